@@ -83,7 +83,7 @@ WORKS: Final = pa.schema(
         pa.field(
             "along", pa.string(), nullable=False
         ),  # m, n or k, that rows are of; empty: rows are unknown
-        pa.field("aligned", pa.bool_(), nullable=False),  # False: a product whose rows are not at 16 bytes
+        pa.field("aligned", pa.bool_(), nullable=False),  # False: rows not at 16 bytes, or not in order
     ]
 )
 """The distinct operations of a rank."""

@@ -18,6 +18,7 @@ DEFAULTS = {
     "attention": "written",  # fused
     "parts": "torch",  # written: layer norms and GELU line by line
     "compiled": "no",
+    "mask": "anew",  # in_place
     "vocabulary": "50257",
     "batch": "16",
     "micro_batches": "1",
@@ -78,7 +79,8 @@ class Attention(nn.Module):  # type: ignore[misc]
             seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=DROPOUT)
         else:
             scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
-            scores = scores.masked_fill(self.hidden, -torch.inf)
+            fill = scores.masked_fill_ if asked["mask"] == "in_place" else scores.masked_fill
+            scores = fill(self.hidden, -torch.inf)
             seen = self.dropout(functional.softmax(scores, -1)) @ v
         return self.out(seen.transpose(1, 2).contiguous().view_as(x))
 

@@ -114,7 +114,7 @@ class Fused:
         for tensor in tensors_in((args, kwargs)):
             self._written(tensor)
         self._next_kernel()
-        if call >= 0 and not tape.work(number).aligned:
+        if call >= 0 and tape.work(number).kind == "gemm" and not tape.work(number).aligned:
             number = self._padded(number, args)
         tape.op(number)
 
@@ -259,11 +259,14 @@ class Fused:
             self._kernel, self._n_read, self._read = self._kernel + 1, 0, Reading()
 
     def _cost(self, number: int, n_bytes: int, kernels: int) -> int:
-        """Return the number of a work like the one of *number* with other traffic and launches."""
+        """Return the number of a work like the one of *number* with other traffic and launches.
+
+        A compiler resolves addresses when it generates a kernel.
+        """
         key = (number, n_bytes, kernels)
         if key not in self._works:
             tape = self._session.tape
-            changed = tape.work(number)._replace(bytes_moved=n_bytes, kernels=kernels)
+            changed = tape.work(number)._replace(bytes_moved=n_bytes, kernels=kernels, m=0, aligned=True)
             self._works[key] = tape.number_of(changed)
         return self._works[key]
 

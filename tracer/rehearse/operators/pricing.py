@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer.rehearse.gpu import tensor_float
 from tracer.rehearse.operators import layouts
 from tracer.rehearse.operators.calls import Call, tensors_in
+from tracer.rehearse.operators.ordered import is_elementwise, strides_of, unordered
 from tracer.rehearse.operators.work import Work
 from tracer.rehearse.operators.works import BY_NUMBERS, GROUPED, work_of
 from tracer.rehearse.words import STUB, asker
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 BY_STRIDES: Final = frozenset({"aten.mm", "aten.addmm"})
-"""Operators whose work depends on the strides of matrices."""
+"""Operators whose work depends on the strides of matrices; that of element-wise ones does, too."""
 
 
 class Pricing:
@@ -37,7 +38,8 @@ class Pricing:
         """Return the number of the work of a call on the tape."""
         is_rounded = tensor_float.is_asked(name)
         ends = self._ends(name, args, kwargs)
-        strides = tuple(one.stride() for one in tensors_in((args, out))) if name in BY_STRIDES else ()
+        by_strides = name in BY_STRIDES or is_elementwise(name, func)
+        strides = strides_of((args, out)) if by_strides else ()
         key = (func, _signature(args), _signature(out), ends, is_rounded, strides)
         if key not in self._numbers:
             work = self.work(name, func, args, kwargs, out)
@@ -66,7 +68,10 @@ class Pricing:
 
     def work(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
         """Return the work of a call."""
-        return work_of(_call(name, func, args, kwargs, out)._replace(ends=self._ends(name, args, kwargs)))
+        work = work_of(_call(name, func, args, kwargs, out)._replace(ends=self._ends(name, args, kwargs)))
+        if work.kind == "memory" and is_elementwise(name, func) and (n_elements := unordered(args, out)):
+            return work._replace(m=n_elements, aligned=False)
+        return work
 
     def _ends(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Return where the rows of each expert or sequence end, nothing if it is unknown."""

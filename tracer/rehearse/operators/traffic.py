@@ -36,6 +36,11 @@ def _copied(call: Call) -> int:
     return total_bytes(tensors_in(call.args[1:])) + total_bytes(tensors_in(call.args[0]))
 
 
+def _filled(call: Call) -> int:
+    """The operand is copied first, and the copy is filled where a mask says (TensorAdvancedIndexing.cpp)."""
+    return _operands(call) + 2 * total_bytes(tensors_in(call.out))
+
+
 def _picked(call: Call) -> int:
     """Only the selected elements of the first operand are read."""
     return 2 * total_bytes(tensors_in(call.out)) + total_bytes(tensors_in(call.args[1:]))
@@ -118,6 +123,7 @@ _TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
     {
         "aten.copy_": _copied,
         "aten._foreach_copy_": _copied,
+        "aten.masked_fill": _filled,
         "aten.fill_": _written,
         "aten.zero_": _written,
         "aten._foreach_zero_": _written,

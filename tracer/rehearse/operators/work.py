@@ -20,7 +20,8 @@ class Work(NamedTuple):
         dtype: of the operands.
         flops: floating-point operations over all members of a batch.
         bytes_moved: device memory read and written, each operand once.
-        m, n, k: of a product ``(m, k) @ (k, n)``; of attention queries, keys and head width.
+        m, n, k: of a product ``(m, k) @ (k, n)``; of attention queries, keys and head width; m, of
+            element-wise work, elements that are addressed one by one.
         batch: members of a batched product; heads over all sequences of an attention.
         v_dim: width of a value head.
         causal: attention skips what a causal mask hides.
@@ -28,7 +29,8 @@ class Work(NamedTuple):
         is_known: whether there is a formula for the operator; else only the bytes of its operands are known.
         rows: of each expert of a grouped product, empty if unknown.
         along: the dimension split among experts: ``"m"``, ``"n"`` or ``"k"``; its own field is the mean.
-        aligned: whether the rows of all matrices begin at addresses from which tensor cores can read.
+        aligned: whether the rows of all matrices begin at addresses from which tensor cores can read; of
+            element-wise work, whether it goes through memory in order.
     """
 
     name: str
