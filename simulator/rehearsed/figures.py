@@ -127,7 +127,8 @@ def rows_and_tokens(rehearsal: Rehearsal) -> tuple[int, int]:
     An input of rows and tokens has two dimensions, or three where it comes embedded; of any other, as of
     pictures or of rows of features, tokens are none. Ranks along ``dp`` and ``cp`` have a share each, others
     work on the same, unless the input comes cut over ranks of ``tp``. Rows that several passes take, as those
-    of a discriminator, count once. Texts of several lengths have the tokens that are in them.
+    of a discriminator, count once, and so do rows that all ranks along ``dp`` load. Texts of several lengths
+    have the tokens that are in them.
     """
     shape = rehearsal.job.get("input_shape") or [0]
     is_embedded = rehearsal.job.get("input_is_embedded", len(shape) == 3)
@@ -135,6 +136,8 @@ def rows_and_tokens(rehearsal: Rehearsal) -> tuple[int, int]:
     forwards = rehearsal.job.get("n_microbatches") or rehearsal.job.get("forwards_per_step", 1)
     layout = rehearsal.layout
     shares = layout.dp * layout.cp if layout else rehearsal.world_size // _sharing_rows(rehearsal)
+    if rehearsal.job.get("rows_shared"):
+        shares = layout.cp if layout else 1
     shares *= int(rehearsal.job.get("input_shards", 1))
     rows = int(rehearsal.job.get("rows_per_step") or int(shape[0]) * int(forwards)) * shares
     tokens = rehearsal.job.get("tokens_per_step")

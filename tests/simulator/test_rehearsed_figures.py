@@ -106,6 +106,14 @@ def test_rows_are_dealt_out_along_data_and_context(job: dict[str, Any], rows: in
     assert rows_and_tokens(_rehearsal(job=job)) == (16 * rows, 16 * rows * tokens)
 
 
+def test_rows_that_all_ranks_load_count_once() -> None:
+    """Ranks along context have a part each of them."""
+    job = {"input_shape": [2, 16], "rows_shared": True}
+    both = Layout(pp=2, dp=2, cp=2, tp=2)
+    assert rows_and_tokens(_rehearsal(job=job, layout=both)) == (2 * 2, 2 * 2 * 16)
+    assert rows_and_tokens(_rehearsal(job=job)) == (2, 2 * 16)
+
+
 def test_where_no_layout_says_it_a_stage_is_the_place_in_the_longest_pipeline() -> None:
     groups = (Group(id=1, axis="pp", ranks=(5, 9)), Group(id=2, axis="pp", ranks=(1, 3, 5)))
     found = tables([("op", 0, 0, -1)], places=[place(layer=at) for at in (-1, 0, 0, 3)])

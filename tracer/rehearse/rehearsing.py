@@ -18,16 +18,16 @@ from tracer.rehearse.ranks.exported import exported
 from tracer.rehearse.ranks.fabric import told_by_fabric
 from tracer.rehearse.ranks.launchers import accelerate_flags, launchers_of, script_of
 from tracer.rehearse.ranks.restarting import check_choices, with_choices
-from tracer.rehearse.ranks.scratch import scratch_in
+from tracer.rehearse.ranks.rows import said_of_rows
+from tracer.rehearse.ranks.scratch import checked_target, scratch_in
 from tracer.rehearse.ranks.together import hear_senders, together
 from tracer.rehearse.values.loads import Loads, parsed
 from tracer.run_directory import next_free, no_empty_folders
-from traces.errors import LayoutError, reason
+from traces.errors import LayoutError
 from traces.layout import Layout
 from traces.model_parts import joined_models
 from traces.ranks import ranks_in
 from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
-from traces.store import holds_recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,22 +112,7 @@ def _checked(asked: Asked, output: Path) -> Path:
         raise RehearsalError(f"{script[0]}: no such script")
     if asked.stub and not Path(asked.stub).is_file():
         raise RehearsalError(f"{asked.stub}: no such stub file")
-    return _checked_target(output)
-
-
-def _checked_target(output: Path) -> Path:
-    """Return the run directory *output* made absolute. Raises RehearsalError if no rehearsal may go there."""
-    target = output.absolute()
-    try:
-        str(target).encode()  # as Arrow will
-    except UnicodeEncodeError as error:
-        raise RehearsalError(f"cannot write {output}: {reason(error)}") from error
-    if holds_recording(target):
-        raise RehearsalError(f"{output} holds a recording: give a new directory")
-    known = {FOLDER, "run.json", "spans", "memory.arrow", "links.arrow", "ranks"}
-    if target.exists() and (not target.is_dir() or {entry.name for entry in target.iterdir()} - known):
-        raise RehearsalError(f"{output} has other files in it: give a directory that is new, empty or a run")
-    return target
+    return checked_target(output)
 
 
 class _Acted:
@@ -141,6 +126,7 @@ class _Acted:
         self.outcomes: dict[int, dict[str, Any]] = {}
         self._noted: list[str] = []  # by ranks that others stand for
         self._dealt: list[tuple[int, ...]] = []  # groups whose members tell each other different numbers
+        self._shares = False  # whether all ranks along dp load the same rows
         self._chain: tuple[int, ...] = ()  # stages of a pipeline that the script names nowhere
 
     def all(self, loaded: Loaded) -> Rehearsal:
@@ -178,6 +164,8 @@ class _Acted:
             classes = self._classes(ranks[0])
             samples = [] if asked.ranks else list(classes.samples(asked.samples))
             self._act(troupe, [at for at, _ in samples])
+        said, self._shares = said_of_rows(self.outcomes, groups_of(self.outcomes, self._chain))
+        self._noted += said
         checked = self._check(samples)
         kept = [rank for rank, _ in samples if rank in self.outcomes]
         groups = groups_of(self.outcomes, self._chain)
@@ -265,6 +253,7 @@ class _Acted:
             model=joined_models([one["model"] for one in outcomes.values()]),
             job={
                 **job,
+                **({"rows_shared": True} if self._shares else {}),
                 "first_step": first["first_step"],
                 "steps": first["steps"],
                 "rehearsing_s": max(one["process_s"] for one in outcomes.values()),

@@ -185,7 +185,7 @@ class RehearsalSession(Training[IssueLane]):
     def called_with(self, values: Iterable[Any]) -> None:
         """The call of a model is over; *values* are its keyword arguments."""
         super().called_with(values)
-        self.learning.note_input(self.input_job(values))
+        self.learning.note_input(self.input_job(values), values)
 
     def entered(self, module: Any, args: Sequence[Any] = ()) -> None:
         """A module is called with *args*. The stack of modules also tells where an error happened."""
@@ -196,7 +196,7 @@ class RehearsalSession(Training[IssueLane]):
             if _has_parameters(module):
                 self._sides = sides_of(module)
                 self.learning.begin(module, trains=self.lane.trains)
-                self.learning.note_input(self.input_job(args))
+                self.learning.note_input(self.input_job(args), args)
                 self._count(module, args)
         modules.append(module)
         if self.fused.is_used:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.inputs import tensors_inside
+from tracer.inputs import input_of, tensors_inside
+from tracer.rehearse.events.embedded import Lookup, Matrix, Taken, lookup_of, matrices_in, taken
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -21,6 +22,16 @@ UNUSED: Final = (
     "count in the time, but not in rows and MFU"
 )
 """What to say where there are such passes in a step that is kept."""
+
+MODELS: Final = (
+    "{n} models train on texts of their own in a step ({tokens} tokens a rank): throughput counts the tokens "
+    "of all"
+)
+LENGTHS: Final = (
+    "the model embeds sequences of {beside} a row beside those of {counted} that it is given: throughput "
+    "counts the latter"
+)
+"""What to say where it is not plain which tokens are counted."""
 
 NOW_AND_THEN: Final = (
     "step {kept} has passes that train nothing, such as an evaluation or samples; step {before} had none. "
@@ -40,13 +51,28 @@ class _Pass:
     Attributes:
         end: number of the event after its last one.
         has_run: whether a backward has reached its output, or nobody can tell.
+        is_frozen: whether no autograd node made its output, as of a teacher without gradients.
         job: what ``RunInfo.job`` has of its input, nothing if it is not known.
+        is_float: whether that is no whole numbers.
+        given: matrices of whole numbers among its arguments.
+        lookups: what it embeds.
+        taken: its rows and tokens, once it is over.
     """
 
     def __init__(self, model: int, first: int) -> None:
         self.model, self.first, self.end = model, first, first
-        self.has_run = True
+        self.has_run, self.is_frozen = True, False
         self.job: dict[str, Any] = {}
+        self.is_float, self.given = False, list[Matrix]()
+        self.lookups: list[Lookup] = []
+        self.taken: Taken | None = None
+
+    def take(self) -> None:
+        """The call is over: find its rows and tokens."""
+        if self.job:
+            self.taken = taken(self.given, self.lookups, self.job, is_float=self.is_float)
+            if self.taken.shape is not None:
+                self.job = {"input_shape": [*self.taken.shape], "input_is_embedded": False}
 
 
 class Learning:
@@ -67,7 +93,8 @@ class Learning:
         self._idle: dict[int, tuple[int, list[_Pass]]] = {}  # by step: passes without gradients, open ones
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._n_models = 0  # so far: one that is gone leaves its number to no other
-        self._sizes: dict[int, list[tuple[int, int]]] = {}  # by step: rows and tokens of passes that train
+        self._sizes: dict[int, list[Taken]] = {}  # by step: what passes that train take
+        self._others: dict[int, int] = {}  # by step: tokens that only other models take
 
     def begin(self, module: Any, *, trains: bool) -> None:
         """The model *module* is called from outside; *trains*: with gradients."""
@@ -78,10 +105,19 @@ class Learning:
         self._running = _Pass(self._number(module), self._session.tape.next_number)
         self._passes.append(self._running)
 
-    def note_input(self, job: dict[str, Any]) -> None:
-        """The pass that runs has an input of which ``RunInfo.job`` has *job*."""
-        if self._running is not None and not self._running.job and job["input_shape"]:
+    def note_input(self, job: dict[str, Any], values: Iterable[Any]) -> None:
+        """The pass that runs has arguments *values*, an input of which ``RunInfo.job`` has *job*."""
+        if self._running is None:
+            return
+        self._running.given += matrices_in(values)
+        if not self._running.job and job["input_shape"]:
             self._running.job = job
+            self._running.is_float = bool(input_of(values).is_floating_point())
+
+    def looked_up(self, weight: Any, indices: Any) -> None:
+        """The rows *indices* of the table *weight* are asked for."""
+        if self._running is not None:
+            self._running.lookups.append(lookup_of(weight, indices))
 
     def end(self, module: Any, out: Any) -> None:
         """The model *module* has returned *out*, unless it is one of another thread."""
@@ -89,9 +125,15 @@ class Learning:
         if one is None or one.model != self._numbers.get(module):
             return
         self._running = None
+        one.take()
+        before = [
+            text for other in self._passes if other.taken and other is not one for text in other.taken.texts
+        ]
+        for text in one.taken.texts if one.taken else ():
+            text.compare(before)
         one.end = self._session.tape.next_number
         nodes = list(_nodes(out))
-        one.has_run = not nodes
+        one.has_run = one.is_frozen = not nodes
         self._n_run[one.model] += not nodes
         for node in nodes:
             node.register_prehook(self._reached(one))
@@ -114,26 +156,50 @@ class Learning:
         for one in unused:
             session.tape.trains_nothing(one.first, one.end)
         used = [one for one in passes if one.model == own and one not in unused and one.job]
-        self._sizes[session.position.step - 1] = [_size(one.job) for one in used]
+        others = (one for one in passes if one.model != own and not one.is_frozen)
+        self._count(used, [one for one in others if one not in unused])
         if used and "schedule" not in session.job:
             session.note_job(**used[0].job)
         self._say(len(unused), [one for one in passes if not one.has_run])
         return sum(one.model == own for one in unused)
 
-    def sizes(self, first: int) -> dict[str, int]:
-        """Return rows and tokens of a step, on average of those from *first* on, as ``RunInfo.job`` has them.
-
-        Nothing where all passes have an input of one shape, which tells them with the number of passes, where
-        it has no tokens, or where that of some pass is not known.
-        """
+    def sizes(self, first: int) -> Taken | None:
+        """Return rows and tokens of a step, on average of those from *first* on; None if some are unknown."""
         by_step = self._session.by_step
-        kept = {step: sizes for step, sizes in self._sizes.items() if step >= first}
-        is_known = all(len(sizes) == by_step.get(step) for step, sizes in kept.items())
-        found = [size for sizes in kept.values() for size in sizes]
-        if not is_known or len(set(found)) <= 1 or not all(tokens for _, tokens in found):
-            return {}
-        rows, tokens = (round(sum(numbers) / len(kept)) for numbers in zip(*found, strict=True))
-        return {"rows_per_step": rows, "tokens_per_step": tokens}
+        kept = {step: found for step, found in self._sizes.items() if step >= first}
+        found = [one for sizes in kept.values() for one in sizes]
+        if not found or any(len(sizes) != by_step.get(step) for step, sizes in kept.items()):
+            return None
+        tokens = sum(one.tokens for one in found) + sum(self._others.get(step, 0) for step in kept)
+        rows = round(sum(one.rows for one in found) / len(kept))
+        is_sure, is_vector = (all(getattr(one, name) for one in found) for name in ("is_sure", "is_vector"))
+        return Taken(rows, round(tokens / len(kept)), is_sure=is_sure, is_vector=is_vector)
+
+    def _count(self, used: Sequence[_Pass], others: Sequence[_Pass]) -> None:
+        """Count what the passes *used* of the model take in the step that is over, and what *others* take.
+
+        Tokens of another model count if it takes other texts, as the second tower of a pair does.
+        """
+        session, step = self._session, self._session.position.step - 1
+        self._sizes[step] = [one.taken for one in used if one.taken is not None]
+        own = [text.text for one in self._sizes[step] for text in one.texts]
+        more: Counter[int] = Counter()
+        for one in others if own and not session.is_pipelined else ():
+            new = [text.text for text in (one.taken.texts if one.taken else ()) if text.text not in own]
+            more[one.model] += sum(text.shape[0] * text.shape[1] for text in new)
+            own += new
+        self._others[step] = more.total()
+        if step < session.kept.warmup or "schedule" in session.job:
+            return
+        if more.total():
+            n_own = sum(one.tokens for one in self._sizes[step])
+            listed = ", ".join(f"{n:,}" for n in (n_own, *more.values()) if n)
+            session.warn(MODELS.format(n=1 + sum(map(bool, more.values())), tokens=listed))
+        found = next((size for size in self._sizes[step] if size.beside), None)
+        if found is not None:
+            lengths = dict.fromkeys(str(text.shape[1]) for text in found.texts)
+            beside = " and ".join(map(str, found.beside))
+            session.warn(LENGTHS.format(beside=beside, counted=" and ".join(lengths)))
 
     def _say(self, n_unused: int, still_open: list[_Pass]) -> None:
         """Say what is odd about the step that is over.
@@ -169,13 +235,6 @@ class Learning:
         if module not in self._numbers:
             self._numbers[module], self._n_models = self._n_models, self._n_models + 1
         return self._numbers[module]
-
-
-def _size(job: dict[str, Any]) -> tuple[int, int]:
-    """Return rows and tokens of the input of which ``RunInfo.job`` has *job*; no tokens where it has none."""
-    shape = job["input_shape"]
-    has_tokens = len(shape) == (3 if job.get("input_is_embedded") else 2)
-    return int(shape[0]), int(shape[0]) * int(shape[1]) if has_tokens else 0
 
 
 def _nodes(out: Any) -> Iterator[Any]:

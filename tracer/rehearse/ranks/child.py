@@ -67,7 +67,9 @@ def _load() -> Any:
     import torch
 
     torch.set_num_threads(1)
-    fake_mode = _fake_mode()  # first: it loads the compiler, which needs an unchanged torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # first: the compiler needs an unchanged torch
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
@@ -200,12 +202,6 @@ def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     return kept
 
 
-def _fake_mode() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
 def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
     """Run the script under *modes* until it ends, or has done the requested steps.
 
@@ -282,6 +278,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "sent": _shapes(shapes.found if shapes else {}),
         "missed": sorted(session.letters.missed),
         "taken": _shapes(shapes.taken if shapes else {}),
+        **session.trainings.loaded.told(session.job),
         "versions": versions(),
         "n_events": session.tape.n_events,
         "memory_used_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

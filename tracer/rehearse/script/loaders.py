@@ -1,16 +1,58 @@
-"""Data loaders: how many rows they deliver in a step, and whether a loader has no batch at all."""
+"""Data loaders: how many rows they deliver in a step, which ones, and whether one has no batch at all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from tracer.inputs import tensors_inside
+from tracer.rehearse.script.marks import Mark, mark_of
 
 AGAIN: Final = (
     "the model processes the {rows:,} rows of a step {n} times, as a discriminator or a model of several "
     "views does: throughput counts them once"
 )
+SAMPLES: Final = (
+    "the model is given {rows:,} rows for the {n:,} samples that a loader gives in a step, as of several "
+    "views, or nodes of graphs: throughput counts the samples"
+)
+SEVERAL: Final = (
+    "loaders give {n} samples in a step, and the model is given {rows:,} rows, which throughput counts: how "
+    "many samples are in them is not known"
+)
+NO_TOKENS: Final = (
+    "no embedding looks up the matrix of whole numbers that is the model's input: these are not counted as "
+    "tokens"
+)
+FRAMES: Final = (
+    "the model's input is {width} fractions at each of {n} places of a row, as of frames, patches or "
+    "embedded tokens: throughput counts each place as a token"
+)
+"""Notes about what throughput counts."""
+
+
+MOST_TOLD: Final = 64
+"""Batches of a rank that it tells of."""
+
+TEXTS: Final = 2
+"""Sides of a batch of tokens."""
+
+
+class _Batch(NamedTuple):
+    """A batch of a loader.
+
+    Attributes:
+        rows: of its first tensor, 0 if it has none.
+        samples: of the data set, 0 if that is not known.
+    """
+
+    rows: int
+    samples: int
+
+    @property
+    def size(self) -> int:
+        """How many samples it has; a data set may also be made of batches."""
+        return self.samples if self.samples > 1 else self.rows
 
 
 class Loaded:
@@ -18,38 +60,72 @@ class Loaded:
 
     Args:
         position: where the training is.
+
+    Attributes:
+        marks: by step, what tells each batch from others, in the order of their delivery.
+        shapes: of the tensors in the last batch that has some.
     """
 
     def __init__(self, position: Any) -> None:
         self._position = position
-        self._given: dict[int, dict[int, tuple[int, int]]] = {}  # by step and loader: rows of a batch, of all
+        self._given: dict[int, dict[int, list[_Batch]]] = {}  # by step and loader
+        self.marks: dict[int, list[Mark]] = {}
+        self.shapes: list[list[int]] = []
 
-    def note(self, loader: int, batch: Any) -> None:
-        """Count a *batch* of the loader with the number *loader*: the rows of its first tensor."""
-        shape: Any = getattr(next(tensors_inside([batch]), None), "shape", ())
-        if not len(shape):
-            return
-        of_step = self._given.setdefault(self._position.step, {})
-        rows, in_all = of_step.get(loader, (int(shape[0]), 0))
-        of_step[loader] = (rows, in_all + int(shape[0]))
+    def note(self, loader: int, batch: Any, indices: Sequence[Any] | None = None) -> None:
+        """Count a *batch* of the loader with the number *loader*: the samples *indices* of its data set."""
+        tensors = [one for one in tensors_inside([batch]) if len(one.shape)]
+        found = _Batch(int(tensors[0].shape[0]) if tensors else 0, len(indices) if indices else 0)
+        if found.size:
+            self._given.setdefault(self._position.step, {}).setdefault(loader, []).append(found)
+            self.marks.setdefault(self._position.step, []).append(mark_of(tensors, indices))
+            plain = [list(map(int, one.shape)) for one in tensors if not getattr(one, "is_nested", False)]
+            self.shapes = plain or self.shapes
 
-    def once(self, job: Mapping[str, Any], step: int) -> int:
-        """Return the rows of a *step* if several passes of the model use the same rows, else 0.
+    def fits(self, rows: int, step: int) -> bool:
+        """Whether an input of so many *rows* may be what a loader gives in *step*, or an equal part of it."""
+        given = [one for batches in self._given.get(step, {}).values() for one in batches]
+        return not given or any(rows in one or (rows and one.size % rows == 0) for one in given)
 
-        Passes use the same rows if there are more passes than batches as large as the model's input. Passes
-        over tokens are all counted: the two texts of a pair may be in one batch, or in two of one loader.
+    def counted(self, shape: Sequence[int], rows: int, step: int) -> tuple[int, str]:
+        """Return the rows of *step* that throughput counts, with what is to be said of them, if anything.
 
         Args:
-            job: what is known of the model's input and passes, as ``RunInfo.job`` has it.
+            shape: of the model's input, which has no tokens.
+            rows: that all passes of the model are given.
             step: number of the step.
         """
-        shape = job.get("input_shape") or []
-        has_tokens = len(shape) == (3 if job.get("input_is_embedded") else 2)
-        if not shape or has_tokens or "n_microbatches" in job:
-            return 0
-        given = self._given.get(step, {}).values()
-        most = max((in_all for rows, in_all in given if rows == shape[0]), default=0)
-        return most if most < shape[0] * job.get("forwards_per_step", 1) else 0
+        given = self._given.get(step, {})
+        plain = [batches for batches in given.values() if batches[0].rows == batches[0].size == shape[0]]
+        own = [sum(one.rows for one in batches) for batches in plain]
+        if own:
+            most = max(own)
+            return (most, AGAIN.format(rows=most, n=rows // most)) if most < rows else (rows, "")
+        sizes = [sum(one.size for one in batches) for batches in given.values()]
+        if len(sizes) == 1 and sizes[0] < rows:
+            return sizes[0], SAMPLES.format(rows=rows, n=sizes[0])
+        said = SEVERAL.format(n=" and ".join(map(str, sizes)), rows=rows) if len(sizes) > 1 else ""
+        return rows, said
+
+    def told(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a rank tells of its batches: a digest of each, and whether the model is given them.
+
+        A text may be given without its last token, which is only predicted.
+        """
+        shape = list(job.get("input_shape") or [])
+        longer = [*shape[:-1], shape[-1] + 1] if len(shape) == TEXTS else shape
+        marks = [list(mark) for step in sorted(self.marks) for mark in self.marks[step]]
+        return {"batches": marks[:MOST_TOLD], "is_batch": shape in self.shapes or longer in self.shapes}
+
+    def only(self, step: int) -> int:
+        """Return the samples of *step* if one loader has given some, else 0."""
+        given = [*self._given.get(step, {}).values()]
+        return sum(one.size for one in given[0]) if len(given) == 1 else 0
+
+
+def is_tokens(job: Mapping[str, Any]) -> bool:
+    """Whether the input that *job* describes has tokens, by its shape."""
+    return len(job.get("input_shape") or []) == (3 if job.get("input_is_embedded") else 2)
 
 
 def without_batches(loader: Any) -> str:

@@ -4,15 +4,23 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tracer.rehearse.events import embedded
 from tracer.rehearse.gpu import kernels, offloading
 from tracer.rehearse.gpu.memory import rounded
 from tracer.rehearse.operators import calling, empty, jagged
-from tracer.rehearse.script import checkpoints, compiling, exporting, libraries, loaders, sparse, stand_ins
+from tracer.rehearse.script import (
+    checkpoints,
+    compiling,
+    delivering,
+    exporting,
+    libraries,
+    seeds,
+    sparse,
+    stand_ins,
+)
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -25,7 +33,9 @@ def install(session: RehearsalSession) -> list[Any]:
     _device._device_constructors()  # torch caches this list: fill it before any function is replaced
     _multi_tensor_optimizers()
     compiling.install(session)
-    _loaders(session)
+    delivering.install(session)
+    embedded.install(session)
+    seeds.scatter(session.rank)
     checkpoints.install(session)
     offloading.install(session)
     calling.install(session)
@@ -58,72 +68,6 @@ def _multi_tensor_optimizers() -> None:
 
 def _and_cpu(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
     return lambda: [*original(), "cpu"]
-
-
-def _loaders(session: RehearsalSession) -> None:
-    """Load data as the script does, in this process; of batches, only small integers stay known."""
-    import torch
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-    from torch.utils import _pytree
-    from torch.utils.data import DataLoader, dataloader
-
-    anywhere: Any = dataloader._BaseDataLoaderIter
-    loader: Any = DataLoader
-    following, made, iterated = anywhere.__next__, loader.__init__, loader.__iter__
-    positions = list(inspect.signature(made).parameters)[1:]
-    pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-    owners: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(made)  # libraries that copy a loader read its signature
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        names = dict(zip(positions, args, strict=False)) | kwargs
-        pins[self] = bool(names.get("pin_memory"))
-        made(self, **{name: value for name, value in names.items() if name not in _WORKERS})
-
-    def iterate(self: Any) -> Any:
-        with unset_fake_temporarily():
-            found = iterated(self)
-        if said := loaders.without_batches(self):
-            session.warn(said)
-        pins[found], owners[found] = pins.get(self, False), id(self)
-        return found
-
-    def next_batch(self: Any) -> Any:
-        session.host.doing.is_loading = True
-        try:
-            with unset_fake_temporarily():
-                batch = following(self)
-        finally:
-            session.host.doing.is_loading = False
-        session.trainings.loaded.note(owners.get(self, 0), batch)
-        is_pinned = bool(pins.get(self)) and session.placement.is_met
-        loaded = functools.partial(_loaded, session, is_pinned=is_pinned)
-        return _pytree.tree_map_only(torch.Tensor, loaded, batch)
-
-    loader.__init__, loader.__iter__, anywhere.__next__ = init, iterate, next_batch
-
-
-def _loaded(session: RehearsalSession, tensor: Any, *, is_pinned: bool) -> Any:
-    """Return the fake tensor for *tensor* of a batch, in pinned memory if the loader *is_pinned*."""
-    if tensor.is_nested:
-        parts = functools.partial(_loaded, session, is_pinned=is_pinned)
-        return jagged.of_parts(tensor, parts, parts)
-    found = session.host.faked(tensor)
-    return session.host.pin(found) if is_pinned and session.host.holds(found) else found
-
-
-_WORKERS = frozenset(
-    {
-        "num_workers",
-        "prefetch_factor",
-        "persistent_workers",
-        "multiprocessing_context",
-        "pin_memory",
-        "timeout",
-    }
-    | {"pin_memory_device"}
-)
-"""Arguments about worker processes, of which a rehearsal has none."""
 
 
 def _scaler() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.parallelism import SHARDING, data_parallel
 from tracer.rehearse.operators.calls import is_wrapped
-from tracer.rehearse.script.loaders import AGAIN, Loaded
+from tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
 from tracer.shape import describe_model
 from tracer.wrapped import inside
 
@@ -108,19 +108,37 @@ class Trainings:
         session.note_job(**self._known[inner].settings)
 
     def counts(self, first: int) -> dict[str, int]:
-        """Return passes of the last step and rows of those from *first* on for ``RunInfo.job``.
+        """Return passes of the last step, rows and tokens of those from *first* on, for ``RunInfo.job``.
 
-        Report rows that are used again.
+        Only what these passes of the input's shape do not tell. Say what is counted where that is not plain.
         """
-        session = self._session
+        session, job = self._session, self._session.job
         step = max(session.by_step, default=session.position.step)
         found = {"forwards_per_step": session.by_step.get(step, session.forwards)}
-        if rows := self.loaded.once({**session.job, **found}, step):
-            passes = session.job["input_shape"][0] * found["forwards_per_step"] // rows
-            session.warn(AGAIN.format(rows=rows, n=passes))
+        shape = job.get("input_shape")
+        if not shape or "n_microbatches" in job:
+            return found
+        sizes, by_shape = session.learning.sizes(first), is_tokens(job)
+        rows = shape[0] * found["forwards_per_step"] if sizes is None else sizes.rows
+        tokens = rows * shape[1] * by_shape if sizes is None else sizes.tokens
+        if tokens and job.get("input_is_embedded") and not self.loaded.fits(shape[0], step):
+            tokens = 0
+        samples = self.loaded.only(step)
+        if sizes is not None and not sizes.is_sure:
+            session.warn(NO_TOKENS)
+            rows = samples or rows
+        elif sizes is not None and sizes.is_vector and 0 < samples < rows:  # texts, one behind the other
+            rows, tokens = samples, rows
+        elif tokens and job.get("input_is_embedded"):
+            session.warn(FRAMES.format(n=shape[1], width=shape[2]))
+        elif not tokens:
+            rows, said = self.loaded.counted(shape, rows, step)
+            session.warn(said) if said else None
+        plain = shape[0] * found["forwards_per_step"]
+        if rows != plain:
             found["rows_per_step"] = rows
-        elif "n_microbatches" not in session.job:
-            found |= session.learning.sizes(first)
+        if tokens != (plain * shape[1] if by_shape else 0):
+            found["tokens_per_step"] = tokens
         return found
 
     def begin(self) -> None:
