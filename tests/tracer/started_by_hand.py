@@ -89,6 +89,8 @@ def beside(n_ranks: int) -> None:
     context = multiprocessing.spawn(joined, (n_ranks,), n_ranks, False)
     while not context.join():
         pass
+    if context.pids():
+        raise RuntimeError("processes are left")
 
 
 def loaded(n_rows: int) -> None:

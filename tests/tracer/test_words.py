@@ -48,3 +48,24 @@ def test_an_assertion_without_words_is_said_by_its_line(tmp_path: Path) -> None:
             runpy.run_path(str(script))
         found = explain(raised.value, {"log": "output.log"})
         assert found == f"{script.name}:2: AssertionError: {said}; its output is in output.log"
+
+
+@pytest.mark.parametrize(
+    ("error", "may_be"),
+    [
+        (IndexError("list index out of range"), True),
+        (ZeroDivisionError("division by zero"), True),
+        (KeyError(7), True),
+        (AttributeError("'NoneType' object has no attribute 'shape'"), True),
+        (TypeError("argument 'size' must be tuple of ints, not NoneType"), True),
+        (UnboundLocalError("cannot access local variable 'loss'"), True),
+        (KeyError("learning_rate"), False),
+        (FileNotFoundError(2, "No such file or directory"), False),
+        (ImportError("cannot import name 'AdamW'"), False),
+        (AttributeError("module 'numpy' has no attribute 'float'"), False),
+        (TypeError("f() got an unexpected keyword argument 'lr'"), False),
+    ],
+)
+def test_a_number_is_blamed_only_for_what_a_number_may_cause(error: Exception, may_be: bool) -> None:
+    told = ["train.py:3 reads a number: told 1.0 (nothing is known of it)"]
+    assert (told[0] in explain(error, {"log": "log", "command": []}, told)) == may_be

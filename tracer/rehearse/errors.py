@@ -16,14 +16,21 @@ class RehearsalError(RecordError):
 
     Attributes:
         raised: those of this process, for a script may catch them.
+        most: how many there may be.
+
+    Raises:
+        Finished: there are as many, because the script catches them, and tries again for ever.
     """
 
     raised: ClassVar[list[RehearsalError]] = []
+    most: ClassVar[float] = float("inf")
 
     def __init__(self, *args: object, missed: Sequence[int] = ()) -> None:
         super().__init__(*args)
         self.missed = tuple(missed)
         self.raised.append(self)
+        if len(self.raised) >= self.most:
+            raise Finished
 
 
 class UnlikeError(RehearsalError):

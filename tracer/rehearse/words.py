@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from tracer.rehearse.blame import may_come_of_numbers
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.ranks.exported import missing
 
@@ -162,7 +163,8 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
         return f"{where}: {hint}"
     if (root := _root(error)) is not error:
         words += f" (from {type(root).__name__}: {' '.join(str(root).split())[:200]})"
-    why = f"; before that, {told[-1]} (if that is why, say it in a stub file: {STUB})" if told else ""
+    is_why = bool(told) and may_come_of_numbers(error)
+    why = f"; before that, {told[-1]} (if that is why, say it in a stub file: {STUB})" if is_why else ""
     return f"{where}: {kind}: {words}{why}; its output is in {spec['log']}"
 
 
@@ -177,7 +179,7 @@ def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> 
 
 def _line(error: BaseException) -> str:
     """Return the line of the script that raised *error*, which says nothing itself, as a plain assertion."""
-    frames = [one for one in _frames(error) if not _is_library(one[0].f_code.co_filename)]
+    frames = [one for one in _frames(error) if not is_library(one[0].f_code.co_filename)]
     return linecache.getline(frames[-1][0].f_code.co_filename, frames[-1][1]).strip()[:200] if frames else ""
 
 
@@ -219,7 +221,7 @@ def _operator(error: BaseException) -> str:
 
 def place(error: BaseException) -> str:
     """Return the innermost module of the script's that ran, and the line of it or of the script."""
-    frames = [frame for frame in _frames(error) if not _is_library(frame[0].f_code.co_filename)]
+    frames = [frame for frame in _frames(error) if not is_library(frame[0].f_code.co_filename)]
     modules = [found for frame, _ in frames if (found := _module(frame))]
     if not frames:
         if isinstance(error, SyntaxError) and error.filename:
@@ -237,7 +239,8 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
         found = found.tb_next
 
 
-def _is_library(name: str) -> bool:
+def is_library(name: str) -> bool:
+    """Whether the file *name* is Python's, torch's or ours, not one of a script or another library."""
     is_standard = name.startswith(STANDARD) and "-packages" + os.sep not in name
     return is_standard or name.startswith((OURS, "<")) or any(part in name for part in LIBRARIES)
 
@@ -272,7 +275,7 @@ def asked_at() -> tuple[str, int]:
     """Return file and line of the innermost frame, from the caller's caller on, that is a script's."""
     frame = sys._getframe(2)  # noqa: SLF001 - no other way is as fast
     while frame is not None and frame.f_back is not None:
-        if not _is_library(frame.f_code.co_filename):
+        if not is_library(frame.f_code.co_filename):
             break
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
@@ -281,7 +284,7 @@ def asked_at() -> tuple[str, int]:
 def is_first_value() -> bool:
     """Whether ``torch.nn.init`` asks, which gives parameters their first values: of these nothing depends."""
     frame = sys._getframe(2)  # noqa: SLF001 - no other way is as fast
-    while frame is not None and _is_library(name := frame.f_code.co_filename):
+    while frame is not None and is_library(name := frame.f_code.co_filename):
         if name.endswith(FIRST_VALUES):
             return True
         frame = frame.f_back  # type: ignore[assignment]  # None ends the walk

@@ -108,6 +108,11 @@ class Tape:
         """Events so far."""
         return len(self._events) // _COLUMNS
 
+    @property
+    def n_distinct(self) -> int:
+        """Distinct operations, communications and places so far."""
+        return sum(len(one.listed) for one in (self._works, self._messages, self._places))
+
     def start_again(self) -> None:
         """Forget the events of earlier steps; the numbers of events continue.
 

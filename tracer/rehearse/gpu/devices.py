@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer import internals
 from tracer.rehearse.gpu import allocator, attention, autocast, old_types
-from tracer.rehearse.gpu.autocast import IN_FP32, SOFTMAX
+from tracer.rehearse.gpu.casting import OUTERMOST, SOFTMAX, softmax
 from tracer.rehearse.gpu.meter import CAPACITY_BYTES
 from tracer.rehearse.ranks.launchers import on_node
 
@@ -104,11 +104,6 @@ def _numbered(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return ("cuda", *args) if is_bare else args
 
 
-OUTERMOST: Final = frozenset({"group_norm"})
-"""Functions whose GPU kernels need the channels outermost, and copy other inputs; CPU kernels accept both
-(ATen/native/group_norm.cpp)."""
-
-
 def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
     """Return a mode in which functions of torch create and keep tensors on the CPU.
 
@@ -123,8 +118,7 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory}
     moves.add(torch.Tensor.type_as)
     typed, named = torch.Tensor.type, torch.device
-    makes = _device_constructors()
-    is_autocast, cast = torch.is_autocast_enabled, autocast.in_fp32(torch)
+    makes, is_autocast = _device_constructors(), torch.is_autocast_enabled
 
     class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
         """Replaces devices in arguments."""
@@ -141,11 +135,9 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
             if func in makes or (kwargs and "device" in kwargs and getattr(func, "__name__", "") != ASKING):
                 return making(func, args, kwargs or {})
             name = getattr(func, "__name__", "")
-            if name in IN_FP32 and is_autocast("cpu"):
-                args, kwargs = cast(name, args, kwargs or {})
-            if name in OUTERMOST and args:
+            if name in OUTERMOST and args and not is_autocast("cpu"):
                 args = (args[0].contiguous(), *args[1:])
-            if name in SOFTMAX and (one := autocast.softmax(torch, name, args, kwargs or {})) is not None:
+            if name in SOFTMAX and (one := softmax(torch, name, args, kwargs or {})) is not None:
                 return one
             return func(*args, **(kwargs or {}))
 

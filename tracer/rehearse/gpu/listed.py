@@ -51,7 +51,8 @@ def _lists(session: RehearsalSession) -> None:
     def tolist(self: Any) -> Any:
         own = session.stated.numbers.of(self) if self.constant is None else self.constant
         if self.numel() <= ONE_BY_ONE or (own is None and session.stated.of(self).mean is not None):
-            return one_by_one(self)
+            with session.stated.unending.paused():
+                return one_by_one(self)
         first = self.reshape(-1)[0].item()
         with unset_fake_temporarily():
             return (makers().full(tuple(self.shape), first) if own is None else own).tolist()

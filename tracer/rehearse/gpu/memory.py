@@ -78,6 +78,7 @@ class Memory:
         most_reserved: most bytes that the allocator has held so far, since ``start_peak``.
         building: the peak before the first ``start_peak``, None before it.
         log: where changes are noted, None: nowhere.
+        n_held: storages that have been counted so far.
         host: what is held on the host instead, None: nothing can be.
     """
 
@@ -101,7 +102,7 @@ class Memory:
         self._blocks: dict[int, Block] = {}
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._sizes: dict[int, tuple[int, str]] = {}
-        self._n_held = 0
+        self.n_held = 0
 
     def start_peak(self) -> None:
         """Look for the most from now on.
@@ -212,7 +213,7 @@ class Memory:
 
     def hold(self, n_bytes: int, category: str, stream: int | None = None) -> int:
         """Count *n_bytes*, made on *stream* (None: the present one); return the number that they have."""
-        number, self._n_held = self._n_held, self._n_held + 1
+        number, self.n_held = self.n_held, self.n_held + 1
         self.change(number, "add", n_bytes, category, stream)
         return number
 

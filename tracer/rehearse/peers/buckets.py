@@ -7,10 +7,30 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 UNFINISHED: Final = (
-    "Expected to have finished reduction in the prior iteration: DDP has parameters that were not used in "
-    "producing the loss; pass find_unused_parameters=True to DistributedDataParallel"
+    "Expected to have finished reduction in the prior iteration: DDP has {n:,} parameters that were not used "
+    "in producing the loss; "
 )
 """What torch's reducer says of parameters without a gradient, in short."""
+
+FIND: Final = "pass find_unused_parameters=True to DistributedDataParallel"
+
+LEFT_OUT: Final = (
+    "outputs of the model depend on them, but the loss does not depend on those: let it, or do not return "
+    f"them, or {FIND}"
+)
+"""What to do where an output depends on them."""
+
+UNUSED: Final = f"no output of the model depends on them: let them take no gradient, or {FIND}"
+"""What to do where no output depends on them."""
+
+
+def unfinished(n: int, n_in_outputs: int) -> str:
+    """Return what to say of *n* parameters without a gradient, on *n_in_outputs* of which outputs depend."""
+    ways = [*((UNUSED,) if n_in_outputs < n else ()), *((LEFT_OUT,) if n_in_outputs else ())]
+    if len(ways) > 1:
+        ways = [f"of {n - n_in_outputs:,}, {UNUSED}", f"of {n_in_outputs:,}, {LEFT_OUT}"]
+    return UNFINISHED.format(n=n) + "; ".join(ways)
+
 
 STATIC_UNDER_NO_SYNC: Final = (
     "DDP with static_graph=True reduces in its first backward, which is under no_sync (accumulation) here: "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracer.pipeline import PipelineHook
@@ -114,3 +115,11 @@ class StageShapes:
             )
         self.taken[stage] = meta
         return meta
+
+
+def described(metas: Mapping[int, Any]) -> dict[str, list[Any]]:
+    """Return shapes and dtypes of what stages send to each other, by stage."""
+    return {
+        str(stage): [[list(tensor.shape), str(tensor.dtype)] for tensor in meta.forward_metas]
+        for stage, meta in metas.items()
+    }

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracer.rehearse.peers.buckets import STATIC_UNDER_NO_SYNC, UNFINISHED, Bucket, reached
+from tracer.rehearse.peers.buckets import STATIC_UNDER_NO_SYNC, Bucket, reached, unfinished
 
 
 class Reducer:
@@ -54,6 +54,7 @@ class Reducer:
         self._is_rebuilt = False
         self._order: list[int] = []
         self._expects = self._is_reducing = False
+        self._in_outputs: set[int] = set()
         self.hook: Callable[[Bucket], Any] | None = None
         self._build(bucket_indices)
         self._handles = _told(self, self._params)
@@ -80,6 +81,11 @@ class Reducer:
         if self._asks and outputs:
             found = reached(outputs)
             self._unreached = [at for at, parameter in enumerate(self._params) if id(parameter) not in found]
+
+    def note_outputs(self, outputs: Callable[[], Sequence[Any]]) -> None:
+        """Learn on which parameters the *outputs* of the first forward depend, to explain an error."""
+        if self._n_forwards == 1:
+            self._in_outputs = reached(outputs())
 
     def _set_static_graph(self) -> None:
         """The graph is the same in every step: nobody has to ask after the first who used what."""
@@ -113,7 +119,9 @@ class Reducer:
             RuntimeError: parameters are left of which the last backward made no gradient.
         """
         if self._is_reducing:
-            raise RuntimeError(UNFINISHED)
+            left = {id(self._params[at]) for bucket in self._left for at in bucket}
+            in_outputs = left if self._asks else left & self._in_outputs
+            raise RuntimeError(unfinished(len(left), len(in_outputs)))
         if self._is_rebuilt or not self._order or self._asks:
             return False
         self._is_rebuilt = True

@@ -48,7 +48,15 @@ def install(session: RehearsalSession) -> None:
         session.placement.put_left(own)
         original(self, module, None, None, *args[2:], **kept)
 
+    after = module.DistributedDataParallel._post_forward
+
+    def post_forward(self: Any, output: Any) -> Any:
+        if dist.is_initialized() and self.require_backward_grad_sync:
+            self.reducer.note_outputs(lambda: list(names._find_tensors(output)))
+        return after(self, output)
+
     names.DistributedDataParallel.__init__ = init
+    names.DistributedDataParallel._post_forward = post_forward
     names.DistributedDataParallel._check_comm_hook = lambda self, hook: None  # asks for versions of NCCL
 
 

@@ -242,10 +242,15 @@ class Troupe:
         return found
 
     def _told_by(self, rank: int) -> Path:
-        return self._folder / f"outcome-{rank:05d}.json"
+        return outcome_of(self._folder, rank)
 
     def _log_of(self, rank: int) -> Path:
         return self._folder / f"rank-{rank:05d}.log"
+
+
+def outcome_of(folder: Path, rank: int) -> Path:
+    """Return the file in which *rank* writes how it ended."""
+    return folder / f"outcome-{rank:05d}.json"
 
 
 def stages_of(folder: Path, rank: int) -> Path:
@@ -270,7 +275,7 @@ def _cause(status: int) -> str:
 def _last_words(log: Path) -> str:
     """Return where a process was that died of a signal, by ``faulthandler``, else its last line."""
     words = log.read_text(encoding="utf-8", errors="replace")
-    for line in words.splitlines():
+    for line in words[max(words.find("Current thread "), 0) :].splitlines():
         if line.startswith('  File "'):
             return "in " + line.strip()
     return _last_line(words)

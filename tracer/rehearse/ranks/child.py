@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn
 from tracer.rehearse.errors import AwaitedError, Finished, RehearsalError, UnlikeError, UnroutedError
 from tracer.rehearse.peers.letters import Letters, leave, left
 from tracer.rehearse.ranks import launchers
-from tracer.rehearse.ranks.acting import letters_of, stages_of
+from tracer.rehearse.ranks.acting import letters_of, outcome_of, stages_of
 from tracer.rehearse.script.main_file import run_file
 from tracer.rehearse.words import ending
 
@@ -99,8 +99,12 @@ def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
     except BaseException:
         traceback.print_exc()
         _end(1)
-    file = Path(spec["folder"]) / f"outcome-{spec['rank']:05d}.json"
-    file.write_text(json.dumps(outcome), encoding="utf-8")
+    _leave(spec, outcome)
+
+
+def _leave(spec: Mapping[str, Any], outcome: Mapping[str, Any]) -> NoReturn:
+    """Write the *outcome* and end the process."""
+    outcome_of(Path(spec["folder"]), spec["rank"]).write_text(json.dumps(outcome), encoding="utf-8")
     _end(0)
 
 
@@ -130,6 +134,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     from tracer.rehearse.script import files, started, threads
     from tracer.rehearse.script.own_steps import RehearsedRecording
     from tracer.rehearse.script.programs import Programs
+    from tracer.rehearse.script.stuck import Watchdog
 
     session, world = _session(spec), World(spec["rank"], spec["world_size"])
     world.install(session)
@@ -143,6 +148,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make))
     session.steps.see(modes[-1])
     activate(RehearsedRecording(session, Path(spec["folder"])))
+    Watchdog(session, lambda words: _leave(spec, {"error": words, "missed": []})).watch()
     with threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
@@ -254,6 +260,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     from dataclasses import asdict
 
     from tracer.process import versions
+    from tracer.rehearse.peers.pipeline import described
     from traces.rehearsal import write_rank
 
     folder, rank, first_step = Path(spec["folder"]), spec["rank"], session.kept.first()
@@ -275,21 +282,13 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "n_choices": 0 if routing is None else routing.n_choices,
         "dealt_among": [] if routing is None else routing.groups,
         "notes": [*session.notes, *session.trainings.said(first_step), *session.stated.choices.doubts],
-        "sent": _shapes(shapes.found if shapes else {}),
+        "sent": described(shapes.found if shapes else {}),
         "missed": sorted(session.letters.missed),
-        "taken": _shapes(shapes.taken if shapes else {}),
+        "taken": described(shapes.taken if shapes else {}),
         **session.trainings.loaded.told(session.job),
         "versions": versions(),
         "n_events": session.tape.n_events,
         "memory_used_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
-
-
-def _shapes(metas: Mapping[int, Any]) -> dict[str, list[Any]]:
-    """Return shapes and dtypes of what stages send to each other, by stage."""
-    return {
-        str(stage): [[list(tensor.shape), str(tensor.dtype)] for tensor in meta.forward_metas]
-        for stage, meta in metas.items()
     }
 
 

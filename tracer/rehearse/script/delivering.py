@@ -42,7 +42,7 @@ def install(session: RehearsalSession) -> None:
     pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
     owners: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
     drawn: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-    draws, loaded = anywhere._next_index, session.trainings.loaded
+    draws, loaded, asked = anywhere._next_index, session.trainings.loaded, loaders.AskedInVain()
 
     @functools.wraps(made)  # libraries that copy a loader read its signature
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -55,6 +55,7 @@ def install(session: RehearsalSession) -> None:
             found = iterated(self)
         if said := loaders.without_batches(self):
             session.warn(said)
+            asked.again(said)
         pins[found], owners[found] = pins.get(self, False), id(self)
         return found
 
@@ -69,6 +70,7 @@ def install(session: RehearsalSession) -> None:
         try:
             with unset_fake_temporarily():
                 batch = following(self)
+                asked.given()
                 loaded.note(owners.get(self, 0), batch, drawn.pop(self, None))
         finally:
             session.host.doing.is_loading = False

@@ -15,6 +15,13 @@ CAUGHT: Final = "the script has caught an error of an operator, so work after it
 """Note about an error that a real run may have too."""
 
 
+MOST_RAISED: Final = 1000
+"""Errors after which a script that catches them is said to try again for ever."""
+
+AGAIN: Final = "the script has caught {n_times:,} errors without a step, the last one {what}"
+"""Ends a rehearsal of a script that tries again for ever, as after every error."""
+
+
 class Failures:
     """Errors raised while the script of one rank ran, in order.
 
@@ -26,16 +33,28 @@ class Failures:
         self._session = session
         self._of_operators: list[Exception] = []
         self._n_before = len(RehearsalError.raised)
+        RehearsalError.most = self._n_before + MOST_RAISED
 
     def add(self, error: Exception) -> None:
-        """Note that an operator raised *error*; the same error may be noted several times."""
-        if not _is_for_the_script(error):
-            self._of_operators.append(error)
+        """Note that an operator raised *error*; the same error may be noted several times.
+
+        Raises:
+            RehearsalError: there is no end of them.
+        """
+        if _is_for_the_script(error):
+            return
+        self._of_operators.append(error)
+        if len(self._of_operators) >= MOST_RAISED:
+            what = f"{type(error).__name__}: {_short(error)}"
+            raise RehearsalError(AGAIN.format(n_times=MOST_RAISED, what=what)) from error
 
     def refusal(self) -> Exception | None:
         """Return the first error that a real run would not have, whether or not the script has caught it."""
         refused = [error for error in self._of_operators if is_of_fakes(error)]
-        return next(iter([*RehearsalError.raised[self._n_before :], *refused]), None)
+        found = next(iter([*RehearsalError.raised[self._n_before :], *refused]), None)
+        if found is not None:
+            RehearsalError.most = float("inf")  # it is about to be said
+        return found
 
     def step_ended(self) -> None:
         """A step ends, so the script has caught all errors raised before.
@@ -46,9 +65,13 @@ class Failures:
         if self.refusal() is not None:
             raise Finished
         for error in self._of_operators:
-            words = " ".join(str(error).split())
-            self._session.warn(CAUGHT.format(f"{place(error)}: {type(error).__name__}: {words}"[:200]))
+            said = f"{place(error)}: {type(error).__name__}: {_short(error)}"
+            self._session.warn(CAUGHT.format(said[:200]))
         self._of_operators.clear()
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _is_for_the_script(error: Exception) -> bool:

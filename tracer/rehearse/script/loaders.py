@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tracer.inputs import tensors_inside
+from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.script.marks import Mark, mark_of
 
 AGAIN: Final = (
@@ -53,6 +54,10 @@ class _Batch(NamedTuple):
     def size(self) -> int:
         """How many samples it has; a data set may also be made of batches."""
         return self.samples if self.samples > 1 else self.rows
+
+
+MOST_IN_VAIN: Final = 100
+"""Times that a loader without batches is asked before that is said to go on for ever."""
 
 
 class Loaded:
@@ -126,6 +131,27 @@ class Loaded:
 def is_tokens(job: Mapping[str, Any]) -> bool:
     """Whether the input that *job* describes has tokens, by its shape."""
     return len(job.get("input_shape") or []) == (3 if job.get("input_is_embedded") else 2)
+
+
+class AskedInVain:
+    """Counts how often a script asks loaders that have no batch, until one gives it one."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def given(self) -> None:
+        """A loader has given a batch."""
+        self._n = 0
+
+    def again(self, said: str) -> None:
+        """Another one without batches was asked, of which ``without_batches`` *said* why.
+
+        Raises:
+            RehearsalError: it was asked too often.
+        """
+        self._n += 1
+        if self._n >= MOST_IN_VAIN:
+            raise RehearsalError(f"{said}; the script asks again and again for one ({self._n} times so far)")
 
 
 def without_batches(loader: Any) -> str:

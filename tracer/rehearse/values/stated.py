@@ -27,6 +27,7 @@ from tracer.rehearse.values.loads import Loads, parsed
 from tracer.rehearse.values.means import OF_MEANS, made
 from tracer.rehearse.values.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from tracer.rehearse.values.routing import Routing, heard
+from tracer.rehearse.values.unending import Unending
 from tracer.rehearse.words import amount, asked_at, asker, is_first_value, number
 
 SHARED: Final = "as if other ranks had what this one has"
@@ -49,7 +50,7 @@ class Stated:
         choices: choices of experts and others.
         numbers: tensors whose elements are known.
         routing: makes up choices of experts; None if the expert load is one number.
-        told: each answer that the script got, as a sentence, and how often.
+        told: each answer that the script got, as a sentence, and how often; ``unending`` counts them.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Stated:
         self._real = unset_fake_temporarily
         self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
         self.told: dict[str, int] = {}
+        self.unending = Unending()
         self.routing = None if shape is None else Routing(shape, self.numbers, self.tell, self.told)
         self.choices = Choices(self.routing, asks=asks_choices)
         self._known: dict[int, tuple[Known, Any]] = {}
@@ -289,6 +291,7 @@ class Stated:
     def tell(self, sentence: str) -> None:
         """Keep a *sentence* about an answer that the script got."""
         self.told[sentence] = self.told.get(sentence, 0) + 1
+        self.unending.asked(sentence)
 
 
 def _kind(tensor: Any) -> type:

@@ -1,0 +1,167 @@
+"""Scripts that would go on for ever in a rehearsal end with one line; those that go on for long do not."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.rehearsals import rehearse
+from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.rehearsing import Asked
+from tracer.rehearse.script.loaders import MOST_IN_VAIN
+from tracer.rehearse.script.stuck import GOES_ON, WAITS, Watchdog
+from tracer.rehearse.values.unending import TOO_OFTEN
+from traces.rehearsal import Rehearsal
+
+pytest.importorskip("torch")
+
+HEAD = """
+import itertools, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("nccl")
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.randn(4, 8, device="cuda")
+
+
+def step():
+    model(rows).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+"""
+TAIL = "\nfor _ in range(3):\n    step()\n"
+FIRST = HEAD.count("\n") + 1
+
+
+def _rehearsed(folder: Path, body: str) -> Rehearsal:
+    script = folder / "searching.py"
+    script.write_text(HEAD + body + TAIL)
+    asked = Asked(command=(str(script),), world_size=2, ranks=(0,), samples=0)
+    return rehearse(asked, folder / "run")
+
+
+ENDLESS = {
+    "a loss that is to be small": "while model(rows).square().mean().item() > 1e-3:\n    pass\n",
+    "all of several have converged": """
+done = dict.fromkeys("ab", False)
+for number in itertools.cycle(range(3)):
+    for name in done:
+        if (model(rows).norm() < 0.1).all():
+            done[name] = True
+    if all(done.values()):
+        break
+""",
+    "others say so": """
+is_done = False
+while not is_done:
+    flag = (model(rows).mean() < -1.0).float()
+    dist.all_reduce(flag)
+    is_done = flag.item() > 5.0
+""",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_loop_that_only_another_answer_would_end_is_named(tmp_path: Path, name: str) -> None:
+    lines = (HEAD + ENDLESS[name]).splitlines()
+    loop = next(at + 1 for at, line in enumerate(lines) if line.startswith(("while", "for number")))
+    with pytest.raises(RehearsalError, match=f"the loop at searching.py:{loop} does not end here") as found:
+        _rehearsed(tmp_path, ENDLESS[name])
+    assert "told" in str(found.value)
+    assert "stub file" in str(found.value)
+
+
+LONG = {
+    "an evaluation in a loop without a bound of its own": f"""
+losses = torch.zeros(1)
+number = 0
+while True:
+    for k in range({2 * TOO_OFTEN}):
+        best = model(rows).mean().item()
+    number += 1
+    if number > 1:
+        break
+""",
+    "a bound that is counted": f"""
+number = 0
+while model(rows).mean().item() > 0.5 and number < {2 * TOO_OFTEN}:
+    number += 1
+""",
+    "an element of a list after the other": f"""
+while True:
+    (model(rows).view(-1).repeat({TOO_OFTEN // 8}) > 0.5)[:4000].tolist()
+    break
+""",
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_loop_that_gets_somewhere_goes_on(tmp_path: Path, name: str) -> None:
+    assert _rehearsed(tmp_path, LONG[name]).job["steps"] == 1
+
+
+ASKING = """
+loader = DataLoader(TensorDataset(rows), batch_size=8, drop_last=True)
+while True:
+    for _ in loader:
+        step()
+"""
+CATCHING = """
+while True:
+    try:
+        {call}
+        break
+    except Exception:
+        continue
+"""
+WHERE = f"searching.py:{FIRST + 3}"
+
+
+def test_a_loader_without_batches_is_not_asked_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(RehearsalError, match=rf"a DataLoader has no batch: 4 rows .* \({MOST_IN_VAIN} times"):
+        _rehearsed(tmp_path, ASKING)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("(model(rows) > 0.3).nonzero()", f"{WHERE}: aten.nonzero"),
+        ("model(rows[:, :3])", f"{WHERE}: the script has caught 1,000 errors without a step"),
+    ],
+)
+def test_an_error_is_not_caught_for_ever(tmp_path: Path, call: str, words: str) -> None:
+    with pytest.raises(RehearsalError, match=words):
+        _rehearsed(tmp_path, CATCHING.format(call=call))
+
+
+def _session() -> SimpleNamespace:
+    return SimpleNamespace(
+        position=SimpleNamespace(step=0),
+        tape=SimpleNamespace(next_number=0, n_distinct=0),
+        memory=SimpleNamespace(n_held=0),
+        stated=SimpleNamespace(told={}),
+    )
+
+
+def test_a_script_that_waits_is_found_and_one_that_issues_nothing_new() -> None:
+    session = _session()
+    waits = Watchdog(session, lambda words: None, waiting_s=0.0)
+    assert waits.found() == WAITS
+    goes_on = Watchdog(session, lambda words: None, waiting_s=60.0, busy_s=0.0)
+    session.tape.next_number += 1
+    assert goes_on.found() == GOES_ON
+
+
+def test_a_script_that_issues_something_new_is_let_alone() -> None:
+    session = _session()
+    watchdog = Watchdog(session, lambda words: None, waiting_s=0.05, busy_s=0.05)
+    for _ in range(3):
+        time.sleep(0.03)
+        session.tape.next_number += 1
+        session.tape.n_distinct += 1
+        assert not watchdog.found()
