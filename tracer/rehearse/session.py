@@ -245,7 +245,7 @@ class RehearsalSession(Training[IssueLane]):
         while modules:
             last = modules.pop()
             if self.fused.is_used:
-                self.fused.left(last)
+                self.fused.left(last, out if last is module else None)
             if last is module:
                 break
         if not self._is_inside():

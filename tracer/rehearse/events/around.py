@@ -1,10 +1,11 @@
-"""What comes with an operator besides its kernel: writes of what it reads, waits of the host."""
+"""What comes with an operator besides its kernel: writes of what it reads or keeps, waits of the host."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tracer.rehearse.events.tape import HOST_WAIT
+from tracer.rehearse.gpu.fused import ACCUMULATING
 from tracer.rehearse.values.questions import Kernel
 
 if TYPE_CHECKING:
@@ -21,6 +22,18 @@ def reading(session: RehearsalSession, handler: Kernel) -> Kernel:
         return handler(func, args, kwargs)
 
     return read
+
+
+def keeping(session: RehearsalSession, handler: Kernel) -> Kernel:
+    """Return the *handler* of what autograd does with a gradient of a parameter that it keeps as it is."""
+    fused = session.fused
+
+    def kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if fused.is_used and fused.inside() == ACCUMULATING:
+            fused.memory.keeps(args[0])
+        return handler(func, args, kwargs)
+
+    return kept
 
 
 def grouping(session: RehearsalSession, handler: Kernel) -> Kernel:

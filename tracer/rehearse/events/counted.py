@@ -30,12 +30,15 @@ class Counted:
 
     def made(self, out: Any, operands: Sequence[Any] = ()) -> None:
         """Count the memory of new tensors, which are where the *operands* are that they were made of."""
-        session, category = self._session, self.category()
+        session, category, fused = self._session, self.category(), self._session.fused
+        call = fused.inside() if fused.is_used and session.position.step >= 0 else -1
         for tensor in (out,) if hasattr(out, "untyped_storage") else tensors_in(out):
             if _is_meta(tensor):
                 continue
             storage = tensor.untyped_storage()
-            if session.memory.add(storage, category):
+            if session.memory.add(storage, category, is_written=call < 0):
+                if call >= 0:
+                    fused.memory.made(tensor, category, call)
                 session.placement.follow(tensor, operands)
                 session.meter.made()
 

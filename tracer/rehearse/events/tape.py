@@ -206,6 +206,12 @@ class Tape:
         on = self._lane.stream if stream is None else stream
         self._events.extend((what, item, self._place(), on, number, self.allocated_bytes))
 
+    def add_bytes(self, first: int, end: int, n_bytes: int) -> None:
+        """Let *n_bytes* more have been in use at the events from number *first* to before *end*."""
+        start = max(first - self._n_forgotten, 0)
+        for at in range(start * _COLUMNS, (end - self._n_forgotten) * _COLUMNS, _COLUMNS):
+            self._events[at + _COLUMNS - 1] += n_bytes
+
     def mark(self, stream: int | None = None) -> int:
         """Record a CUDA event; return its number."""
         number, self.n_marks = self.n_marks, self.n_marks + 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
 from tracer.rehearse.events import in_place
-from tracer.rehearse.events.around import grouping, reading
+from tracer.rehearse.events.around import grouping, keeping, reading
 from tracer.rehearse.events.converting import CONVOLUTIONS, converting
 from tracer.rehearse.events.counted import Counted
 from tracer.rehearse.events.remembered import Memo
@@ -147,7 +147,7 @@ class Watcher:
         if namespace == symmetric.NAMESPACE:
             return symmetric.by_parts(self._session, self._mode, func)  # type: ignore[no-any-return]
         if func.is_view and full != "aten._to_copy":
-            return self._viewing
+            return keeping(self._session, self._viewing) if full == "aten.detach" else self._viewing
         if full in DATA_DEPENDENT:
             return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
         if self._fake and not self._by_numbers.isdisjoint(func.tags):

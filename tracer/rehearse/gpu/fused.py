@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import dtype_name
+from tracer.rehearse.gpu.compiled_memory import CompiledMemory
 from tracer.rehearse.gpu.regions import Reading, Region, region_of
 from tracer.rehearse.operators.calls import tensors_in
 from tracer.rehearse.operators.fusible import OVERWRITES, gathers, is_fused, is_random, is_sum, passes_over
@@ -38,6 +38,12 @@ WRITE: Final = "compiled.write"
 
 PAD: Final = "compiled.pad"
 """Name of the operation that gives a matrix aligned rows (torch/_inductor/fx_passes/pad_mm.py)."""
+
+ACCUMULATING: Final = -2
+"""In place of the number of a call: autograd adds to the gradient of a parameter."""
+
+_OF_LEAVES: Final = 1 << 62
+"""Autograd's number of what does that is the largest that there is."""
 
 
 class _Value:
@@ -64,6 +70,7 @@ class Fused:
 
     Attributes:
         is_used: whether anything is compiled.
+        memory: counts what its kernels write.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -76,6 +83,7 @@ class Fused:
         self._tokens: dict[int, tuple[int, Any]] = {}
         self._n_tokens = 0
         self._works: dict[tuple[int, int, int], int] = {}
+        self.memory = CompiledMemory(session, self._key, self._values.__contains__)
 
     def add(self, module: Any) -> None:
         """From now on *module* counts as compiled."""
@@ -87,36 +95,41 @@ class Fused:
         if module in self._modules:
             self._enter(id(module))
 
-    def left(self, module: Any) -> None:
-        """A module has returned."""
+    def left(self, module: Any, out: Any) -> None:
+        """A module has returned *out*."""
         if module in self._modules:
-            self._leave()
+            self._leave(out)
 
-    @contextmanager
-    def function(self) -> Iterator[None]:
-        """What runs inside is a compiled function."""
-        self.is_used = True
+    def function(self, called: Callable[[], Any]) -> Any:
+        """Return what the compiled function *called* returns."""
+        self.is_used, out = True, None
         self._enter(object())
         try:
-            yield
+            out = called()
         finally:
-            self._leave()
+            self._leave(out)
+        return out
 
     def op(self, number: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Write an operator down whose work is *number*."""
-        tape, call = self._session.tape, self._inside()
-        if call >= 0 and is_fused(name, tape.work(number)):
+        tape, call = self._session.tape, self.inside()
+        if call != ACCUMULATING and not self._depth:
+            self.memory.now(call)
+        if call >= 0 and (does_fuse := is_fused(name, tape.work(number))):
             if call != self._call:
                 self._next_kernel()
                 self._call = call
             self._fuse(number, name, args, kwargs, out)
-            return
-        for tensor in tensors_in((args, kwargs)):
-            self._written(tensor)
-        self._next_kernel()
-        if call >= 0 and tape.work(number).kind == "gemm" and not tape.work(number).aligned:
-            number = self._padded(number, args)
-        tape.op(number)
+        else:
+            does_fuse = False
+            for tensor in tensors_in((args, kwargs)):
+                self._written(tensor)
+            self._next_kernel()
+            if call >= 0 and tape.work(number).kind == "gemm" and not tape.work(number).aligned:
+                number = self._padded(number, args)
+            tape.op(number)
+        if call >= 0:
+            self.memory.op(name, args, kwargs, out, is_fused=does_fuse)
 
     def _padded(self, number: int, args: Sequence[Any]) -> int:
         """Write down the copies of operands of a product whose rows are then aligned; return its number."""
@@ -141,20 +154,26 @@ class Fused:
             self._starts.append(torch._C._autograd._get_sequence_nr())
             self._ends.append(self._starts[-1])
             self._parts.append(part)
+            self.memory.begin()
         self._depth += 1
 
-    def _leave(self) -> None:
-        if self._depth == 1 and (call := self._inside()) >= 0 and self._starts[call] == self._ends[call]:
+    def _leave(self, out: Any) -> None:
+        if self._depth == 1 and (call := self.inside()) >= 0 and self._starts[call] == self._ends[call]:
             for key in [key for key, value in self._values.items() if value.at[1] == call]:
                 self._write(key)  # no backward follows: what still lives is read by others
+        if self._depth == 1:
+            self.memory.end(out)
         self._depth = max(self._depth - 1, 0)
 
     def is_inside(self) -> bool:
         """Whether what is issued now is part of a compiled forward, or of the backward of one."""
-        return self._inside() >= 0
+        return self.inside() >= 0
 
-    def _inside(self) -> int:
-        """Return the number of the compiled call whose forward or backward runs; -1 if none does."""
+    def inside(self) -> int:
+        """Return the number of the compiled call whose forward or backward runs; -1 if none does.
+
+        Where a gradient is added to those of a parameter, it may be between two parts: ``ACCUMULATING``.
+        """
         import torch
 
         if self._depth:
@@ -164,6 +183,8 @@ class Fused:
         if node is None or not self._starts:
             return -1
         number = node._sequence_nr()
+        if number >= _OF_LEAVES:
+            return ACCUMULATING
         at = bisect_right(self._starts, number) - 1
         return at if at >= 0 and number < self._ends[at] else -1
 
@@ -249,6 +270,7 @@ class Fused:
     def _write(self, key: int) -> None:
         """Have the result of that number in memory."""
         value, tape = self._values.pop(key, None), self._session.tape
+        self.memory.wrote(key)
         if value is not None and self._session.position.step >= 0:
             self._n_read += value.n_bytes
             work = Work(WRITE, "memory", "", value.dtype, 0, value.n_bytes, kernels=0)

@@ -80,6 +80,7 @@ class Memory:
         log: where changes are noted, None: nowhere.
         n_held: storages that have been counted so far.
         host: what is held on the host instead, None: nothing can be.
+        unwritten: bytes of what is in no memory yet, by number.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Memory:
         self.at_peak = dict(self.held)
         self.log: list[Change] | None = None
         self.host: Memory | None = None
+        self.unwritten: dict[int, int] = {}
         self._before = (0, dict(self.held), 0)
         self._is_looking = True
         self._changed, self._block_bytes, self._stream = changed, block_bytes, stream
@@ -176,24 +178,42 @@ class Memory:
         if self._allocator is not None:
             self._allocator.empty()
 
-    def add(self, storage: Any, category: str) -> bool:
-        """Count *storage* from now on, unless it is, here or on the host; return whether it is new."""
+    def add(self, storage: Any, category: str, *, is_written: bool = True) -> bool:
+        """Count *storage* from now on, unless it is, here or on the host; return whether it is new.
+
+        One that is not *is_written* takes nothing until it is: by ``write``, or where it changes otherwise.
+        """
         key = storage._cdata
         if key in self._numbers or (self.host is not None and self.host.number_of(storage) >= 0):
             return False
-        number = self.hold(rounded(storage.nbytes(), self._block_bytes), category)
+        n_bytes = rounded(storage.nbytes(), self._block_bytes)
+        number = self.hold(n_bytes if is_written else 0, category)
+        if not is_written:
+            self.unwritten[number] = n_bytes
         self._numbers[key] = (number, weakref.ref(storage, lambda _: self._gone(key)))
         return True
+
+    def write(self, number: int) -> None:
+        """Count what *number* stands for from now on, if it was not written before."""
+        n_bytes = self.unwritten.pop(number, None)
+        if n_bytes is not None:
+            self.change(number, "resize", n_bytes, self._sizes[number][1])
+
+    def category_of(self, storage: Any) -> str:
+        """Return what *storage* is for, ``""`` if it is not counted."""
+        return self._sizes.get(self.number_of(storage), (0, ""))[1]
 
     def move(self, storage: Any, category: str) -> None:
         """Count *storage* under another category."""
         number = self.number_of(storage)
+        self.write(number)
         if number >= 0:
             self.change(number, "move", self._sizes[number][0], category)
 
     def resized(self, storage: Any) -> None:
         """Count *storage* as it is now."""
         number = self.number_of(storage)
+        self.unwritten.pop(number, None)
         if number >= 0:
             self.change(
                 number, "resize", rounded(storage.nbytes(), self._block_bytes), self._sizes[number][1]
@@ -203,7 +223,7 @@ class Memory:
 
     def forget(self, storage: Any) -> str:
         """Count *storage* no more; return what it was for, ``""`` if it was not counted."""
-        category = self._sizes.get(self.number_of(storage), (0, ""))[1]
+        category = self.category_of(storage)
         self._gone(storage._cdata)
         return category
 
@@ -238,6 +258,7 @@ class Memory:
     def free(self, number: int) -> None:
         """Count what *number* stands for no more."""
         n_bytes, category = self._sizes.pop(number, (0, ""))
+        self.unwritten.pop(number, None)
         if category:
             if self.log is not None:
                 self.log.append(Change("free", number, 0, category, 0))

@@ -20,9 +20,9 @@ def install(session: RehearsalSession) -> None:
 
     def left_out(backend: Any) -> None:
         how = "as the kernels that the compiler would fuse" if backend in FUSES else "as in eager mode"
+        held = "as its graphs would hold it" if backend in FUSES else "too"
         session.warn(
-            f"torch.compile is not run: element-wise work of what it compiles is counted {how}, memory as in "
-            "eager mode"
+            f"torch.compile is not run: element-wise work of what it compiles is counted {how}, memory {held}"
         )
 
     def marked(module: Any, backend: Any) -> None:
@@ -49,8 +49,7 @@ def install(session: RehearsalSession) -> None:
             left_out(backend)
             if backend not in FUSES:
                 return model(*args, **kwargs)
-            with session.fused.function():
-                return model(*args, **kwargs)
+            return session.fused.function(lambda: model(*args, **kwargs))
 
         return called
 
