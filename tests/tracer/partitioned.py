@@ -23,8 +23,9 @@ def kept(name: str, how: str) -> list[tuple[str, Any, int]]:
         returned = {_memory(node) for node in results[: kwargs["num_fwd_outputs"]]}
         for node in dict.fromkeys(map(_memory, results[kwargs["num_fwd_outputs"] :])):
             value = getattr(node, "meta", {}).get("val")
-            is_known = isinstance(value, torch.Tensor) and all(type(n) is int for n in value.shape)
-            if is_known and node.op != "placeholder" and node not in returned:
+            if not isinstance(value, torch.Tensor) or not all(type(n) is int for n in value.shape):
+                continue  # of an unknown size are only states of random numbers
+            if node.op != "placeholder" and node not in returned:
                 found.append((str(node.target), tuple(value.shape), value.numel() * value.element_size()))
         return forward, backward
 
