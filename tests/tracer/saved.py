@@ -256,8 +256,8 @@ def context(how: str) -> Any:
 if __name__ == "__main__":
     name, way, how = sys.argv[1:4]
     model, data = built(name, how)
-    model, data = model.cuda(), data.cuda()
-    data.requires_grad = True
+    model, data = model.cuda(), data.to("cuda")
+    data.requires_grad_()
     called: Any = {
         "eager": lambda: model,
         "compiled": lambda: torch.compile(model),

@@ -116,7 +116,7 @@ class CompiledMemory:
             return
         own = {key: one for key, one in self._stored.items() if one.at >= 0}
         storages = {key: storage for key, one in own.items() if (storage := one.storage()) is not None}
-        keys = {self._key(tensor) for tensor in tensors_in(out)}
+        keys = {self._key(part) for tensor in tensors_in(out) for part in _parts(tensor)}
         for at in {forward.latest(key) for key in keys} - {-1}:
             forward.values[at].is_output = True
         call = Call(forward, set(own), set(storages), keys & set(storages), _hooks() is not None)
@@ -162,6 +162,14 @@ class CompiledMemory:
     def _is_there(self, tensor: Any) -> bool:
         """Whether *tensor* is there whatever a forward saves."""
         return self._session.memory.category_of(tensor.untyped_storage()) in FREE
+
+
+def _parts(tensor: Any) -> list[Any]:
+    """Return the plain tensors of which a *tensor* of another type, as a DTensor, is made; it itself if none."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names = tensor.__tensor_flatten__()[0]
+    return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
 def _hooks() -> Any:
