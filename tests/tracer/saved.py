@@ -237,14 +237,15 @@ KINDS: dict[str, Any] = {
 }
 
 
-def built(name: str, how: str = "") -> tuple[Any, torch.Tensor]:
+def built(name: str, how: str = "") -> tuple[nn.Module, torch.Tensor]:
     """Return the model *name* and its input, in bf16 if *how* says so."""
     shape: tuple[int, ...] = (8, TOKENS, WIDTH)
     if name.startswith("bottleneck"):
         shape = (8, 64, 32, 32)
     if name == "loss":
         shape = (8, TOKENS, VOCABULARY)
-    model, data = KINDS[name](), torch.randn(shape)
+    model: nn.Module = KINDS[name]()
+    data = torch.randn(shape)
     return (model.bfloat16(), data.bfloat16()) if how == "bf16" else (model, data)
 
 
@@ -256,8 +257,8 @@ def context(how: str) -> Any:
 if __name__ == "__main__":
     name, way, how = sys.argv[1:4]
     model, data = built(name, how)
-    model, data = model.cuda(), data.to("cuda")
-    data.requires_grad_()
+    model.to("cuda")
+    data = nn.Parameter(data.to("cuda"))  # type: ignore[no-untyped-call]  # torch is untyped here
     called: Any = {
         "eager": lambda: model,
         "compiled": lambda: torch.compile(model),

@@ -165,11 +165,11 @@ class CompiledMemory:
 
 
 def _parts(tensor: Any) -> list[Any]:
-    """Return the plain tensors of which a *tensor* of another type, as a DTensor, is made; it itself if none."""
+    """Return the plain tensors of which a *tensor* of another type is made, as a DTensor; else it itself."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
-    names = tensor.__tensor_flatten__()[0]
-    return [part for name in names for part in _parts(getattr(tensor, name))]
+    inside = tensors_in([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+    return [part for one in inside for part in _parts(one)]
 
 
 def _hooks() -> Any:
