@@ -258,15 +258,16 @@ if __name__ == "__main__":
     name, way, how = sys.argv[1:4]
     model, data = built(name, how)
     model.to("cuda")
-    data = nn.Parameter(data.to("cuda"))  # type: ignore[no-untyped-call]  # torch is untyped here
-    called: Any = {
+    data = nn.Parameter(data.to("cuda"))
+    ways: dict[str, Any] = {
         "eager": lambda: model,
         "compiled": lambda: torch.compile(model),
         "function": lambda: torch.compile(model.forward),
         "aot_eager": lambda: torch.compile(model, backend="aot_eager"),
         "inference": lambda: torch.compile(model),
         "around": lambda: lambda x: checkpoint(torch.compile(model), x, use_reentrant=False),
-    }[way]()
+    }
+    called = ways[way]()
     torch.set_grad_enabled(way != "inference")
     optimizer = torch.optim.SGD([*model.parameters(), data], lr=0.0)
     for step in range(2):
