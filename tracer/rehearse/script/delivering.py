@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.operators import jagged
 from tracer.rehearse.script import loaders
@@ -14,40 +14,50 @@ from tracer.rehearse.script import loaders
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
-_WORKERS = frozenset(
-    {
-        "num_workers",
-        "prefetch_factor",
-        "persistent_workers",
-        "multiprocessing_context",
-        "pin_memory",
-        "timeout",
-    }
-    | {"pin_memory_device"}
+_WORKERS: Final = frozenset(
+    {"num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"}
+    | {"pin_memory", "pin_memory_device"}
 )
 """Arguments about worker processes, of which a rehearsal has none."""
 
 
+class _Iterators:
+    """Iterators over the batches of loaders, and what is known of each.
+
+    Attributes:
+        pins: whether the batches of a loader, or of an iterator, are in pinned memory.
+        owners: the number of the loader of an iterator.
+        drawn: the places of the samples of its next batch.
+        asked: counts loaders without batches that are asked for some.
+    """
+
+    def __init__(self) -> None:
+        self.pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self.owners: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.drawn: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.asked = loaders.AskedInVain()
+
+
 def install(session: RehearsalSession) -> None:
     """Load data as the script does, in this process; of batches, only small integers stay known."""
-    import torch
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-    from torch.utils import _pytree
-    from torch.utils.data import DataLoader, dataloader
+    iterators = _Iterators()
+    _make_loaders(session, iterators)
+    _give_batches(session, iterators)
 
-    anywhere: Any = dataloader._BaseDataLoaderIter
+
+def _make_loaders(session: RehearsalSession, iterators: _Iterators) -> None:
+    """Make loaders without processes of their own, and note what they iterate with."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils.data import DataLoader
+
     loader: Any = DataLoader
-    following, made, iterated = anywhere.__next__, loader.__init__, loader.__iter__
+    made, iterated = loader.__init__, loader.__iter__
     positions = list(inspect.signature(made).parameters)[1:]
-    pins: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-    owners: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-    drawn: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-    draws, loaded, asked = anywhere._next_index, session.trainings.loaded, loaders.AskedInVain()
 
     @functools.wraps(made)  # libraries that copy a loader read its signature
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         names = dict(zip(positions, args, strict=False)) | kwargs
-        pins[self] = bool(names.get("pin_memory"))
+        iterators.pins[self] = bool(names.get("pin_memory"))
         made(self, **{name: value for name, value in names.items() if name not in _WORKERS})
 
     def iterate(self: Any) -> Any:
@@ -55,14 +65,27 @@ def install(session: RehearsalSession) -> None:
             found = iterated(self)
         if said := loaders.without_batches(self):
             session.warn(said)
-            asked.again(said)
-        pins[found], owners[found] = pins.get(self, False), id(self)
+            iterators.asked.again(said)
+        iterators.pins[found], iterators.owners[found] = iterators.pins.get(self, False), id(self)
         return found
+
+    loader.__init__, loader.__iter__ = init, iterate
+
+
+def _give_batches(session: RehearsalSession, iterators: _Iterators) -> None:
+    """Give batches as fake tensors, and note which samples they are."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils import _pytree
+    from torch.utils.data import dataloader
+
+    anywhere: Any = dataloader._BaseDataLoaderIter
+    following, draws = anywhere.__next__, anywhere._next_index
 
     def next_index(self: Any) -> Any:
         found = draws(self)
         if isinstance(found, list | tuple):
-            drawn[self] = found
+            iterators.drawn[self] = found
         return found
 
     def next_batch(self: Any) -> Any:
@@ -70,16 +93,16 @@ def install(session: RehearsalSession) -> None:
         try:
             with unset_fake_temporarily():
                 batch = following(self)
-                asked.given()
-                loaded.note(owners.get(self, 0), batch, drawn.pop(self, None))
+                iterators.asked.given()
+                owner = iterators.owners.get(self, 0)
+                session.trainings.loaded.note(owner, batch, iterators.drawn.pop(self, None))
         finally:
             session.host.doing.is_loading = False
-        is_pinned = bool(pins.get(self)) and session.placement.is_met
+        is_pinned = bool(iterators.pins.get(self)) and session.placement.is_met
         faked = functools.partial(_loaded, session, is_pinned=is_pinned)
         return _pytree.tree_map_only(torch.Tensor, faked, batch)
 
-    loader.__init__, loader.__iter__, anywhere.__next__ = init, iterate, next_batch
-    anywhere._next_index = next_index
+    anywhere.__next__, anywhere._next_index = next_batch, next_index
 
 
 def _loaded(session: RehearsalSession, tensor: Any, *, is_pinned: bool) -> Any:
