@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import isfinite
 from types import MappingProxyType
 from typing import Final
 
@@ -130,7 +131,8 @@ class ComputeModel:
     def _unaligned(self) -> list[str]:
         """Return a sentence on products whose rows tensor cores cannot be fed with, if there were any."""
         has_tiles = self.device.gemm_tiles is not None
-        ops = [op for op in self._seconds if op.kernel == UNALIGNED and op.kind == "gemm" and has_tiles]
+        unaligned = [op for op in self._seconds if op.kernel == UNALIGNED and op.kind == "gemm" and has_tiles]
+        ops = [op for op in unaligned if isfinite(unaligned_rate(op, self.device))]
         if not ops:
             return []
         largest = max(ops, key=lambda op: op.flops)

@@ -95,3 +95,12 @@ def test_a_report_says_at_which_rate_unaligned_products_run() -> None:
     compute = ComputeModel(A100, "bf16")
     compute.op_s(replace(gemm("x", 8192, 50257, 768, "bf16"), kernel=UNALIGNED))
     assert "8192x50257x768): 75.6 TFLOP/s at most" in compute.notes[-1]
+
+
+def test_a_report_says_nothing_of_a_rate_that_is_no_bound() -> None:
+    """Products without tensor cores take elements one by one; beside them, those that mind are said."""
+    compute = ComputeModel(A100, "bf16")
+    compute.op_s(replace(gemm("x", 8192, 50257, 768, "fp32"), kernel=UNALIGNED))
+    assert not any("at most" in note for note in compute.notes)
+    compute.op_s(replace(gemm("x", 64, 50257, 768, "bf16"), kernel=UNALIGNED))
+    assert "64x50257x768): 75.6 TFLOP/s at most" in compute.notes[-1]

@@ -66,6 +66,24 @@ for _ in range(3):
 print("saved")
 """
 
+LOADED = """
+import torch
+
+model = torch.nn.Linear(1024, 1024, bias=False)
+frozen = torch.nn.Linear(1024, 1024, bias=False).requires_grad_(False)
+for one in (model, frozen):  # as libraries load weights into a model without memory
+    old = one.weight
+    one.weight = REMADE
+assert [isinstance(one, torch.nn.Parameter) for one in (model.weight, frozen.weight)] == [True, True]
+model, frozen = model.to("cuda"), frozen.to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    frozen(model(torch.ones(1, 1024, device="cuda"))).sum().backward()
+    optimizer.step()
+    assert frozen.weight.grad is None
+"""
+"""Trains one of two layers, whose weights are put in place again."""
+
 
 def _acted(script: Path, text: str) -> tuple[RankTables, str]:
     """Return what rank 1 of 4 does in three steps, and what the script printed."""
@@ -89,6 +107,17 @@ def test_states_of_an_optimizer_that_wrap_others_are_as_large_as_what_they_wrap(
     counted = [tables.works["name"].to_pylist()[event["item"]] for event in last if event["what"] == 0]
     assert counted.count("aten.lerp") == 1
     assert counted.count("aten.sub_") == 1
+
+
+def test_a_parameter_made_by_the_type_of_another_is_that_of_its_own_class(tmp_path: Path) -> None:
+    """The type of a fake parameter is that of all fake tensors, whose call would ask for a mode."""
+    by_type = "type(old)(torch.randn(1024, 1024), requires_grad=old.requires_grad)"
+    by_name = by_type.replace("type(old)", "torch.nn.Parameter")
+    (made, _), (expected, _) = (
+        _acted(tmp_path / "train.py", LOADED.replace("REMADE", way)) for way in (by_type, by_name)
+    )
+    assert made.works.equals(expected.works)
+    assert made.events.equals(expected.events)
 
 
 def test_shards_of_which_ranks_tell_each_other_may_be_saved(tmp_path: Path) -> None:

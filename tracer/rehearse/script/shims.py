@@ -49,6 +49,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _join()
     _chunks()
     _swaps()
+    _parameters()
     _stubs(session)
     return [*kernels.install(), *libraries.install(session), *stand_ins.install(session), *jagged.install()]
 
@@ -216,6 +217,25 @@ def _swaps() -> None:
             torch._C._swap_tensor_impl(one, other)
 
     anywhere.swap_tensors = swap
+
+
+def _parameters() -> None:
+    """Make ``type(parameter)(data, requires_grad=...)`` a parameter: libraries load weights by it.
+
+    The type of a fake parameter is that of all fake tensors. No class of torch but that of parameters takes
+    this argument alone.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    kind: Any = FakeTensor
+    original = kind.__new__
+
+    def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        is_parameter = len(args) == 1 and kwargs.keys() == {"requires_grad"}
+        return torch.nn.Parameter(*args, **kwargs) if is_parameter else original(cls, *args, **kwargs)
+
+    kind.__new__ = made
 
 
 def _stubs(session: RehearsalSession) -> None:
