@@ -40,10 +40,47 @@ def test_states_of_parameters_in_other_shards_are_collected(tmp_path: Path) -> N
         assert found.count("all_gather") == 1 + 2  # the parameters, and both moments after the step before
 
 
-def test_what_a_script_has_saved_itself_cannot_be_read(tmp_path: Path) -> None:
-    """Nothing was written, and that is said, not that there is no such file."""
-    with pytest.raises(RehearsalError, match=r"state\.pt, which it has saved itself"):
-        _rehearsed(tmp_path, "read", (0,))
+@pytest.mark.parametrize(
+    ("how", "name"), [("read", r"state\.pt"), ("opened", r"state\.pt"), ("buffer", "a buffer")]
+)
+def test_what_a_script_has_saved_itself_cannot_be_read(tmp_path: Path, how: str, name: str) -> None:
+    """Nothing was written, and that is said, not that there is no such file, nor that it is empty."""
+    said = rf"{name}, which it has saved itself.* keep only steps before that \(--warmup 0 --steps 1\)"
+    with pytest.raises(RehearsalError, match=said):
+        _rehearsed(tmp_path, how, (0,))
+
+
+@pytest.mark.parametrize("how", ["read", "opened", "buffer"])
+def test_steps_before_a_script_reads_what_it_has_saved_are_kept(tmp_path: Path, how: str) -> None:
+    """As the line says, also those of a rank that reads what another one would have saved."""
+    command = (str(keeping_states.__file__), how, str(tmp_path))
+    rehearse(Asked(command=command, world_size=2, ranks=(0, 1), warmup=0, steps=1), tmp_path / "run")
+    for rank in (0, 1):
+        places = read_rank(rehearsal_folder(tmp_path / "run"), rank).places.to_pylist()
+        assert {place["step"] for place in places} == {0}
+
+
+def test_a_script_that_reads_what_it_saved_before_any_step_is_told_how_to_mark_them(tmp_path: Path) -> None:
+    """A loop that updates parameters by its own hand has no step that could be kept."""
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND)
+    (tmp_path / "state.pt").touch()  # of an earlier run: a copy is written, which the line does not name
+    with pytest.raises(RehearsalError, match=r"reads state\.pt, .*saved itself.*call foretrace\.step\(\)"):
+        rehearse(Asked(command=(str(script), str(tmp_path / "state.pt")), world_size=1), tmp_path / "run")
+
+
+BY_HAND = """
+import sys, torch
+
+model = torch.nn.Linear(8, 8).cuda()
+model(torch.randn(2, 8, device="cuda")).sum().backward()
+for one in model.parameters():
+    one.data.add_(one.grad, alpha=-0.1)
+with open(sys.argv[1], "wb") as file:
+    torch.save(model, file)
+with open(sys.argv[1], "rb") as file:
+    torch.load(file)
+"""
 
 
 def test_memory_that_processes_share_is_memory(tmp_path: Path) -> None:

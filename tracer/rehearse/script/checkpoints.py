@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -37,28 +39,63 @@ def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Cal
     import torch
 
     saved: set[Path] = set()
+    buffers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(torch.save)
     def save(obj: Any, f: Any = None, *args: Any, **kwargs: Any) -> None:
         del obj, args, kwargs
-        if isinstance(f, str | os.PathLike):
-            saved.add(Path(f).resolve())
+        if (path := _path(f)) is not None:
+            saved.add(path)
+        elif isinstance(f, io.BytesIO):
+            buffers.add(f)
         session.warn("torch.save wrote nothing: in a rehearsal tensors have no data")
 
     @functools.wraps(original)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        path = Path(f).resolve() if isinstance(f, str | os.PathLike) else None
-        if path in saved and not path.exists():
-            raise RehearsalError(
-                f"the script reads {os.fspath(f)}, which it has saved itself, but a rehearsal writes no "
-                "checkpoints: keep fewer steps (--steps), or turn saving or loading off with an argument of "
-                "the script"
-            )
+        path = _path(f)
+        was_saved = path in saved if path is not None else isinstance(f, io.BytesIO) and f in buffers
+        if _is_empty(f if path is None else path):
+            session.steps.finish()  # which ends the rehearsal if that was the last step to keep
+            if was_saved:
+                raise RehearsalError(_refusal(_name(f), session.position.step))
         where = kwargs.get("map_location", args[0] if args else None)
         with loading.to(session, where):
             return original(f, *args, **kwargs)
 
     return save, load
+
+
+def _path(file: Any) -> Path | None:
+    """Return where *file* is, which a script saves to or reads from: a path, or an open file."""
+    named = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+    return Path(named).resolve() if isinstance(named, str | os.PathLike) else None
+
+
+def _name(file: Any) -> str:
+    """Return what to call *file*: as the script does, without the folder of a copy that it was given."""
+    if isinstance(file, str | os.PathLike):
+        return os.fspath(file)
+    path = _path(file)
+    return "a buffer" if path is None else path.name
+
+
+def _is_empty(file: Any) -> bool:
+    """Whether nothing is in *file*, a path or a buffer, or there is none, as if states were saved there."""
+    if isinstance(file, io.BytesIO):
+        return not file.getbuffer().nbytes
+    return isinstance(file, Path) and not (file.exists() and file.stat().st_size)
+
+
+def _refusal(name: str, n_done: int) -> str:
+    """Return what to say of a script that reads *name*, which it has saved, after *n_done* whole steps."""
+    if n_done > 0:
+        instead = f"keep only steps before that (--warmup {n_done - 1} --steps 1)"
+    else:
+        instead = "if no optimizer of torch.optim trains it, call foretrace.step() at the end of each step"
+    return (
+        f"the script reads {name}, which it has saved itself, but a rehearsal writes no checkpoints: "
+        f"turn saving or loading off with an argument of the script, or {instead}"
+    )
 
 
 def _shards() -> None:

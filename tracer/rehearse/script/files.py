@@ -126,8 +126,9 @@ class Files:
                 f"the script opens {at} for writing, but it is larger than the {COPIED_BYTES >> 20} MiB "
                 "that a rehearsal copies: open it read-only (numpy.memmap: mode='r')"
             )
-        self._copies_at.mkdir(exist_ok=True)
-        copy, self._n_copies = str(self._copies_at / str(self._n_copies)), self._n_copies + 1
+        own = self._copies_at / str(self._n_copies)
+        own.mkdir(parents=True, exist_ok=True)
+        copy, self._n_copies = str(own / Path(at).name), self._n_copies + 1
         self._written[at] = None
         self._removed.discard(at)
         if keeps:
