@@ -66,6 +66,39 @@ for _ in range(3):
 print("saved")
 """
 
+FROM_META = """
+import os, torch, torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+class Block(torch.nn.Linear):
+    pass
+
+class Model(torch.nn.Module):  # has something of its own beside its blocks, which are materialized before it
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.Sequential(Block(64, 64), Block(64, 64))
+        self.register_buffer("scale", torch.ones(64))
+
+    def forward(self, x):
+        return self.blocks(x) * self.scale
+
+    def reset_parameters(self):
+        print("reset", self.scale.device)
+
+with torch.device("meta"):
+    model = Model()
+model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.cuda.current_device())
+print(*{one.device for one in (*model.parameters(), *model.buffers())})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
 LOADED = """
 import torch
 
@@ -107,6 +140,12 @@ def test_states_of_an_optimizer_that_wrap_others_are_as_large_as_what_they_wrap(
     counted = [tables.works["name"].to_pylist()[event["item"]] for event in last if event["what"] == 0]
     assert counted.count("aten.lerp") == 1
     assert counted.count("aten.sub_") == 1
+
+
+def test_what_fsdp1_materializes_is_on_the_device_whatever_else_the_module_has(tmp_path: Path) -> None:
+    """Blocks that were there already were taken to the host with the rest, and could not be gathered."""
+    _, printed = _acted(tmp_path / "train.py", FROM_META)
+    assert printed.splitlines()[-2:] == ["reset cuda:1", "cuda:1"]
 
 
 def test_a_parameter_made_by_the_type_of_another_is_that_of_its_own_class(tmp_path: Path) -> None:

@@ -125,10 +125,11 @@ def _modules(session: RehearsalSession) -> None:
         with session.host.meant() if device == torch.device("cpu") else nullcontext():
             return original(self, *args, **kwargs)
 
-    def emptied(self: Any, *, device: Any, **kwargs: Any) -> Any:
-        made = empty(self, device=device, **kwargs)
-        if str(device).partition(":")[0] == "cpu":
-            for tensor in (*self.parameters(), *self.buffers()):
+    def emptied(self: Any, *, device: Any, recurse: bool = True) -> Any:
+        made = empty(self, device=device, recurse=recurse)
+        is_cpu = str(device).partition(":")[0] == "cpu"
+        if is_cpu and not is_torch(sys._getframe(1)):  # FSDP1, which asks too, takes it for its device
+            for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
                 session.placement.keep(getattr(tensor, "_local_tensor", tensor))
         return made
 
