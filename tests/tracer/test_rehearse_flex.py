@@ -6,8 +6,8 @@ import pytest
 
 from tests.rehearsals import rehearse
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.hints import NO_FLEX
 from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.words import NO_FLEX
 
 pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tracer.rehearse.blame import may_come_of_numbers
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.exported import missing
+from tracer.rehearse.hints import OWN_CLASS, STUB, hint
 
 DEPENDS: Final = frozenset({"DataDependentOutputException", "DynamicOutputShapeException"})
 """Errors of fake tensors where an operator needs numbers."""
@@ -37,59 +37,8 @@ NO_STEPS: Final = (
 LONG: Final = 8
 """Letters from which a number is said with four digits."""
 
-STUB: Final = "--stub, docs/rehearse.md section 6"
-
-OWN_CLASS: Final = (
-    "a parameter of a class of its own is a plain one in a rehearsal; in a stub file "
-    f"({STUB}), keep elsewhere what it has beside its numbers"
-)
-"""What to say where a script asks a tensor for what those of its own class have."""
-
-NO_FLEX: Final = (
-    f"FlexAttention has no kernel without a GPU; in a stub file ({STUB}), put "
-    "scaled_dot_product_attention, with is_causal or without, in place of flex_attention"
-)
-"""What to say where a script asks for it, by whatever function."""
-
-SPARSE: Final = (
-    "sparse tensors cannot be rehearsed; run with dense gradients, as with sparse=False, and in a stub file "
-    f"({STUB}) leave out what else makes a tensor sparse, as an evaluation"
-)
-"""What to say of sparse tensors, of gradients or else."""
-
-HINTS: Final[Mapping[str, str]] = {
-    "FlexAttention": NO_FLEX,
-    "HigherOrderOperator flex_attention": NO_FLEX,
-    "FlashAttention2 has been toggled on": "FlashAttention 2 is built on GPUs only; let the model ask for "
-    'attn_implementation="sdpa", which is the same kernel, by an argument of the script or by the stub '
-    f"examples/rehearse/stub_flash_attention_2.py ({STUB})",
-    "Cannot access accelerator device": "a bare number names no device without a GPU; say cuda and the "
-    'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
-    "SymmetricMemory": "symmetric memory cannot be rehearsed; run with collectives in its place, by an "
-    f"argument of the script or in a stub file ({STUB})",
-    "Creating a new Tensor subclass": "a parameter of a class of its own, as bitsandbytes has in 4 or 8 "
-    "bits, cannot be rehearsed; run with weights in 16 bits",
-    "'scontrol'": "scontrol is of SLURM, which is not here: MASTER_ADDR is set, so let the script ask for "
-    f"the first node only where it is not, or put what it says into a stub file ({STUB})",
-    **dict.fromkeys(("SparseTensorImpl", "SparseCsrTensorImpl"), SPARSE),
-}
-"""What to say of errors of torch by what stands in them."""
-
-
-FOREIGN: Final = (
-    "KeyError of a parameter, which torch raises as well: an optimizer holds one that the model no longer "
-    "has, as FSDP1 puts its own in place; make the optimizer after wrapping, or pass use_orig_params=True"
-)
-"""What to say where a parameter is looked for among others, as for the state of an optimizer."""
-
-
-def _hint(error: BaseException, words: str, spec: Mapping[str, Any]) -> str:
-    """Return what to say of *error* instead of its *words*, empty if they say it; *spec* as ``explain``."""
-    if isinstance(error, KeyError) and words.startswith("Parameter("):
-        return FOREIGN
-    if isinstance(error, KeyError) and (what := missing(str(error.args[0]) if error.args else "", spec)):
-        return f"KeyError of {words}, {what}"
-    return next((hint for sign, hint in HINTS.items() if sign in words), "")
+MOST_LETTERS: Final = 500
+"""Most letters of an error's words that are said."""
 
 
 def _behind(error: ModuleNotFoundError) -> BaseException:
@@ -149,7 +98,7 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
             f"{where}: the output of the custom operator {operator} is not described; in a stub file "
             f'({STUB}): @torch.library.register_fake("{operator}") def _(x, ...): return torch.empty_like(x)'
         )
-    words = " ".join(str(error).split())[:200] or _line(error)
+    words = _short(error) or _line(error)
     if words.startswith("'FakeTensor'"):
         words = f"{words}: {OWN_CLASS}" if _has_own_classes() else words.replace("FakeTensor", "Tensor", 1)
     if isinstance(error, ModuleNotFoundError):
@@ -159,20 +108,26 @@ def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] =
             f"{where}: an extension cannot be compiled here ({words}); in a stub file ({STUB}), put what "
             "stands for it in place of torch.utils.cpp_extension.load"
         )
-    if hint := _hint(error, words, spec):
-        return f"{where}: {hint}"
+    if remedy := hint(error, words, spec):
+        return f"{where}: {remedy}"
     if (root := _root(error)) is not error:
-        words += f" (from {type(root).__name__}: {' '.join(str(root).split())[:200]})"
+        words += f" (from {type(root).__name__}: {_short(root)})"
     is_why = bool(told) and may_come_of_numbers(error)
     why = f"; before that, {told[-1]} (if that is why, say it in a stub file: {STUB})" if is_why else ""
     return f"{where}: {kind}: {words}{why}; its output is in {spec['log']}"
+
+
+def _short(error: BaseException) -> str:
+    """Return the words of *error* in one line, cut where they are too long to be read."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= MOST_LETTERS else f"{words[: MOST_LETTERS - 3]}..."
 
 
 def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> str:
     """Return what to say of a module that could not be imported because of *cause*."""
     if not isinstance(cause, ModuleNotFoundError):
         return explain(cause, spec)
-    words = " ".join(str(cause).split())[:200]
+    words = _short(cause)
     lacking = f"{cause.name} is not installed here: install it" if cause.name else f"{words}; install it"
     return f"{where}: {lacking}, or put a stand-in for it into sys.modules in a stub file ({STUB})"
 

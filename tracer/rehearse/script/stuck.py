@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from tracer.rehearse.words import STUB, is_library
+from tracer.rehearse.hints import STUB
+from tracer.rehearse.words import is_library
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""

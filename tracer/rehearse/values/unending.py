@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.hints import STUB
 from tracer.rehearse.values.loops import Standing, standing
-from tracer.rehearse.words import STUB
 
 OFTEN: Final = 100
 """Times that a question is asked in a step before loops around it are looked at."""
