@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tracer import internals
 from tracer.blocks import class_name, plain_name
-from tracer.wrapped import inside, whole_shape
+from tracer.wrapped import held_whole, inside, whole_shape
 
 MOST_ENTRIES: Final = 400
 """Entries of a structure that a description holds; a transformer has 10 to 30, for equal layers share one."""
@@ -35,7 +35,7 @@ def describe_model(model: Any) -> dict[str, Any]:
     shapes = _shapes(inner)
     sizes = {identity: prod(shape) for own in shapes.values() for identity, shape in own.values()}
     found: dict[str, Any] = {
-        "name": class_name(model),
+        "name": class_name(held_whole(model)),
         "n_params": sum(sizes.values()),
         "dtype": _dtype(inner),
         "structure": _structure(inner, shapes),

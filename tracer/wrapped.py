@@ -71,6 +71,15 @@ def inside(model: Any) -> Any:
     return found
 
 
+def held_whole(model: Any) -> Any:
+    """Return what is around all parameters of *model* within it, as within a loss, or *model*."""
+    own = {id(one) for one in model.parameters()}
+    for part in model.modules() if own else ():
+        if is_holder(part) and {id(one) for one in part.parameters()} == own:
+            return part
+    return model
+
+
 def said_by_holders(model: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return settings and groups as ``parallelism.data_parallel`` does, {} if nothing around *model* says."""
     for holder in holders(model):

@@ -115,6 +115,20 @@ def test_what_is_around_a_part_of_a_model_is_found(name: str) -> None:
     assert data_parallel(nn.Sequential(Float16Module(Net()), holder)) == (settings, groups)
 
 
+def test_a_loss_around_data_parallelism_is_not_the_name_of_the_model() -> None:
+    """As of sentence-transformers; a head beside the model, or a loss around a plain one, is part of it."""
+
+    class Loss(nn.Module):  # type: ignore[misc]
+        def __init__(self, *parts: Any) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(parts)
+
+    around = DeepSpeedEngine(Net(), 1)
+    assert describe_model(Loss(around, nn.Identity()))["name"] == "Net"
+    assert describe_model(Loss(around, nn.Linear(2, 2)))["name"] == "Loss"
+    assert describe_model(Loss(Net()))["name"] == "Loss"
+
+
 def test_what_deepspeed_has_cut_has_the_shape_that_it_had() -> None:
     """It numbers modules, too, which makes no layer another one than the next."""
     model = Net()
