@@ -160,6 +160,9 @@ def test_rows_of_features_are_no_tokens(tmp_path: Path) -> None:
 
 def test_an_optimizer_that_calls_the_model_itself_ends_a_step_each_time(tmp_path: Path) -> None:
     def with_closures(model: Any, _: Any) -> None:
+        torch.manual_seed(0)  # other batches and weights may need one call only
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight)
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
         for _ in range(3):
 
