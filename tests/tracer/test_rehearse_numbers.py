@@ -234,7 +234,8 @@ def test_without_accelerate_its_launcher_is_an_error_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its flags are not passed over: what it would tell the script is not known then."""
-    monkeypatch.setitem(sys.modules, "accelerate", None)
+    for name in ("accelerate", *(one for one in sys.modules if one.startswith("accelerate."))):
+        monkeypatch.setitem(sys.modules, name, None)
     command = ["accelerate", "launch", "--config_file", "fsdp.yaml", "train.py"]
     flags = accelerate_flags(command)
     assert flags == ("--config_file", "fsdp.yaml")
