@@ -7,11 +7,11 @@ an operator that communicates is called instead; of other operators the descript
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from tracer.operators import OPERATORS
+from tracer.rehearse.code_names import names_of
 
 MOST_DEEP: Final = 3
 """Functions that call each other in which a collective is looked for."""
@@ -76,7 +76,7 @@ def communicates(function: Any, depth: int = MOST_DEEP) -> bool:
     code = getattr(function, "__code__", None)
     if code is None or not depth:
         return False
-    names = {*_names(code)}
+    names = {*names_of(code)}
     if names & (SENDS - AMBIGUOUS) or (names & AMBIGUOUS and names & MODULES):
         return True
     cells = getattr(function, "__closure__", None) or ()
@@ -90,14 +90,6 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not set yet
         return None
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that *code* uses, those of functions inside it too."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 def _names_group(values: Iterable[Any]) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse.code_names import names_of
 from tracer.rehearse.ranks.launchers import on_node
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _names_joining(function: FunctionType) -> bool:
     """Whether *function*, or one that it leads to in up to ``DEPTH`` steps, uses the name ``JOINING``."""
     seen, last = {function.__code__}, [function]
     for _ in range(DEPTH + 1):
-        named = [(one, set(_names(one.__code__))) for one in last]
+        named = [(one, set(names_of(one.__code__))) for one in last]
         if any(JOINING in names for _, names in named):
             return True
         others = [one.__globals__.get(name) for one, names in named for name in names]
@@ -93,14 +94,6 @@ def _names_joining(function: FunctionType) -> bool:
                 seen.add(other.__code__)
                 last.append(other)
     return False
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that *code*, and the functions defined in it, use."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 class _Over:
