@@ -30,6 +30,7 @@ from tracer.rehearse.gpu.meter import Meter
 from tracer.rehearse.gpu.placement import Placement
 from tracer.rehearse.operators import calling
 from tracer.rehearse.operators.calls import is_wrapped
+from tracer.rehearse.operators.own_bodies import OwnBodies
 from tracer.rehearse.peers.apart import Apart
 from tracer.rehearse.peers.backends import Backends
 from tracer.rehearse.script.failures import Failures
@@ -91,6 +92,7 @@ class RehearsalSession(Training[IssueLane]):
         self.rounds, self.learning = Rounds(self), Learning(self)
         self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
+        self.bodies = OwnBodies()
         self.group_infos: dict[int, Any] = {}
         self.sink, self.disabled = _Nowhere(), set[str]()
         self.steps: Any = OwnSteps(self)

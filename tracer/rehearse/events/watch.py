@@ -15,7 +15,6 @@ from tracer.rehearse.events.remembered import Memo
 from tracer.rehearse.gpu import tensor_float
 from tracer.rehearse.operators import agreeing
 from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.operators.own_bodies import by_body
 from tracer.rehearse.operators.pricing import Pricing
 from tracer.rehearse.operators.work import Work
 from tracer.rehearse.operators.works import BY_NUMBERS, SILENT
@@ -161,7 +160,7 @@ class Watcher:
             return self._allocating
         if full in CONVOLUTIONS:
             return converting(self._session, self._pricing, full, self._computing(full), self._is_ours)
-        computing = by_body(self._mode, func, self._computing(full))
+        computing = self._session.bodies.handler(self._mode, func, self._computing(full))
         return grouping(self._session, computing) if full == "aten._grouped_mm" else computing
 
     def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,12 +1,13 @@
 """Custom operators that communicate: the timeline has what their Python function does, not its description.
 
-``torch.library.custom_op`` makes an operator of a function, and ``register_fake`` describes its result. torch
-asks for the description alone where tensors are fake, so what the function sends would be missing. That of
-an operator that communicates is called instead; of other operators the description is enough.
+``torch.library.custom_op`` and ``Library.impl`` make an operator of a function, and ``register_fake`` tells
+what it returns. torch asks for that alone where tensors are fake, so what the function sends would be missing.
+The function of an operator that communicates is called instead; of others the description is enough.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -30,38 +31,73 @@ MODULES: Final = frozenset({"dist", "distributed", "comm", "c10d", "funcol", *OP
 """Names of such modules."""
 
 
-def by_body(mode: Any, func: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the handler of the operator *func*: its function if it communicates, else *otherwise*.
+ON_GPU: Final = ("CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CPU")
+"""Keys of torch's dispatcher under which a function may be that of an operator on a GPU, the first that has
+one counts; that of a processor stands for one in another language."""
 
-    Args:
-        mode: sees the operators that the function calls.
-        func: an overload of an operator.
-        otherwise: its handler if it is none of a Python function, or one that does not communicate.
+
+class OwnBodies:
+    """Python functions of operators, as they are registered.
+
+    Attributes:
+        of: by name of the operator with its overload, and by key of the dispatcher.
     """
-    body = _function(func)
-    if body is None:
-        return otherwise
-    sends = communicates(body)
 
-    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if sends or _names_group((*args, *kwargs.values())):
-            with mode:
-                return body(*args, **kwargs)
-        return otherwise(func, args, kwargs)
+    def __init__(self) -> None:
+        self.of: dict[str, dict[str, Callable[..., Any]]] = {}
 
-    return handler
+    def install(self) -> None:
+        """Note what ``torch.library.Library.impl`` registers; ``torch.library.impl`` calls it, too."""
+        import torch
 
+        library: Any = torch.library.Library
+        original = library.impl
 
-def _function(func: Any) -> Callable[..., Any] | None:
-    """Return the Python function that a GPU would run for *func*, None if there is none."""
-    from torch._library import custom_ops
+        @functools.wraps(original)
+        def impl(own: Any, op_name: Any, fn: Any, dispatch_key: str = "", **kwargs: Any) -> Any:
+            out = original(own, op_name, fn, dispatch_key, **kwargs)
+            name = op_name if isinstance(op_name, str) else op_name.name()
+            name = name if "::" in name else f"{own.ns}::{name}"
+            if not kwargs.get("with_keyset"):  # such a function calls the operator again
+                self.of.setdefault(name, {})[dispatch_key or own.dispatch_key] = fn
+            if dispatch_key == "AutogradCUDA":  # to torch, tensors are those of a processor
+                original(own, op_name, fn, "AutogradCPU", **kwargs)
+            return out
 
-    known: Any = getattr(custom_ops, "OPDEFS", {})
-    definition = known.get(func._schema.name)  # noqa: SLF001 - an overload has no other name for it
-    if definition is None:
-        return None
-    kernels: Any = definition._backend_fns  # noqa: SLF001 - what was registered for a device
-    return kernels.get("cuda") or kernels.get(None) or kernels.get("cpu")  # type: ignore[no-any-return]
+        library.impl = impl
+
+    def handler(self, mode: Any, func: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the handler of the operator *func*: its function if it communicates, else *otherwise*.
+
+        Args:
+            mode: sees the operators that the function calls.
+            func: an overload of an operator.
+            otherwise: its handler if it is none of a Python function, or one that does not communicate.
+        """
+        body = self._function(func)
+        if body is None:
+            return otherwise
+        sends = communicates(body)
+
+        def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if sends or _names_group((*args, *kwargs.values())):
+                with mode:
+                    return body(*args, **kwargs)
+            return otherwise(func, args, kwargs)
+
+        return handler
+
+    def _function(self, func: Any) -> Callable[..., Any] | None:
+        """Return the Python function that a GPU would run for *func*, None if there is none."""
+        from torch._library import custom_ops
+
+        known: Any = getattr(custom_ops, "OPDEFS", {})
+        definition = known.get(func._schema.name)  # noqa: SLF001 - an overload has no other name for it
+        if definition is None:
+            registered = self.of.get(func.name(), {})
+            return next((registered[key] for key in ON_GPU if key in registered), None)
+        kernels: Any = definition._backend_fns  # noqa: SLF001 - what was registered for a device
+        return kernels.get("cuda") or kernels.get(None) or kernels.get("cpu")  # type: ignore[no-any-return]
 
 
 def communicates(function: Any, depth: int = MOST_DEEP) -> bool:

@@ -51,6 +51,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _swaps()
     _parameters()
     _stubs(session)
+    session.bodies.install()
     return [*kernels.install(), *libraries.install(session), *stand_ins.install(session), *jagged.install()]
 
 
