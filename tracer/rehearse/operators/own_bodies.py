@@ -1,7 +1,7 @@
 """Custom operators that communicate: the timeline has what their Python function does, not its description.
 
 ``torch.library.custom_op`` and ``Library.impl`` make an operator of a function, and ``register_fake`` tells
-what it returns. torch asks for that alone where tensors are fake, so what the function sends would be missing.
+what it returns. torch asks for that where tensors are fake, so what the function sends would be missing.
 The function of an operator that communicates is called instead; of others the description is enough.
 """
 
