@@ -75,6 +75,29 @@ def test_who_looks_for_what_fits_finds_it(tmp_path: Path) -> None:
     }
 
 
+TOO_LARGE = """
+import torch
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+try:
+    held = [torch.empty(2**30, 30, device="cuda"), torch.empty(2**30, device="cuda")]
+except torch.OutOfMemoryError:
+    pass
+for _ in range(3):
+    model(torch.ones(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_did_not_fit_is_held_by_nobody(tmp_path: Path) -> None:
+    """A script that has run out of memory and goes on with less needs no more than that."""
+    script = tmp_path / "train.py"
+    script.write_text(TOO_LARGE)
+    found = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run")
+    assert found.memory["0"]["reserved_bytes"] < 2**24
+
+
 def test_a_device_that_is_a_bare_number_is_a_line_that_says_what_to_write() -> None:
     """``torch.device(0)`` asks torch's own code for the GPU, which is not there."""
     error = RuntimeError("Cannot access accelerator device when none is available.")

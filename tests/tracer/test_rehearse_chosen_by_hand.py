@@ -84,6 +84,30 @@ def test_choices_that_nothing_calls_experts_are_warned_of(tmp_path: Path, loaded
     assert [own[-1] for own in rows.values()] == [TOKENS * TOP_K] * 2
 
 
+POINTS = """
+import torch
+
+model = torch.nn.Conv2d(3, 4, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    out = model(torch.ones(2, 3, 8, 8, device="cuda"))
+    out.mean().backward()
+    optimizer.step()
+    out.{choice}.data.cpu().numpy().sum()
+"""
+
+
+@pytest.mark.parametrize(("choice", "n_said"), [("max(dim=1)[1]", 0), ("argmax(1)", 0), ("argmax(-1)", 1)])
+def test_classes_of_the_points_of_a_picture_are_no_experts(
+    tmp_path: Path, loaded: Loaded, choice: str, n_said: int
+) -> None:
+    """A router chooses along the last side."""
+    script = tmp_path / "train.py"
+    script.write_text(POINTS.format(choice=choice))
+    found = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run", on=loaded)
+    assert sum("reads choices of one" in note for note in found.notes) == n_said
+
+
 def test_a_load_of_a_rank_says_nothing_of_choices(tmp_path: Path, loaded: Loaded) -> None:
     """They would be even, whatever was asked."""
     with pytest.raises(

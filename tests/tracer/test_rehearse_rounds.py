@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsals import rehearse
-from tracer.rehearse.events.rounds import UNLIKE
+from tracer.rehearse.events.rounds import SMALLER, UNLIKE
 from tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")
@@ -64,3 +64,28 @@ def test_many_small_operations_count_too(tmp_path: Path) -> None:
     found = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run")
     (said,) = [note for note in found.notes if note.startswith("steps are not alike")]
     assert "times the operations of step 1" in said
+
+
+BATCHES = """
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    for rows in DataLoader(torch.randn({rows}, 64), batch_size=32):
+        model(rows.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("rows", "said"), [(64, []), (32 + 3, [SMALLER]), (32 + 31, [])])
+def test_the_rest_of_an_epoch_is_told_from_other_work(tmp_path: Path, rows: int, said: list[str]) -> None:
+    """Its last batch holds what is left of the data."""
+    script = tmp_path / "train.py"
+    script.write_text(BATCHES.format(rows=rows))
+    found = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run")
+    assert [note for note in found.notes if note.startswith(("steps are not alike", "step 1 has"))] == [
+        one.format(kept=1, rows=rows - 32, step=0, before=32, next=2) for one in said
+    ]

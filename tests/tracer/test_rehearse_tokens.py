@@ -52,6 +52,8 @@ for step, batch in zip(range(3), loader):
 PLAIN = ("ids", "self.table(ids)")
 BOTH = ("source, target", "self.table(source).mean(1) + self.table(target).mean(1)")
 TABLES = ("ids, kinds", "self.table(ids) + self.other(kinds)")
+KINDS = ("ids, kinds", "self.table(ids) + self.other(ids) + self.table(kinds)")
+INTO = ("ids, kinds", "self.table(ids).add_(self.table(kinds))")
 INNER = ("ids", "self.table(ids).mean(1) + self.table(ids[:, :7].flip(0)).mean(1)")
 SLICED = ("ids", "self.table(ids[:, 12:24])")
 COLUMNS = ("ids", "sum(self.table(ids[:, i]) for i in range(60))")
@@ -68,6 +70,8 @@ GIVEN = "    model({}).sum().backward()"
         (PLAIN, "", GIVEN.format("batch"), 60, ""),
         (BOTH, "", GIVEN.format("batch[:, :40], batch[:, 40:]"), 60, ""),
         (TABLES, "", GIVEN.format("batch, torch.zeros_like(batch)"), 60, ""),
+        (KINDS, "", GIVEN.format("batch, torch.zeros_like(batch)"), 60, ""),
+        (INTO, "", GIVEN.format("batch, torch.zeros_like(batch)"), 60, ""),
         (SLICED, "", GIVEN.format("batch"), 12, ""),
         (COLUMNS, "", GIVEN.format("batch"), 0, ""),
         (NUMBERS, "", GIVEN.format("batch"), 0, NO_TOKENS),

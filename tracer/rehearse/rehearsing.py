@@ -16,7 +16,7 @@ from tracer.rehearse.ranks.chains import acted_chain
 from tracer.rehearse.ranks.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
 from tracer.rehearse.ranks.exported import exported
 from tracer.rehearse.ranks.fabric import told_by_fabric
-from tracer.rehearse.ranks.launchers import accelerate_flags, launchers_of, script_of
+from tracer.rehearse.ranks.launchers import accelerate_flags, launchers_of, name_of, script_of
 from tracer.rehearse.ranks.restarting import check_choices, with_choices
 from tracer.rehearse.ranks.rows import said_of_rows
 from tracer.rehearse.ranks.scratch import checked_target, scratch_in
@@ -246,7 +246,7 @@ class _Acted:
             world_size=self._asked.world_size,
             ranks=tuple(sorted(outcomes)),
             representatives=tuple(stands_for),
-            name=Path(script[0]).stem,
+            name=name_of(self._asked.command),
             command=script,
             layout=Layout(**layout) if layout else None,
             groups=groups_of(self.outcomes, self._chain),
@@ -286,4 +286,4 @@ def wanted_ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 def free_directory(command: Sequence[str]) -> Path:
     """Return a directory below ``runs`` that is not there yet, named after the script of *command*."""
-    return next_free(Path(script_of(command)[0][0]).stem if command else "script")
+    return next_free(name_of(command) if command else "script")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
+from tracer.rehearse.events.summed import adding
 from tracer.rehearse.events.tape import HOST_WAIT
 from tracer.rehearse.gpu.fused import ACCUMULATING
 from tracer.rehearse.values.questions import Kernel
@@ -46,3 +49,9 @@ def grouping(session: RehearsalSession, handler: Kernel) -> Kernel:
         return handler(func, args, kwargs)
 
     return grouped
+
+
+AROUND: Final[Mapping[str, Callable[[RehearsalSession, Kernel], Kernel]]] = MappingProxyType(
+    {"aten._grouped_mm": grouping, "aten.add": adding, "aten.add_": adding}
+)
+"""What comes with operators that compute."""

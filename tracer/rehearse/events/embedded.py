@@ -140,8 +140,9 @@ def taken(
 def _texts(given: Sequence[Matrix], lookups: Sequence[Lookup]) -> list[tuple[Matrix, tuple[int, int]]]:
     """Return the matrices of *given* that are embedded as a whole, each with the shape of what is looked up.
 
-    A matrix of the same shape for another table holds places or kinds of the tokens, and is none. Where
-    numbers were copied on the way, the shape tells: as many matrices of it as a table is asked for.
+    A matrix of the same shape for another table holds places or kinds of the tokens, and is none; one for the
+    same table is none if its rows are added to theirs (``summed``). Where numbers were copied on the way, the
+    shape tells: as many matrices of it as a table is asked for.
     """
     found: list[tuple[Matrix, tuple[int, int]]] = []
     tables: dict[tuple[int, int], int] = {}
@@ -185,8 +186,9 @@ def install(session: RehearsalSession) -> None:
 
     @functools.wraps(original)
     def embedding(weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
-        learning.looked_up(weight, indices)
-        return original(weight, indices, *args, **kwargs)
+        out = original(weight, indices, *args, **kwargs)
+        learning.looked_up(weight, indices, out)
+        return out
 
     anywhere.embedding = embedding
 

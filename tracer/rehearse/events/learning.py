@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.inputs import input_of, tensors_inside
 from tracer.rehearse.events.embedded import Lookup, Matrix, Taken, lookup_of, matrices_in, taken
+from tracer.rehearse.events.summed import Sums
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -56,6 +57,7 @@ class _Pass:
         is_float: whether that is no whole numbers.
         given: matrices of whole numbers among its arguments.
         lookups: what it embeds.
+        sums: which of that it adds to each other.
         taken: its rows and tokens, once it is over.
     """
 
@@ -64,13 +66,14 @@ class _Pass:
         self.has_run, self.is_frozen = True, False
         self.job: dict[str, Any] = {}
         self.is_float, self.given = False, list[Matrix]()
-        self.lookups: list[Lookup] = []
+        self.lookups, self.sums = list[Lookup](), Sums()
         self.taken: Taken | None = None
 
     def take(self) -> None:
         """The call is over: find its rows and tokens."""
         if self.job:
-            self.taken = taken(self.given, self.lookups, self.job, is_float=self.is_float)
+            lookups = self.sums.apart(self.lookups)
+            self.taken = taken(self.given, lookups, self.job, is_float=self.is_float)
             if self.taken.shape is not None:
                 self.job = {"input_shape": [*self.taken.shape], "input_is_embedded": False}
 
@@ -114,10 +117,16 @@ class Learning:
             self._running.job = job
             self._running.is_float = bool(input_of(values).is_floating_point())
 
-    def looked_up(self, weight: Any, indices: Any) -> None:
-        """The rows *indices* of the table *weight* are asked for."""
+    def looked_up(self, weight: Any, indices: Any, out: Any) -> None:
+        """The rows *indices* of the table *weight* were asked for, and are in *out*."""
         if self._running is not None:
+            self._running.sums.looked_up(len(self._running.lookups), out)
             self._running.lookups.append(lookup_of(weight, indices))
+
+    def added(self, operands: Any, out: Any) -> None:
+        """The tensors among *operands* were added to *out*."""
+        if self._running is not None:
+            self._running.sums.added(operands, out)
 
     def end(self, module: Any, out: Any) -> None:
         """The model *module* has returned *out*, unless it is one of another thread."""

@@ -28,6 +28,12 @@ UNLIKE: Final = (
 )
 """What is said of a step before those that are kept."""
 
+SMALLER: Final = (
+    "step {kept} has a batch of {rows:,} rows, step {step} had {before:,}, as at the end of an epoch whose "
+    "data do not fill the last batch: all figures are of the small one; --warmup {next} keeps the next step"
+)
+"""What is said of one that is kept whose loader gave less than before."""
+
 
 class Rounds:
     """Holds the steps that warm up against those that are kept.
@@ -57,7 +63,11 @@ class Rounds:
             mean = sum(counted[what] for counted in kept) / len(kept)
             if mean and self._counted[most][what] >= ALIKE * mean:
                 ratio = self._counted[most][what] / mean
-                session.warn(UNLIKE.format(step=most, ratio=ratio, what=what, kept=which))
+                rows = session.trainings.loaded.shrunk(first, most) if len(kept) == 1 else None
+                said = UNLIKE.format(step=most, ratio=ratio, what=what, kept=which)
+                if rows:
+                    said = SMALLER.format(kept=first, rows=rows[0], step=most, before=rows[1], next=first + 1)
+                session.warn(said)
                 return
 
     def _of(self, step: int) -> dict[str, int]:

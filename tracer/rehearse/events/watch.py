@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import OPERATORS, dtype_name, tensor_bytes
 from tracer.rehearse.events import in_place
-from tracer.rehearse.events.around import grouping, keeping, reading
+from tracer.rehearse.events.around import AROUND, keeping, reading
 from tracer.rehearse.events.converting import CONVOLUTIONS, converting
 from tracer.rehearse.events.counted import Counted
 from tracer.rehearse.events.remembered import Memo
@@ -161,7 +161,7 @@ class Watcher:
         if full in CONVOLUTIONS:
             return converting(self._session, self._pricing, full, self._computing(full), self._is_ours)
         computing = self._session.bodies.handler(self._mode, func, self._computing(full))
-        return grouping(self._session, computing) if full == "aten._grouped_mm" else computing
+        return AROUND[full](self._session, computing) if full in AROUND else computing
 
     def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a composite operator, which arrives whole in inference mode: its parts come again."""

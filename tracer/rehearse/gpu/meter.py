@@ -30,10 +30,15 @@ class Meter:
 
     def __init__(self, empty_cache: Callable[[], int]) -> None:
         self.now = self.peak = self.reserved = self.most_reserved = 0
-        self._empty_cache = empty_cache
+        self._empty_cache, self._is_full = empty_cache, False
 
     def changed(self, n_bytes: int, reserved_bytes: int) -> None:
-        """Take note of *n_bytes* in all, and of what the allocator holds for them."""
+        """Take note of *n_bytes* in all, and of what the allocator holds for them.
+
+        Once what did not fit is gone, nothing is held for it: it never was allocated.
+        """
+        if self._is_full and n_bytes <= CAPACITY_BYTES:
+            self._is_full, reserved_bytes = False, self._empty_cache()
         self.now, self.reserved = n_bytes, max(n_bytes, min(reserved_bytes, CAPACITY_BYTES))
         self.peak, self.most_reserved = max(self.peak, n_bytes), max(self.most_reserved, self.reserved)
 
@@ -55,7 +60,7 @@ class Meter:
         if self.now > CAPACITY_BYTES and _would_catch(sys._getframe(1)):  # noqa: SLF001 - has no other name
             import torch
 
-            self.peak = min(self.peak, CAPACITY_BYTES)
+            self.peak, self._is_full = min(self.peak, CAPACITY_BYTES), True
             self.reserved = self.most_reserved = CAPACITY_BYTES
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. {self.now / 2**30:.2f} GiB are allocated, the GPU has "

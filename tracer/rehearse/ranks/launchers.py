@@ -244,6 +244,16 @@ def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     return tuple(command), False
 
 
+def name_of(command: Sequence[str]) -> str:
+    """Return what to call the rehearsal of *command*: its script without the ending, or its module.
+
+    >>> name_of(["torchrun", "examples/train.py"]), name_of(["torchrun", "-m", "package.train"])
+    ('train', 'package.train')
+    """
+    script, is_module = script_of(command)
+    return script[0] if is_module else Path(script[0]).stem
+
+
 def accelerate_flags(command: Sequence[str]) -> tuple[str, ...] | None:
     """Return what *command* tells Accelerate's launcher, None if it starts none.
 

@@ -122,6 +122,21 @@ class Loaded:
         marks = [list(mark) for step in sorted(self.marks) for mark in self.marks[step]]
         return {"batches": marks[:MOST_TOLD], "is_batch": shape in self.shapes or longer in self.shapes}
 
+    def shrunk(self, step: int, before: int) -> tuple[int, int] | None:
+        """Return the samples of *step* and of the step *before* if a loader gives half of them at most.
+
+        The batch of the first step comes before that has begun.
+        """
+        earlier: dict[int, int] = {}
+        for at in (before, before - 1) if before == 0 else (before,):
+            for loader, batches in self._given.get(at, {}).items():
+                earlier[loader] = earlier.get(loader, 0) + sum(one.size for one in batches)
+        for loader, batches in self._given.get(step, {}).items():
+            size = sum(one.size for one in batches)
+            if 2 * size <= earlier.get(loader, 0):
+                return size, earlier[loader]
+        return None
+
     def only(self, step: int) -> int:
         """Return the samples of *step* if one loader has given some, else 0."""
         given = [*self._given.get(step, {}).values()]

@@ -62,7 +62,8 @@ class Choices:
         scores, places = args[0], results[-1]
         if dim is None:  # max makes the largest number then, not its place
             return Known(n_values=int(scores.numel()) if name == "aten.argmax" else 0)
-        is_last = dim in (-1, scores.dim() - 1) and scores.is_floating_point() and scores.dim() > 0
+        is_across = dim not in (-1, scores.dim() - 1)
+        is_last = not is_across and scores.is_floating_point() and scores.dim() > 0
         routing = self._routing
         is_made_up = is_last and routing is not None and (routing.is_even or name != "aten.sort")
         of = scores, places, n_chosen, asker
@@ -72,7 +73,7 @@ class Choices:
         n_tokens = places.numel() // max(n_chosen, 1)
         is_routed = is_last and routing is None and self._is_routed(n_values, n_tokens)
         self.n_routed += is_routed
-        return Known(n_values=n_values, is_routed=is_routed)
+        return Known(n_values=n_values, is_routed=is_routed, is_across=is_across)
 
     def _is_routed(self, n_values: int, n_tokens: int) -> bool:
         module = self.inside()
@@ -89,9 +90,11 @@ class Choices:
         if self._routing is None and self.asks:
             raise UnroutedError(asker)
 
-    def doubt(self, tensor: Any, n_values: int, value: Any, asker: str) -> None:
-        """Note that the line *asker* reads a choice of *tensor* among *n_values*, and gets *value*."""
+    def doubt(self, tensor: Any, known: Known, value: Any, asker: str) -> None:
+        """Note that the line *asker* reads a choice of *tensor* that may be an expert, and gets *value*."""
+        n_values = known.n_values
         n_read = tensor.untyped_storage().nbytes() // tensor.element_size()
         said = DOUBTED.format(asker, n_values, value)
-        if 1 < n_values <= n_read and n_values <= MOST_EXPERTS and said not in self.doubts:
+        is_one = not known.is_across and 1 < n_values <= min(n_read, MOST_EXPERTS)
+        if is_one and said not in self.doubts:
             self.doubts.append(said)

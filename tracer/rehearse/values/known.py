@@ -37,6 +37,8 @@ class Known:
         is_drawn: whether they are drawn evenly from 0 to 1.
         each: the value given for each element if their means differ; shape of the tensor.
         is_routed: whether it depends on what routers of experts choose.
+        is_across: whether these are choices along another side than the last, as classes of the points of a
+            picture are: of no expert.
     """
 
     mean: float | None = None
@@ -47,3 +49,4 @@ class Known:
     is_drawn: bool = False
     each: Any = None
     is_routed: bool = False
+    is_across: bool = False

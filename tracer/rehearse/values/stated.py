@@ -244,7 +244,7 @@ class Stated:
             self.choices.need(asker())
         if known.n_values:
             value = min(DEFAULTS[kind], known.n_values - 1)
-            self.choices.doubt(tensor, known.n_values, value, asker())
+            self.choices.doubt(tensor, known, value, asker())
             return value, f"one of {known.n_values}" if known.n_values > 1 else "there is no other"
         if known.mean is not None:
             return known.mean >= 0.5, "the likelier"
