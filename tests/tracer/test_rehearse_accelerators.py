@@ -80,12 +80,13 @@ import torch
 
 model = torch.nn.Linear(8, 8).cuda()
 optimizer = torch.optim.SGD(model.parameters())
-try:
-    held = [torch.empty(2**30, 30, device="cuda"), torch.empty(2**30, device="cuda")]
-except torch.OutOfMemoryError:
-    pass
-for _ in range(3):
-    model(torch.ones(4, 8, device="cuda")).sum().backward()
+for step in range(3):
+    loss = model(torch.ones(4, 8, device="cuda")).sum()
+    try:
+        held = torch.empty(2**30, 30, device="cuda") if step == 0 else None
+    except torch.OutOfMemoryError:
+        pass
+    loss.backward()
     optimizer.step()
 """
 
