@@ -79,8 +79,12 @@ def test_what_cannot_be_rehearsed_is_named_and_a_stub_mends_it(what: str, said: 
             "try: None.nope\nexcept AttributeError as error: raise RuntimeError('a stage') from error",
             "slip.py:2: RuntimeError: a stage .from AttributeError: 'NoneType' object has no attr",
         ),
+        (
+            "exec(compile('def f(): raise ValueError(1)', '/x/site-packages/its.py', 'exec'))\nf()",
+            "slip.py:2, in its.py:1: ValueError: 1",
+        ),
     ],
-    ids=["attribute", "syntax", "cause"],
+    ids=["attribute", "syntax", "cause", "library"],
 )
 def test_a_slip_is_told_as_python_tells_it(source: str, said: str, tmp_path: Path) -> None:
     script = tmp_path / "slip.py"

@@ -26,6 +26,9 @@ STANDARD: Final = str(Path(os.__file__).parent) + os.sep
 LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/", "/typing_extensions.py")
 """Parts of the paths of files that are not of a script; ``STANDARD`` is where those of Python are."""
 
+INSTALLED: Final = "-packages" + os.sep
+"""Part of the path of a file of a library that is installed."""
+
 FIRST_VALUES: Final = "/torch/nn/init.py"
 """End of the path of the file whose functions give parameters their first values."""
 
@@ -175,16 +178,25 @@ def _operator(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return the innermost module of the script's that ran, and the line of it or of the script."""
+    """Return the innermost module of the script's that ran, and the line of it or of the script.
+
+    Of an error in an installed library, that is the script's line that led there, and the library's.
+    """
     frames = [frame for frame in _frames(error) if not is_library(frame[0].f_code.co_filename)]
     modules = [found for frame, _ in frames if (found := _module(frame))]
     if not frames:
         if isinstance(error, SyntaxError) and error.filename:
             return f"{Path(error.filename).name}:{error.lineno}"
         return "before the script"
-    frame, number = frames[-1]
-    line = f"{Path(frame.f_code.co_filename).name}:{number}"
+    own = [one for one in frames if INSTALLED not in one[0].f_code.co_filename]
+    line = _named(*frames[-1])
+    if own and own[-1] is not frames[-1]:
+        line = f"{_named(*own[-1])}, in {line}"
     return f"{modules[-1]} at {line}" if modules else line
+
+
+def _named(frame: FrameType, number: int) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{number}"
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
@@ -196,7 +208,7 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 def is_library(name: str) -> bool:
     """Whether the file *name* is Python's, torch's or ours, not one of a script or another library."""
-    is_standard = name.startswith(STANDARD) and "-packages" + os.sep not in name
+    is_standard = name.startswith(STANDARD) and INSTALLED not in name
     return is_standard or name.startswith((OURS, "<")) or any(part in name for part in LIBRARIES)
 
 
