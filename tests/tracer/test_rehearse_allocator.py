@@ -21,6 +21,7 @@ from tracer.rehearse.gpu.allocator import (
     CachingAllocator,
 )
 from tracer.rehearse.gpu.memory import Memory, rounded
+from tracer.rehearse.gpu.reserved import Reserved
 from tracer.rehearse.rehearsing import Asked
 
 GOLDEN = Path(__file__).parent / "allocator.csv"
@@ -151,21 +152,27 @@ for step in range(3):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["", "expandable_segments:True"])
-def test_a_script_is_told_what_the_allocator_holds(setting: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "emptied", "most"), [("", 122, 322), ("expandable_segments:True", 82, 282)]
+)
+def test_a_script_is_told_what_the_allocator_holds(
+    setting: str, emptied: int, most: int, tmp_path: Path
+) -> None:
     """Memory that two streams use in turn counts twice, and goes when the script empties the cache.
 
     Segments: 100 MiB on each stream, 20 for the 4 MiB of the weights, 2 for the bias. Those that grow:
-    6 pages of 20 MiB for weights and 100 MiB, 5 on the other stream, 2 MiB for the bias.
+    6 pages of 20 MiB for weights and 100 MiB, 5 on the other stream, 2 MiB for the bias. Two workspaces of
+    cuBLAS have got into what the 100 MiB left, and stay: a whole segment, or three pages. So the next step
+    takes 100 MiB more for what it makes itself, and the other stream its own again.
     """
     script = tmp_path / "streams.py"
     script.write_text(SCRIPT)
     found = rehearse(Asked(command=(str(script), setting), world_size=1, ranks=(0,)), tmp_path / "run")
     output = (tmp_path / "run" / "rehearsal" / "rank-00000" / "output.log").read_text().splitlines()
-    assert output == ["peak 222 of 104", "now 222 of 4", "emptied 22"]
+    assert output == ["peak 222 of 104", "now 222 of 4", f"emptied {emptied}"]
     memory = found.memory["0"]
     assert memory["peak_bytes"] < 130 * MIB
-    assert memory["reserved_bytes"] == 222 * MIB
+    assert memory["reserved_bytes"] == most * MIB
     assert memory["expandable_segments"] == bool(setting)
 
 
@@ -205,3 +212,39 @@ def test_what_is_built_before_the_first_step_has_to_fit(
     assert (memory["reserved_bytes"] > gib * 2**30) != is_too_much
     simulation = simulate_rehearsal(tmp_path / "run", lambda n: load_cluster("dgx-h100", n))
     assert any("before its first step" in note for note in simulation.run.warnings) == is_too_much
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("state", "result", "passing")), SIZES, st.integers(0, 2)), max_size=30
+)
+
+
+@given(steps=STEPS, setting=st.sampled_from(("", "expandable_segments:True")))
+def test_a_first_step_asked_for_again_holds_what_a_second_one_holds(steps: list[Any], setting: str) -> None:
+    """What the first left goes, what stays is not made again: as if the script had done another step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SETTINGS[0], setting)
+        repeated, done = Reserved(), Reserved()
+        states = {at for at, (kind, _, _) in enumerate(steps) if kind == "state"}
+        for reserved in (repeated, done):
+            reserved.start(is_first=True)
+            _step(reserved, steps, 0)
+        repeated.repeat(states.__contains__)
+        for at, (kind, _, _) in enumerate(steps):
+            if kind == "result":
+                done.place(at)
+        _step(done, [one for one in steps if one[0] != "state"], len(steps))
+    assert repeated.n_bytes == done.n_bytes
+    assert repeated.most_bytes == done.most_bytes
+
+
+def _step(reserved: Reserved, steps: list[Any], first: int) -> None:
+    """Make what a step makes, numbered from *first*; what only passes goes as the next thing is there."""
+    passing = -1
+    for number, (kind, size, stream) in enumerate(steps, first):
+        reserved.place(number, rounded(size), stream)
+        if passing >= 0:
+            reserved.place(passing)
+        passing = number if kind == "passing" else -1
+    if passing >= 0:
+        reserved.place(passing)

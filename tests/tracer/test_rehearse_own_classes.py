@@ -179,3 +179,51 @@ def test_remote_calls_are_refused_with_what_to_do(tmp_path: Path) -> None:
             tmp_path / "train.py",
             "from torch.distributed import rpc\nrpc.init_rpc('a', rank=0, world_size=2)\n",
         )
+
+
+WRAPPED = """
+import sys, torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+class Weight(torch.Tensor):  # as float8's, which says how it is to be gathered
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), device=inner.device, dtype=inner.dtype
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors, meta, size, stride):
+        return Weight(inner_tensors["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = [one.inner if isinstance(one, Weight) else one for one in args]
+        out = func(*plain, **(kwargs or {}))
+        out = Weight(out) if func.is_view else out
+        return return_and_correct_aliasing(func, args, kwargs or {}, out)
+
+model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+if sys.argv[1] == "wrapped":
+    model.weight = torch.nn.Parameter(Weight(model.weight.detach()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(1, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_parameter_that_wraps_another_tensor_has_memory_once(tmp_path: Path) -> None:
+    script, held = tmp_path / "train.py", {}
+    script.write_text(WRAPPED)
+    for kind in ("plain", "wrapped"):
+        asked = Asked(command=(str(script), kind), world_size=1, ranks=(0,))
+        held[kind] = rehearse(asked, tmp_path / kind).memory["0"]["bytes"]["parameters"]
+    assert held["wrapped"] == held["plain"] == 4 * 1024 * 1024

@@ -13,6 +13,7 @@ from tracer.rehearse.events.converting import CONVOLUTIONS, converting
 from tracer.rehearse.events.counted import Counted
 from tracer.rehearse.events.remembered import Memo
 from tracer.rehearse.gpu import tensor_float
+from tracer.rehearse.gpu.workspaces import Workspaces
 from tracer.rehearse.operators import agreeing
 from tracer.rehearse.operators.calls import tensors_in
 from tracer.rehearse.operators.pricing import Pricing
@@ -52,7 +53,7 @@ class Watcher:
         from torch._subclasses.fake_tensor import FakeTensor
 
         self._session, self._torch, self._fake = session, torch, fake
-        self._FakeTensor = FakeTensor
+        self._FakeTensor, self._workspaces = FakeTensor, Workspaces(session)
         self._pricing, self._counted = Pricing(session), Counted(session)
         self._call = Memo().call if fake else _unremembered
         self._handlers: dict[Any, Kernel] = {}
@@ -200,7 +201,7 @@ class Watcher:
                     tape.op(number)
             return out
 
-        return handler
+        return self._workspaces.used_by(name, handler)
 
     def _of_host(self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle an operator in which the host takes *part*, as ``Host.part`` says."""

@@ -16,7 +16,7 @@ from tracer.rehearse.gpu.compiled_calls import Call, not_in_eager
 from tracer.rehearse.gpu.forward_values import ForwardValues
 from tracer.rehearse.gpu.memory import rounded
 from tracer.rehearse.gpu.stored import TAKEN, Step, Stored, replay, stays, steps_of
-from tracer.rehearse.operators.calls import tensors_in
+from tracer.rehearse.operators.calls import parts_of, tensors_in
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -116,7 +116,7 @@ class CompiledMemory:
             return
         own = {key: one for key, one in self._stored.items() if one.at >= 0}
         storages = {key: storage for key, one in own.items() if (storage := one.storage()) is not None}
-        keys = {self._key(part) for tensor in tensors_in(out) for part in _parts(tensor)}
+        keys = {self._key(part) for tensor in tensors_in(out) for part in parts_of(tensor)}
         for at in {forward.latest(key) for key in keys} - {-1}:
             forward.values[at].is_output = True
         call = Call(forward, set(own), set(storages), keys & set(storages), _hooks() is not None)
@@ -162,14 +162,6 @@ class CompiledMemory:
     def _is_there(self, tensor: Any) -> bool:
         """Whether *tensor* is there whatever a forward saves."""
         return self._session.memory.category_of(tensor.untyped_storage()) in FREE
-
-
-def _parts(tensor: Any) -> list[Any]:
-    """Return the plain tensors of which a *tensor* of another type is made, as a DTensor; else it itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    inside = tensors_in([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
-    return [part for one in inside for part in _parts(one)]
 
 
 def _hooks() -> Any:

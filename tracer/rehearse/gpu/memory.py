@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from tracer.rehearse.gpu.allocator import Block, CachingAllocator
 from tracer.rehearse.gpu.meter import CAPACITY_BYTES
+from tracer.rehearse.gpu.reserved import Reserved
 
 ROUND_BYTES: Final = 512
 """Least size of a block of the caching allocator, and what sizes are rounded up to."""
@@ -75,7 +75,6 @@ class Memory:
         total: bytes in all.
         peak: most bytes so far, since ``start_peak``.
         at_peak: bytes by category then.
-        most_reserved: most bytes that the allocator has held so far, since ``start_peak``.
         building: the peak before the first ``start_peak``, None before it.
         log: where changes are noted, None: nowhere.
         n_held: storages that have been counted so far.
@@ -91,7 +90,7 @@ class Memory:
     ) -> None:
         self.held = dict.fromkeys(CATEGORIES, 0)
         self.total = 0
-        self.peak = self.most_reserved = 0
+        self.peak = 0
         self.building: int | None = None
         self.at_peak = dict(self.held)
         self.log: list[Change] | None = None
@@ -100,8 +99,7 @@ class Memory:
         self._before = (0, dict(self.held), 0)
         self._is_looking = True
         self._changed, self._block_bytes, self._stream = changed, block_bytes, stream
-        self._allocator: CachingAllocator | None = None
-        self._blocks: dict[int, Block] = {}
+        self._reserved = Reserved()
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._sizes: dict[int, tuple[int, str]] = {}
         self.n_held = 0
@@ -111,12 +109,14 @@ class Memory:
 
         What the allocator holds after a building that no GPU has room for says nothing of a step: it goes.
         """
-        if self.building is None:
+        is_first = self.building is None
+        if is_first:
             self.building = self.peak
             if self.reserved_bytes > CAPACITY_BYTES:
                 self.empty_cache()
-        self._before = (self.peak, self.at_peak, self.most_reserved)
-        self.peak, self.at_peak, self.most_reserved = self.total, dict(self.held), self.reserved_bytes
+        self._before = (self.peak, self.at_peak, self._reserved.most_bytes)
+        self.peak, self.at_peak = self.total, dict(self.held)
+        self._reserved.start(is_first=is_first)
         if self.host is not None:
             self.host.start_peak()
 
@@ -125,28 +125,31 @@ class Memory:
         if self.building is None:
             self.peak, self.at_peak = self.total, dict(self.held)
             self.empty_cache()
-            self.most_reserved = self.reserved_bytes
+            self._reserved.start(is_first=False)
 
     def take_back(self) -> None:
         """Have looked for the most since the start before the last one."""
         if self._before[0] > self.peak:
             self.peak, self.at_peak = self._before[:2]
-        self.most_reserved = max(self.most_reserved, self._before[2])
+        self._reserved.most_bytes = max(self._reserved.most_bytes, self._before[2])
         if self.host is not None:
             self.host.take_back()
 
     def look_no_more(self) -> None:
         """Leave the peak as it is: what is made from now on, as where a library cleans up, is in no step."""
-        self._is_looking = False
+        self._is_looking = self._reserved.is_looking = False
         if self.host is not None:
             self.host.look_no_more()
 
     def count_always(self, category: str) -> None:
-        """Let the peak be what it had been, had all that *category* holds now been there from the start."""
+        """Let the peak be what it had been, had all that *category* holds now been there from the start.
+
+        What the allocator holds for that shows once the first step is asked for again.
+        """
         missing = self.held[category] - self.at_peak[category]
         self.peak += missing
-        self.most_reserved += missing
         self.at_peak[category] += missing
+        self._reserved.repeat(lambda number: self._sizes[number][1] == category)
         if self.host is not None:
             self.host.count_always(category)
 
@@ -163,20 +166,25 @@ class Memory:
         """
         found: dict[str, Any] = {"peak_bytes": self.peak, "bytes": self.at_peak}
         if has_gpu:
-            grows = self._allocator is not None and self._allocator.is_expandable
-            found |= {"reserved_bytes": self.most_reserved, "expandable_segments": grows}
+            found |= {"reserved_bytes": self._reserved.most_bytes}
+            found |= {"expandable_segments": self._reserved.is_expandable}
             found |= {"building_bytes": self.building or 0}
         return found | ({"host": self.host.described()} if self.host is not None and self.host.peak else {})
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes that the caching allocator holds now, in use or not."""
-        return 0 if self._allocator is None else self._allocator.reserved_bytes
+        return self._reserved.n_bytes
 
     def empty_cache(self) -> None:
         """Let the allocator give back what is not in use."""
-        if self._allocator is not None:
-            self._allocator.empty()
+        self._reserved.empty()
+
+    def reserve(self, n_bytes: int, stream: int) -> None:
+        """Let the allocator hold *n_bytes* on *stream* from now on that are of no tensor."""
+        if self._stream is not None:
+            self._reserved.keep(rounded(n_bytes, self._block_bytes), stream)
+            self._changed(self.total)
 
     def add(self, storage: Any, category: str, *, is_written: bool = True) -> bool:
         """Count *storage* from now on, unless it is, here or on the host; return whether it is new.
@@ -266,18 +274,9 @@ class Memory:
             self._add(-n_bytes, category)
 
     def _place(self, number: int, n_bytes: int = 0, stream: int = 0) -> None:
-        """Let the allocator find a block for what *number* stands for, a new one for another size."""
-        if self._stream is None:
-            return
-        if self._allocator is None:
-            self._allocator = CachingAllocator.as_set()
-        before = self._blocks.pop(number, None)
-        if n_bytes:
-            self._blocks[number] = self._allocator.allocate(n_bytes, stream)
-        if before is not None:
-            self._allocator.free(before)
-        if self._is_looking:
-            self.most_reserved = max(self.most_reserved, self._allocator.reserved_bytes)
+        """Let the allocator find a block for what *number* stands for, if there is one."""
+        if self._stream is not None:
+            self._reserved.place(number, n_bytes, stream)
 
     def _gone(self, key: int) -> None:
         number, _ = self._numbers.pop(key, (-1, None))

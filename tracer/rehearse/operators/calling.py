@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.parallelism import data_parallel
 from tracer.rehearse.gpu.host import DEVICE, HOST
+from tracer.rehearse.operators.calls import parts_of
 from tracer.wrapped import inside
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def settle(session: RehearsalSession, model: Any, args: Any) -> None:
     Also count its parameters: no operator has created those that were copied.
     """
     place, is_met = session.placement, session.placement.is_met
-    held = [getattr(one, "_local_tensor", one) for one in (*model.parameters(), *inside(model).buffers())]
+    held = [part for one in (*model.parameters(), *inside(model).buffers()) for part in parts_of(one)]
     where = _where(session, held, args) if not data_parallel(model)[0] else DEVICE
     for tensor in held:
         session.memory.add(tensor.untyped_storage(), "parameters")

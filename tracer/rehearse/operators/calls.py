@@ -38,6 +38,17 @@ def tensors_in(values: Any) -> list[Any]:
     return []
 
 
+def parts_of(tensor: Any) -> list[Any]:
+    """Return the plain tensors of which a *tensor* of another type is made, as a DTensor; else it itself.
+
+    Such a tensor has a storage of its own by name only: the memory is that of its parts.
+    """
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    inside = tensors_in([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+    return [part for one in inside for part in parts_of(one)]
+
+
 def total_bytes(tensors: Iterable[Any]) -> int:
     """Return the size of all *tensors*."""
     return sum(map(tensor_bytes, tensors))

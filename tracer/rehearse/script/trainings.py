@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.parallelism import SHARDING, data_parallel
-from tracer.rehearse.operators.calls import is_wrapped
+from tracer.rehearse.operators.calls import is_wrapped, parts_of
 from tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
 from tracer.shape import describe_model
 from tracer.wrapped import inside
@@ -76,7 +76,8 @@ class Trainings:
         for one in built_later:
             if is_wrapped(one):  # of torch.func, around a parameter that is counted already
                 continue
-            session.memory.move(getattr(one, "_local_tensor", one).untyped_storage(), "parameters")
+            for part in parts_of(one):
+                session.memory.move(part.untyped_storage(), "parameters")
 
     def count(self, module: Any, *, trains: bool) -> None:
         """Describe *module*, the model of this step, if its pass *trains* and another one was described."""
