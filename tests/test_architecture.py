@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulator.configs": SIMULATOR | {"yaml"},
     "simulator.search.executors": SIMULATOR | {"distributed", "ray"},
     "tracer": TRACER,
-    "tracer.rehearse.ranks.launchers": TRACER | {"accelerate"},
+    "tracer.rehearse.ranks.accelerated": TRACER | {"accelerate"},
 }
 """Longest prefix wins; the standard library and a module's own package are always allowed."""
 

@@ -298,6 +298,7 @@ def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
 
 def test_the_next_free_directory_bears_the_name_of_the_script() -> None:
     assert free_directory(["torchrun", "somewhere/train.py"]) == Path("runs/train-1")
+    assert free_directory(["torchrun", "-m", "scripts.base_train", "-v"]) == Path("runs/scripts.base_train-1")
 
 
 def test_a_report_without_a_machine_is_refused() -> None:

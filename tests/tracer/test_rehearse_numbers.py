@@ -12,7 +12,7 @@ from hypothesis.strategies import integers, lists
 
 from tests.rehearsals import rehearse
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.launchers import accelerate_flags, tell_accelerate
+from tracer.rehearse.ranks.accelerated import accelerate_flags, tell_accelerate
 from tracer.rehearse.rehearsing import Asked
 from tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
 from traces.rehearsal import read_rank, rehearsal_folder

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.ranks.accelerated import accelerate_flags
 from tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
 from tracer.rehearse.ranks.chains import acted_chain
 from tracer.rehearse.ranks.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
 from tracer.rehearse.ranks.exported import exported
 from tracer.rehearse.ranks.fabric import told_by_fabric
-from tracer.rehearse.ranks.launchers import accelerate_flags, launchers_of, name_of, script_of
+from tracer.rehearse.ranks.launchers import launchers_of, name_of, script_of
 from tracer.rehearse.ranks.restarting import check_choices, with_choices
 from tracer.rehearse.ranks.rows import said_of_rows
 from tracer.rehearse.ranks.scratch import checked_target, scratch_in

@@ -26,6 +26,7 @@ from typing import Any, Final, NoReturn
 from tracer.rehearse.errors import AwaitedError, Finished, RehearsalError, UnlikeError, UnroutedError
 from tracer.rehearse.peers.letters import Letters, leave, left
 from tracer.rehearse.ranks import launchers
+from tracer.rehearse.ranks.accelerated import tell_accelerate
 from tracer.rehearse.ranks.acting import letters_of, outcome_of, stages_of
 from tracer.rehearse.script.main_file import run_file
 from tracer.rehearse.words import ending
@@ -203,7 +204,7 @@ def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     kept = shims.install(session)
     session.expect_pipeline(left(Path(spec["folder"]), "stages"), repeats=spec["repeats"])
     if spec["accelerate"] is not None:
-        launchers.tell_accelerate(spec["accelerate"], spec["world_size"])
+        tell_accelerate(spec["accelerate"], spec["world_size"])
     placement.install(session)
     return kept
 

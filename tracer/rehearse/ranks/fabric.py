@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tracer.rehearse.ranks.launchers import script_of
+from tracer.rehearse.ranks.launchers import before_script
 
 FLAGS: Final = MappingProxyType(
     {"--accelerator": "LT_ACCELERATOR", "--strategy": "LT_STRATEGY", "--precision": "LT_PRECISION"}
@@ -32,8 +32,7 @@ def told_by_fabric(command: Sequence[str], world_size: int, n_local: int) -> dic
     >>> told_by_fabric(["torchrun", "train.py"], 4, 2)
     {}
     """
-    script, is_module = script_of(command)
-    before = command[: len(command) - len(script) - is_module]
+    before = before_script(command)
     start = next((at for at, word in enumerate(before[1:]) if word == "run" and _is_fabric(before[at])), None)
     if start is None:
         return {}

@@ -1,12 +1,12 @@
 """What stands before a script on a command line starts a process per rank, which a rehearsal does itself.
 
 What such a launcher would tell the script in the environment, a rehearsal tells it, too. torchrun, srun and
-mpirun say who a process is; Accelerate's also says by what its configuration file wants the model sharded,
-and in which types.
+mpirun say who a process is.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.ranks.exported import started
 from tracer.rehearse.ranks.installed import command_file, is_python
 
@@ -31,6 +30,9 @@ MODULES: Final = frozenset(
 )
 """Modules that do the same after ``python -m``."""
 
+PARSING: Final = MODULES | {"torchrun", "accelerate", "deepspeed", "fabric"}
+"""Those that parse what is behind them, the script's own words apart."""
+
 OLD: Final = "torch.distributed.launch"
 """The module that also tells a script its rank on the node by an argument, unless told ``--use-env``."""
 
@@ -42,9 +44,6 @@ NO_ARGUMENT: Final = frozenset({"--use-env", "--use_env", "--no_local_rank"})
 
 CPUS_PER_TASK: Final = 8
 """Processors that a task of SLURM is told to have; loaders, which ask for them, work in the rank itself."""
-
-TOLD: Final = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "FP8_")
-"""How names of variables begin by which Accelerate's launcher tells its library what to do."""
 
 
 def environment(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -194,8 +193,7 @@ def launchers_of(command: Sequence[str]) -> tuple[str, ...]:
     >>> launchers_of(["deepspeed", "train.py"]), launchers_of(["deepspeed", "--no_local_rank", "train.py"])
     (('deepspeed',), ('torchrun',))
     """
-    script, is_module = script_of(command)
-    before = [Path(word).name for word in command[: len(command) - len(script) - is_module]]
+    before = [Path(word).name for word in before_script(command)]
     modules = [word for flag, word in pairwise(before) if flag == "-m" and word in MODULES]
     is_silent = bool(NO_ARGUMENT & {*before})
     if modules:
@@ -208,6 +206,16 @@ def launchers_of(command: Sequence[str]) -> tuple[str, ...]:
 def _starts(word: str) -> bool:
     """Whether *word* of a command names what starts the words behind it."""
     return word in LAUNCHERS or word in OF_TASKS or word == OLD
+
+
+def before_script(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of *command* before its script, and before the -m of a module.
+
+    >>> before_script(["torchrun", "--nproc-per-node", "8", "-m", "package.train", "--lr", "1"])
+    ('torchrun', '--nproc-per-node', '8')
+    """
+    script, is_module = _as_written(command)
+    return tuple(command[: len(command) - len(script) - is_module])
 
 
 def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
@@ -223,7 +231,31 @@ def script_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     (('train.py',), False)
     >>> script_of(["env", "WORLD_SIZE=64", "srun", "python", "train.py"])
     (('train.py',), False)
+
+    Launchers take two dashes behind a script for the end of their own words; Python hands them on.
+
+    >>> script_of(["torchrun", "-m", "train", "--", "-v"]), script_of(["python", "-m", "train", "--", "-v"])
+    ((('train', '-v'), True), (('train', '--', '-v'), True))
     """
+    script, is_module = _as_written(command)
+    before = before_script(command)
+    is_parsed = not PARSING.isdisjoint(Path(word).name for word in before)
+    if not is_parsed:
+        return script, is_module
+    return _as_parsed(("--", *script) if before[-1] == "--" else script), is_module
+
+
+def _as_parsed(script: Sequence[str]) -> tuple[str, ...]:
+    """Return what torchrun's parser, which is Python's, makes of a script and the words beside it."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("script")
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    found = parser.parse_args([*script])
+    return (found.script, *found.words)
+
+
+def _as_written(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """Return script and arguments of *command*, and whether that is a module, word by word."""
     command = started(command)
     if not command:
         return ("",), False
@@ -252,48 +284,3 @@ def name_of(command: Sequence[str]) -> str:
     """
     script, is_module = script_of(command)
     return script[0] if is_module else Path(script[0]).stem
-
-
-def accelerate_flags(command: Sequence[str]) -> tuple[str, ...] | None:
-    """Return what *command* tells Accelerate's launcher, None if it starts none.
-
-    >>> accelerate_flags(["accelerate", "launch", "--config_file", "fsdp.yaml", "train.py", "--lr", "1"])
-    ('--config_file', 'fsdp.yaml')
-    >>> accelerate_flags(["torchrun", "train.py"]) is None
-    True
-    """
-    script, is_module = script_of(command)
-    before = command[: len(command) - len(script) - is_module]
-    for at, word in enumerate(before):
-        if word == "accelerate.commands.launch" or (word == "launch" and at):
-            return tuple(before[at + 1 :])
-    return None
-
-
-def tell_accelerate(flags: Sequence[str], world_size: int) -> None:
-    """Set in the environment what Accelerate's launcher would, told *flags*, on a machine with GPUs.
-
-    Raises:
-        RehearsalError: it is not installed, or refuses them.
-    """
-    try:
-        from accelerate.commands import launch
-        from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-    except ImportError as error:
-        raise RehearsalError(f"accelerate launch: {error}; install accelerate where foretrace is") from error
-    try:
-        args = launch.launch_command_parser().parse_args([*flags, "script"])
-        args, defaults, is_typed = launch._validate_launch_command(args)  # noqa: SLF001 - as its launch_command
-        args.num_processes, args.num_machines, args.main_process_port = world_size, 1, 0
-        if args.use_deepspeed:
-            fields = [
-                *(defaults.deepspeed_config if defaults else ()),
-                *(["mixed_precision"] if is_typed else ()),
-            ]
-            args.deepspeed_fields_from_accelerate_config = ",".join(fields)
-            _, found = prepare_deepspeed_cmd_env(args)
-        else:
-            found = prepare_multi_gpu_env(args)
-    except (OSError, ValueError, SystemExit) as error:
-        raise RehearsalError(f"accelerate launch {' '.join(flags)}: {error}") from error
-    os.environ.update({name: value for name, value in found.items() if name.startswith(TOLD)})

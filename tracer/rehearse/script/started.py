@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks import launchers
+from tracer.rehearse.ranks import accelerated, launchers
 from tracer.rehearse.ranks.exported import exported, started
 from tracer.rehearse.ranks.fabric import told_by_fabric
 from tracer.rehearse.script import shell
@@ -152,10 +152,10 @@ class _Trainings:
         self._session.warn(
             f"{asker()} starts {Path(command[0]).name} on {Path(script[0]).name}, which is run in its place"
         )
-        flags = launchers.accelerate_flags(command)
+        flags = accelerated.accelerate_flags(command)
         with _surroundings({**(env or {}), **told}, cwd, launchers.words_of(spec), is_module=is_module):
             if flags is not None:
-                launchers.tell_accelerate(flags, self._spec["world_size"])
+                accelerated.tell_accelerate(flags, self._spec["world_size"])
             return _ended(script[0], is_module=is_module)
 
     def launch(self, entrypoint: Any, args: Sequence[Any]) -> Any:
