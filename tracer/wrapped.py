@@ -19,6 +19,10 @@ PASSING: Final = {"OptimizedModule": "_orig_mod", "_FabricModule": "_forward_mod
 """Classes that only pass calls on, and where they hold what they pass them to: those of ``torch.compile`` and
 of Lightning Fabric, which puts its own around a model or around what holds it."""
 
+LOSSES: Final = "torch.nn.modules.loss"
+CONTAINERS: Final = "torch.nn.modules.container"
+"""Where torch has its losses, and what only lists modules, whose name says nothing."""
+
 ZERO: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 """Stages of DeepSpeed's ZeRO, as ``RunInfo.job`` names them."""
 
@@ -72,12 +76,26 @@ def inside(model: Any) -> Any:
 
 
 def held_whole(model: Any) -> Any:
-    """Return what is around all parameters of *model* within it, as within a loss, or *model*."""
-    own = {id(one) for one in model.parameters()}
-    for part in model.modules() if own else ():
-        if is_holder(part) and {id(one) for one in part.parameters()} == own:
-            return part
-    return model
+    """Return what is around all parameters of *model* within it, as within a loss, or *model*.
+
+    A loss is told by what it has beside that one part: nothing but losses of torch.
+    """
+    if not (own := _parameters(model)):
+        return model
+    found = next((one for one in model.modules() if is_holder(one) and _parameters(one) == own), model)
+    parts = list(inside(found).children())
+    others = [part for part in parts if not _is_of(part, LOSSES)]
+    is_loss = len(others) == 1 < len(parts) and not _is_of(others[0], CONTAINERS)
+    return others[0] if is_loss and _parameters(others[0]) == own else found
+
+
+def _parameters(model: Any) -> set[int]:
+    return {id(one) for one in model.parameters()}
+
+
+def _is_of(model: Any, module: str) -> bool:
+    """Whether a class of torch's *module* is among those of *model*."""
+    return any(base.__module__ == module for base in type(model).__mro__)
 
 
 def said_by_holders(model: Any) -> tuple[dict[str, Any], list[Any]]:

@@ -227,3 +227,33 @@ def test_a_parameter_that_wraps_another_tensor_has_memory_once(tmp_path: Path) -
         asked = Asked(command=(str(script), kind), world_size=1, ranks=(0,))
         held[kind] = rehearse(asked, tmp_path / kind).memory["0"]["bytes"]["parameters"]
     assert held["wrapped"] == held["plain"] == 4 * 1024 * 1024
+
+
+MADE_AGAIN = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.Linear(64, 64).cuda()
+for name, one in list(model.named_parameters()):
+    setattr(model, name, type(one)(one.data.clone(){how}))
+assert len(list(model.parameters())) == 2 and type(torch.ones(1))(3, 4).shape == (3, 4)
+assert type(torch.ones(1))([1.0, 2.0]).shape == (2,) and type(torch.ones(1))().numel() == 0
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.ones(4, 64).cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("how", "is_said"), [("", True), (", requires_grad=True", False)])
+def test_what_is_made_by_the_type_of_a_parameter_is_one(how: str, is_said: bool, tmp_path: Path) -> None:
+    """It trains: its gradients are reduced. Where its arguments do not tell that it is one, that is said."""
+    script = tmp_path / "train.py"
+    script.write_text(MADE_AGAIN.format(how=how))
+    found = rehearse(Asked(command=(str(script),), world_size=4, ranks=(0,)), tmp_path / "run")
+    messages = read_rank(rehearsal_folder(tmp_path / "run"), 0).messages.to_pylist()
+    assert [one["size_bytes"] for one in messages if one["kind"] == "all_reduce"] == [4 * (64 * 64 + 64)]
+    said = [one for one in found.notes if "by the type of another" in one]
+    assert said == [one for one in said if one.startswith("train.py:7 ")]
+    assert bool(said) is is_said

@@ -129,6 +129,22 @@ def test_a_loss_around_data_parallelism_is_not_the_name_of_the_model() -> None:
     assert describe_model(Loss(Net()))["name"] == "Loss"
 
 
+def test_a_loss_of_torch_beside_a_model_is_not_the_name_of_the_model() -> None:
+    """A list of layers has no name to give, and what else is beside the model makes it a part of another."""
+
+    class Loss(nn.Module):  # type: ignore[misc]
+        def __init__(self, *parts: Any) -> None:
+            super().__init__()
+            for number, part in enumerate((*parts, nn.CrossEntropyLoss())):
+                self.add_module(f"part{number}", part)
+
+    assert describe_model(Loss(Net()))["name"] == "Net"
+    assert describe_model(DeepSpeedEngine(Loss(Net()), 1))["name"] == "Net"
+    assert describe_model(Loss(Net(), nn.KLDivLoss()))["name"] == "Net"
+    for parts in ((Net(), nn.Linear(2, 2)), (Net(), nn.Dropout()), (nn.Sequential(Net()),), ()):
+        assert describe_model(Loss(*parts))["name"] == "Loss"
+
+
 def test_what_deepspeed_has_cut_has_the_shape_that_it_had() -> None:
     """It numbers modules, too, which makes no layer another one than the next."""
     model = Net()

@@ -35,9 +35,9 @@ LENGTHS: Final = (
 """What to say where it is not plain which tokens are counted."""
 
 NOW_AND_THEN: Final = (
-    "step {kept} has passes that train nothing, such as an evaluation or samples; step {before} had none. "
-    "They count in time and memory as if they were in every step; if they are rare, --warmup {next} keeps a "
-    "step without them"
+    "step {kept} has passes that train nothing, such as an evaluation or samples, and step {before} has none "
+    "(passes after its optimizer has stepped are part of step {kept}). They count in time and memory as if "
+    "they were in every step; if they are rare, --warmup {next} keeps a step without them"
 )
 """What to say where the step that is kept may hold what a script does every so many steps."""
 

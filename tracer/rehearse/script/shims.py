@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.rehearse.events import embedded
 from tracer.rehearse.gpu import kernels, offloading
@@ -21,6 +21,7 @@ from tracer.rehearse.script import (
     sparse,
     stand_ins,
 )
+from tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
@@ -49,7 +50,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _join()
     _chunks()
     _swaps()
-    _parameters()
+    _parameters(session)
     _stubs(session)
     session.bodies.install()
     return [*kernels.install(), *libraries.install(session), *stand_ins.install(session), *jagged.install()]
@@ -220,21 +221,33 @@ def _swaps() -> None:
     anywhere.swap_tensors = swap
 
 
-def _parameters() -> None:
+TAKEN_FOR_PARAMETER: Final = (
+    "{place} makes a tensor of one by the type of another: in a rehearsal that type is the same for all, and "
+    "the new one is taken to be a parameter"
+)
+
+
+def _parameters(session: RehearsalSession) -> None:
     """Make ``type(parameter)(data, requires_grad=...)`` a parameter: libraries load weights by it.
 
     The type of a fake parameter is that of all fake tensors. No class of torch but that of parameters takes
-    this argument alone.
+    this argument alone. Without it, what is made of a tensor is mostly a parameter: that is said.
     """
     import torch
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     kind: Any = FakeTensor
     original = kind.__new__
 
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        is_parameter = len(args) == 1 and kwargs.keys() == {"requires_grad"}
-        return torch.nn.Parameter(*args, **kwargs) if is_parameter else original(cls, *args, **kwargs)
+        if len(args) == 1 and kwargs.keys() == {"requires_grad"}:
+            return torch.nn.Parameter(*args, **kwargs)
+        if kwargs or (args and isinstance(args[0], FakeTensorMode)):
+            return original(cls, *args, **kwargs)
+        if len(args) != 1 or not isinstance(args[0], torch.Tensor):
+            return torch.Tensor(*args)
+        session.warn(TAKEN_FOR_PARAMETER.format(place=asker()))
+        return torch.nn.Parameter(args[0])
 
     kind.__new__ = made
 
