@@ -44,13 +44,20 @@ def test_bits_that_are_read_as_another_type_are_not_known() -> None:
     assert elements(numbers, made.view(2, 1)) == [[1], [2]]
 
 
-def test_a_view_of_a_real_tensor_has_its_numbers_unless_it_is_large() -> None:
+def test_a_view_of_a_real_tensor_has_its_numbers_and_a_large_one_those_of_its_parts() -> None:
+    """As of pictures in a file: nobody reads all of them at once, and what is written into is unknown."""
     for n in (3, MOST_ELEMENTS + 1):
         numbers, real = Numbers(), torch.arange(n)
         with fakes.FakeTensorMode(allow_non_fake_inputs=True) as mode:
             view = mode.from_tensor(real)
         numbers.adopt(view, real)
         assert elements(numbers, view) == (list(range(n)) if n == 3 else None)
+        with mode:
+            part = view[1:3]
+        assert elements(numbers, part) == [1, 2]
+        numbers.follow("aten.mul_", aten.mul_.Tensor, (view, 2), {}, view)
+        assert elements(numbers, part) == ([2, 4] if n == 3 else None)
+        assert real[1] == 1
 
 
 def test_a_copy_over_all_is_known_and_one_over_a_part_changes_that_part() -> None:

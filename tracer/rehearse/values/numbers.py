@@ -20,7 +20,7 @@ from tracer.rehearse.operators.calls import storage_key, tensors_in
 from tracer.rehearse.values.algebra import is_laborious
 from tracer.rehearse.values.computed import ABSORBS, BLANK, FACTORIES, FILLED, FRESH, LIKE, OVERWRITES
 from tracer.rehearse.values.held import Held, is_seen_as, seen
-from tracer.rehearse.values.ranges import Constant, Range, filled, is_rule
+from tracer.rehearse.values.ranges import Constant, Data, Range, filled, is_rule
 
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
@@ -94,15 +94,20 @@ class Numbers:
         self._hold(storage, flat, is_shared=is_shared)
 
     def adopt(self, view: Any, real: Any) -> None:
-        """Keep the numbers of a *real* tensor, such as that of a mesh, for its fake *view*."""
+        """Keep the numbers of a *real* tensor, such as that of a mesh, for its fake *view*.
+
+        Of whole numbers, as of pictures and texts in a file, any number; weights would fill the memory.
+        """
         if type(view) is not self._kind:
             return
         storage = view.untyped_storage()
         n_elements = storage.nbytes() // real.element_size()
-        if n_elements <= self.most:
-            with self.really():
-                flat = real.as_strided((n_elements,), (1,), 0).clone()
-            self._hold(storage, flat)
+        with self.really():
+            flat = real.detach().as_strided((n_elements,), (1,), 0)
+            if n_elements <= self.most:
+                self._hold(storage, flat.clone())
+            elif not (real.is_floating_point() or real.is_complex()):
+                self._hold(storage, Data(flat))
 
     def _hold(self, storage: Any, flat: Any, *, is_shared: bool = False) -> None:
         """Let *flat* be all elements of *storage* for as long as it lives."""

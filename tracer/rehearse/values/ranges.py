@@ -71,9 +71,28 @@ class Range(NamedTuple):
         return (self.start + at * self.step).to(self.dtype)
 
 
+class Data(NamedTuple):
+    """Elements that a real tensor has, as of a file: too many to copy, few of them read at once.
+
+    Attributes:
+        whole: the elements of its storage, in memory that is not the rehearsal's.
+    """
+
+    whole: Any
+
+    @property
+    def dtype(self) -> Any:
+        """Their dtype."""
+        return self.whole.dtype
+
+    def part(self, tensor: Any) -> Any:
+        """Return the elements of *tensor*, a view of the storage of all, as a real one of its shape."""
+        return self.whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).clone()
+
+
 def is_rule(numbers: Any, most: int) -> bool:
-    """Whether *numbers* are given by a rule and are too many to create, more than *most*."""
-    return type(numbers) is Range or (type(numbers) is Constant and numbers.n_elements > most)
+    """Whether *numbers* are given by a rule, or elsewhere, and are too many to create, more than *most*."""
+    return type(numbers) in {Range, Data} or (type(numbers) is Constant and numbers.n_elements > most)
 
 
 def filled(name: str, args: Sequence[Any], result: Any) -> Constant | None:
