@@ -2,7 +2,9 @@
 
 A fused kernel reads its inputs and writes its outputs once. Eager PyTorch runs every line of a model as a
 kernel of its own and writes what lies between to memory, some of it in fp32. Traffic is counted in passes:
-one read or one write per element.
+one read or one write per element. Kernels of eager PyTorch compute the address of each element where operands
+do not lie alike, as a norm's weight that is broadcast (tracer/rehearse/operators/ordered.py finds them in a
+script by their strides, the tables below list them).
 """
 
 from __future__ import annotations
@@ -13,7 +15,20 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from simulator.job import Job
-from simulator.workload.ops import DTYPE_BYTES, Op, Piece, elementwise, memory
+from simulator.workload.ops import DTYPE_BYTES, Addressed, Op, Piece, elementwise, memory
+
+
+class Apart(NamedTuple):
+    """A kernel that computes the address of each element.
+
+    Attributes:
+        narrow, wide: its part of the passes.
+        share: its elements over all; a half of each head is 0.5, as is a complex number for two real ones.
+    """
+
+    narrow: float
+    wide: float = 0.0
+    share: float = 1.0
 
 
 class Passes(NamedTuple):
@@ -23,11 +38,13 @@ class Passes(NamedTuple):
         narrow: in the precision of the job.
         wide: in fp32.
         kernels: over which they are spread.
+        apart: those of the kernels whose operands do not lie alike.
     """
 
     narrow: int
     wide: int
     kernels: int
+    apart: tuple[Apart, ...] = ()
 
 
 class Both(NamedTuple):
@@ -45,6 +62,7 @@ FUSED: Final[Mapping[str, Both]] = MappingProxyType(
         "scaled_rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
         "half_rotary": Both(Passes(2, 0, 2), Passes(2, 0, 2)),
         "gated activation": Both(Passes(3, 0, 1), Passes(5, 0, 1)),
+        "joined activation": Both(Passes(3, 0, 1), Passes(5, 0, 1)),
         "activation": Both(Passes(2, 0, 1), Passes(3, 0, 1)),
         "clamp": Both(Passes(0, 0, 1), Passes(0, 0, 1)),
         "loss": Both(Passes(1, 4, 3), Passes(1, 3, 2)),
@@ -56,29 +74,56 @@ An activation is counted per output: with a gate it has two inputs. The loss cas
 two reads and one write of them; backward reads and writes them once and casts the gradient back.
 """
 
+HALF: Final = Apart(1, share=0.5)
+"""The negation of a half of each head."""
+
 EAGER: Final[Mapping[str, Both]] = MappingProxyType(
     {
         # cast up, square, mean, add, rsqrt, product, cast down, weight; autograd of each, and two gradients
-        # of x added: Llama's RMSNorm as in meta-llama/llama model.py, torchtitan and transformers
-        "rmsnorm": Both(Passes(4, 7, 8), Passes(8, 17, 15)),
+        # of x added: Llama's RMSNorm as in meta-llama/llama model.py, torchtitan and transformers. Roots and
+        # weights are broadcast, and the gradient of the mean
+        "rmsnorm": Both(
+            Passes(4, 7, 8, (Apart(0, 2), Apart(2))),
+            Passes(8, 19, 16, (Apart(2), Apart(0, 2), Apart(0, 1))),
+        ),
         # torch.nn.functional.layer_norm is one kernel in eager mode too
         "layernorm": FUSED["layernorm"],
-        # queries and keys: cast up, complex product, cast down (apply_rotary_emb of the same model.py)
-        "rotary": Both(Passes(2, 4, 6), Passes(2, 4, 6)),
+        # queries and keys: cast up, complex product, cast down (apply_rotary_emb of the same model.py);
+        # angles are broadcast over heads, here and below
+        "rotary": Both(
+            Passes(2, 4, 6, (Apart(0, 2, 0.5),)),
+            Passes(2, 4, 6, (Apart(0, 2, 0.5),)),
+        ),
         # queries and keys, each: half negated, joined, two products, sum, joined with what is not rotated;
         # backward two products, negation, join, sum, and zeros and a sum for the empty rest: autograd of
         # NVIDIA/Megatron-LM core/models/common/embeddings/rope_utils.py, _apply_rotary_pos_emb_bshd
-        "scaled_rotary": Both(Passes(12, 0, 12), Passes(14, 0, 14)),
+        "scaled_rotary": Both(
+            Passes(12, 0, 12, (HALF, Apart(2), Apart(2))),
+            Passes(14, 0, 14, (HALF, Apart(2), Apart(2))),
+        ),
         # queries and keys, each: two products, half negated, joined, sum; backward two products, negation,
         # two slices of zeros, two sums, and a copy to rows of tokens: autograd of transformers
-        # models/llama/modeling_llama.py, apply_rotary_pos_emb
-        "half_rotary": Both(Passes(10, 0, 10), Passes(16, 0, 16)),
+        # models/llama/modeling_llama.py, apply_rotary_pos_emb. Products keep the order of rows of tokens,
+        # joined halves have that of heads
+        "half_rotary": Both(
+            Passes(10, 0, 10, (Apart(2), HALF, Apart(2), Apart(3))),
+            Passes(16, 0, 16, (Apart(2), HALF, Apart(2), Apart(3), Apart(2))),
+        ),
         # silu(gate), then times up; backward of the product, twice, then of silu
         "gated activation": Both(Passes(5, 0, 2), Passes(9, 0, 3)),
+        # of halves of one product, whose gradients are joined again: NVIDIA/Megatron-LM core/transformer/
+        # mlp.py, glu; huggingface/nanotron src/nanotron/models/llama.py, GLUActivation
+        "joined activation": Both(
+            Passes(5, 0, 2, (Apart(2), Apart(3))), Passes(13, 0, 4, (Apart(3), Apart(3)))
+        ),
         "activation": FUSED["activation"],
         # each half clamped, both joined; backward compares with one and two limits, selects, joins again:
-        # NVIDIA/Megatron-LM fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl, and autograd of it
-        "clamp": Both(Passes(8, 0, 3), Passes(15, 0, 7)),
+        # NVIDIA/Megatron-LM fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl, and autograd of it;
+        # what a comparison writes is a byte each
+        "clamp": Both(
+            Passes(8, 0, 3, (Apart(2), Apart(2))),
+            Passes(15, 0, 7, (Apart(1.5), Apart(1.5), Apart(2.5), Apart(1.5), Apart(2.5))),
+        ),
         # backward of nll_loss writes zeros, that of log_softmax reads both and their product's sum
         "loss": Both(Passes(1, 4, 3), Passes(1, 6, 3)),
     }
@@ -88,10 +133,16 @@ EAGER: Final[Mapping[str, Both]] = MappingProxyType(
 AUTOCAST: Final[Mapping[str, Both]] = MappingProxyType(
     {
         # input, weight and result are fp32: nothing is cast
-        "rmsnorm": Both(Passes(0, 7, 6), Passes(0, 23, 14)),
+        "rmsnorm": Both(
+            Passes(0, 7, 6, (Apart(0, 2), Apart(0, 2))),
+            Passes(0, 23, 14, (Apart(0, 2), Apart(0, 2), Apart(0, 1))),
+        ),
         "layernorm": Both(Passes(0, 2, 1), Passes(0, 3, 2)),
         # cosines are fp32 as the hidden states, so that products and sum are; then a cast for attention
-        "half_rotary": Both(Passes(6, 6, 12), Passes(15, 7, 22)),
+        "half_rotary": Both(
+            Passes(6, 6, 12, (Apart(1, 1), HALF, Apart(1, 1), Apart(0, 3))),
+            Passes(15, 7, 22, (Apart(0, 2), HALF, Apart(0, 2), Apart(3), Apart(2))),
+        ),
         # two casts, of ForCausalLMLoss and of Accelerate's convert_outputs_to_fp32, and the copy of outputs
         # by which DDP finds unused parameters (torch/nn/parallel/distributed.py, _DDPSink; asked for by
         # transformers/trainer.py unless activations are recomputed)
@@ -159,6 +210,13 @@ def elementwise_piece(job: Job, part: str, form: str, name: str, n_elements: int
 
 
 def _op(job: Job, name: str, n_elements: int, one: Passes, launches: int) -> Op:
-    size = n_elements * (one.narrow * DTYPE_BYTES[job.precision] + one.wide * DTYPE_BYTES["fp32"])
-    op = memory(name, size, job.precision, count=one.kernels)
-    return replace(op, launches=launches)
+    op = memory(name, _moved(job, n_elements, one), job.precision, count=one.kernels)
+    apart = (
+        Addressed(round(n_elements * kernel.share), _moved(job, n_elements, kernel)) for kernel in one.apart
+    )
+    return replace(op, launches=launches, addressed=tuple(apart))
+
+
+def _moved(job: Job, n_elements: int, one: Passes | Apart) -> int:
+    narrow, wide = DTYPE_BYTES[job.precision], DTYPE_BYTES["fp32"]
+    return round(n_elements * (one.narrow * narrow + one.wide * wide))

@@ -25,18 +25,24 @@ ADDRESSED_PER_S: Final = 1.76e9
 
 Attention of PyTorch on A100, with and without the sum of scores and a mask that is broadcast (ten pairs in
 figures of Dao-AILab/flash-attention 0251105, 512 to 8,192 tokens): 4.4 to 5.6 ps a score, median 5.25.
+Nothing else is fitted to; norms and rotary embeddings measured on A100 and H100 agree
+(``benchmarks/addressed.py``).
 """
 
 
 def memory_s(op: Op, device: Device) -> float:
-    """Return the time of an operation bound by memory: ``bytes / (fraction BW) + n t0``.
-
-    Where operands are not in order, each of *m* elements takes its time, too (``ADDRESSED_PER_S``).
-    """
+    """Return the time of an operation bound by memory: ``bytes / (fraction BW) + addressing + n t0``."""
     busy_s = op.bytes_moved / (device.memory_bound_fraction * device.memory_bytes_per_s)
-    if op.kernel == UNALIGNED and device.gemm_tiles is not None:
-        busy_s = max(busy_s, op.m / (ADDRESSED_PER_S * device.gemm_tiles.processors))
-    return busy_s + op.count * device.memory_bound_latency_s
+    return busy_s + _addressing_s(op, device) + op.count * device.memory_bound_latency_s
+
+
+def _addressing_s(op: Op, device: Device) -> float:
+    """Return by how much kernels that address each element outlast their bytes (``ADDRESSED_PER_S``)."""
+    if not op.addressed or device.gemm_tiles is None:
+        return 0.0
+    per_byte = 1 / (device.memory_bound_fraction * device.memory_bytes_per_s)
+    per_element = 1 / (ADDRESSED_PER_S * device.gemm_tiles.processors)
+    return sum(max(one.n_elements * per_element - one.bytes_moved * per_byte, 0.0) for one in op.addressed)
 
 
 COSTS: Final[Mapping[str, Callable[[Op, Device], float]]] = MappingProxyType(
@@ -131,7 +137,7 @@ class ComputeModel:
     def _unaligned(self) -> list[str]:
         """Return a sentence on products whose rows tensor cores cannot be fed with, if there were any."""
         has_tiles = self.device.gemm_tiles is not None
-        unaligned = [op for op in self._seconds if op.kernel == UNALIGNED and op.kind == "gemm" and has_tiles]
+        unaligned = [op for op in self._seconds if op.kernel == UNALIGNED and has_tiles]
         ops = [op for op in unaligned if isfinite(unaligned_rate(op, self.device))]
         if not ops:
             return []

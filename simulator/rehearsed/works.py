@@ -17,7 +17,7 @@ from simulator.compute.timing import ComputeModel
 from simulator.engine.slowdown import MILLION
 from simulator.errors import JobError
 from simulator.program import Int64Array
-from simulator.workload.ops import DTYPE_BYTES, Op
+from simulator.workload.ops import DTYPE_BYTES, Addressed, Op
 from topologies.device import Device
 from traces.rehearsal import CONVERSION, HOST_KINDS, ON_HOST
 
@@ -96,6 +96,7 @@ def op_of(row: Mapping[str, Any], device: Device) -> Op:
         kernel=_kernel(row, device),
         rows=tuple(row["rows"] or ()),
         along=row["along"] or "",
+        addressed=_addressed(row),
     )
 
 
@@ -112,7 +113,14 @@ def _kernel(row: Mapping[str, Any], device: Device) -> str:
         return "torch"
     if row["kind"].startswith("attention") and ATTENTION_KERNEL in device.attention_kernels:
         return ATTENTION_KERNEL
-    return "" if row["aligned"] else UNALIGNED
+    return "" if row["aligned"] or row["kind"] == "memory" else UNALIGNED
+
+
+def _addressed(row: Mapping[str, Any]) -> tuple[Addressed, ...]:
+    """Return the kernel of element-wise work whose operands do not lie alike."""
+    if row["aligned"] or row["kind"] != "memory":
+        return ()
+    return (Addressed(row["m"], row["bytes_moved"]),)
 
 
 def priced(works: pa.Table, compute: ComputeModel, sharing: int = 1) -> Priced:

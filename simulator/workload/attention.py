@@ -16,7 +16,17 @@ from simulator.workload.linear import (
     tokens_per_shard,
 )
 from simulator.workload.lora import adapted
-from simulator.workload.ops import DTYPE_BYTES, Block, Op, Piece, elementwise, gemm, memory, phases
+from simulator.workload.ops import (
+    DTYPE_BYTES,
+    Addressed,
+    Block,
+    Op,
+    Piece,
+    elementwise,
+    gemm,
+    memory,
+    phases,
+)
 from simulator.workload.recompute import recompute_phase
 from simulator.workload.tensor import column_linear, row_linear
 
@@ -70,10 +80,20 @@ def _position(job: Job) -> list[Piece]:
         n_joined = kv_heads + (heads if is_separate(job, "rotary") else 0)
         found.append(_assembled(job, n_tokens * n_joined * model.head_dim))
     if kv_heads < heads and is_separate(job, "heads"):
-        size = n_tokens * (heads + kv_heads) * (model.head_dim + model.value_head_dim)
-        copy = memory("attention.repeat", size * DTYPE_BYTES[job.precision], job.precision, count=2)
-        found.append(elementwise((copy,), (replace(copy, name="attention.repeat.backward"),)))
+        found.append(_repeated(job, n_tokens, heads, kv_heads))
     return found
+
+
+def _repeated(job: Job, n_tokens: int, heads: int, kv_heads: int) -> Piece:
+    """Copy keys and values for every query head, which reads them in no order; backward adds gradients up.
+
+    Reference: ``repeat_kv`` of transformers ``integrations/sdpa_attention.py``.
+    """
+    width = n_tokens * (job.model.head_dim + job.model.value_head_dim)
+    size = width * (heads + kv_heads) * DTYPE_BYTES[job.precision]
+    add = memory("attention.repeat.backward", size, job.precision, count=2)
+    copy = replace(add, name="attention.repeat", addressed=(Addressed(width * heads, size),))
+    return elementwise((copy,), (add,))
 
 
 def _assembled(job: Job, n_elements: int) -> Piece:

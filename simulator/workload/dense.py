@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.compute.fusion import elementwise_piece, is_clamped_apart
+from simulator.compute.fusion import elementwise_piece, is_clamped_apart, is_separate
 from simulator.job import Job
 from simulator.workload.linear import tokens_per_rank
 from simulator.workload.ops import Piece
@@ -25,8 +25,13 @@ def activation(job: Job, block: str, n_elements: int) -> list[Piece]:
     Fused, it reads one input per output, two where there is a gate; backward reads the inputs and the
     gradient, and writes one gradient per input.
     """
-    form = "gated activation" if job.model.gated else "activation"
+    form = _form(job) if job.model.gated else "activation"
     found = elementwise_piece(job, "activation", form, f"{block}.activation", n_elements)
     if not is_clamped_apart(job):
         return [found]
     return [elementwise_piece(job, "clamp", "clamp", f"{block}.clamp", n_elements), found]
+
+
+def _form(job: Job) -> str:
+    """Return how a gated activation finds its inputs: each in order, or as halves of one product."""
+    return "gated activation" if is_separate(job, "projections") else "joined activation"

@@ -21,6 +21,18 @@ PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "re
 """What a block can be asked for. ``backward`` is ``backward_input`` and ``backward_weight`` interleaved."""
 
 
+class Addressed(NamedTuple):
+    """A kernel of an element-wise operation whose operands do not lie alike in memory.
+
+    Attributes:
+        n_elements: results, each of which it computes the addresses of.
+        bytes_moved: what it reads and writes.
+    """
+
+    n_elements: int
+    bytes_moved: int
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation on the device, or ``count`` of them one after another.
@@ -45,6 +57,8 @@ class Op:
         launches: operations of the model that the host is charged for; None means as many as ``count``.
         rows: of each member of a grouped product, if they are not even.
         along: the dimension that they are of, ``"m"``, ``"n"`` or ``"k"``; its own is their mean then.
+        addressed: those of its kernels that compute the address of each element; their bytes are among
+            ``bytes_moved``.
     """
 
     name: str
@@ -66,6 +80,7 @@ class Op:
     launches: int | None = None
     rows: tuple[int, ...] = ()
     along: str = ""
+    addressed: tuple[Addressed, ...] = ()
 
     @property
     def n_launches(self) -> int:

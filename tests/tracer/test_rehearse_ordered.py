@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import permutations, sampled_from
 
-from simulator.compute.gemm import UNALIGNED
 from simulator.compute.timing import ADDRESSED_PER_S, ComputeModel, memory_s
-from simulator.workload.ops import Op, memory
+from simulator.workload.ops import Addressed, Op, memory
 from tests.rehearsals import rehearse
 from topologies.catalog import load_cluster
 from tracer.rehearse.operators.calls import Call
@@ -94,7 +93,7 @@ def test_the_slower_of_addresses_and_bytes_counts(dtype: str, addresses_decide: 
     """On A100, a sum of two tensors is bound by addresses in 16 bit, by bytes in 32 bit."""
     n, width = 10**9, {"bf16": 2, "fp32": 4}[dtype]
     in_order = memory("aten.add", 3 * n * width, dtype)
-    apart = replace(in_order, m=n, kernel=UNALIGNED)
+    apart = replace(in_order, addressed=(Addressed(n, in_order.bytes_moved),))
     assert memory_s(apart, A100) >= memory_s(in_order, A100)
     addressed_s = n / (ADDRESSED_PER_S * PROCESSORS) + A100.memory_bound_latency_s
     assert (memory_s(apart, A100) == pytest.approx(addressed_s)) is addresses_decide
@@ -102,7 +101,7 @@ def test_the_slower_of_addresses_and_bytes_counts(dtype: str, addresses_decide: 
 
 def test_a_report_names_no_element_wise_work_among_unaligned_products() -> None:
     compute = ComputeModel(A100, "bf16")
-    compute.op_s(Op("aten.add", "memory", 0, 10**6, m=10**6, dtype="bf16", kernel=UNALIGNED))
+    compute.op_s(Op("aten.add", "memory", 0, 10**6, dtype="bf16", addressed=(Addressed(10**6, 10**6),)))
     assert not any("16 bytes" in note for note in compute.notes)
 
 
