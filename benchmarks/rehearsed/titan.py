@@ -2,15 +2,19 @@
 
 Writes the files that ``torchtitan.train`` is started with, in a folder of their own: its configuration, in
 the TOML of torchtitan 0.2.2, a tokenizer of a few words, and texts under the name of its test set. Nothing of
-torchtitan is changed.
+torchtitan is changed, unless ``units=root`` asks for what it did before August 2025: embedding and head
+belong to the outermost unit of FSDP, and the last layer stays gathered after its forward (issue 1091 of
+torchtitan, changed by its pull request 1094).
 """
 
+import importlib
 import json
 import os
 import runpy
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -23,6 +27,8 @@ DEFAULTS = {
     "float8": "",  # tensorwise; rowwise
     "tp": "1",
     "cp": "1",
+    "units": "own",  # root
+    "optimizer": "fused",  # foreach, as before pull request 881 of February 2025
 }
 WORDS = [f"w{number}" for number in range(100)]
 
@@ -48,6 +54,7 @@ tables: dict[str, dict[str, object]] = {
         "steps": 4,
         "dataset": "c4_test",
     },
+    "optimizer": {"implementation": asked["optimizer"]},
     "activation_checkpoint": {"mode": recompute if recompute == "full" else "selective"},
     "parallelism": {
         "tensor_parallel_degree": int(asked["tp"]),
@@ -77,4 +84,21 @@ lines = [
 (folder / "job.toml").write_text("\n".join(lines))
 os.chdir(folder)
 sys.argv = ["train.py", "--job.config_file", str(folder / "job.toml")]
+if asked["units"] == "root":
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    parallelize: Any = importlib.import_module("torchtitan.models.llama3.infra.parallelize")
+
+    def apply_fsdp(model: Any, dp_mesh: Any, param_dtype: Any, reduce_dtype: Any, **_: Any) -> None:
+        """Shard *model* by its layers, and what is left of it as one."""
+        policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+        *layers, last = model.layers.values()
+        for layer in layers:
+            fully_shard(layer, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(last, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(model, mesh=dp_mesh, mp_policy=policy)
+        parallelize.disable_fsdp_gradient_division(model)
+
+    parallelize.apply_fsdp = apply_fsdp
+
 runpy.run_module("torchtitan.train", run_name="__main__", alter_sys=True)
