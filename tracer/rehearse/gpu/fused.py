@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracer.operators import dtype_name
 from tracer.rehearse.gpu.compiled_memory import CompiledMemory
-from tracer.rehearse.gpu.regions import Reading, Region, region_of
+from tracer.rehearse.gpu.regions import Reading, Region, Unwritten, region_of
 from tracer.rehearse.operators.calls import tensors_in
 from tracer.rehearse.operators.fusible import OVERWRITES, gathers, is_fused, is_random, is_sum, passes_over
 from tracer.rehearse.operators.work import Work, is_aligned
@@ -46,22 +46,6 @@ _OF_LEAVES: Final = 1 << 62
 """Autograd's number of what does that is the largest that there is."""
 
 
-class _Value:
-    """A result that is in no memory yet.
-
-    Attributes:
-        n_bytes: its size.
-        dtype: type of its elements.
-        at: number of the kernel that computes it, and of the call that it belongs to.
-        roots: what in memory it is made of.
-    """
-
-    __slots__ = ("at", "dtype", "n_bytes", "roots")
-
-    def __init__(self, n_bytes: int, dtype: str, at: tuple[int, int], roots: Set[Region]) -> None:
-        self.n_bytes, self.dtype, self.at, self.roots = n_bytes, dtype, at, roots
-
-
 class Fused:
     """What is compiled, and what its kernels read and write.
 
@@ -79,7 +63,7 @@ class Fused:
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
         self._depth, self._starts, self._ends, self._parts = 0, list[int](), list[int](), list[object]()
         self._call, self._kernel, self._n_read, self._read = -1, 0, 0, Reading()
-        self._values: dict[int, _Value] = {}
+        self._values: dict[int, Unwritten] = {}
         self._tokens: dict[int, tuple[int, Any]] = {}
         self._n_tokens = 0
         self._works: dict[tuple[int, int, int], int] = {}
@@ -109,6 +93,18 @@ class Fused:
         finally:
             self._leave(out)
         return out
+
+    def outside(self, called: Callable[[], Any]) -> Any:
+        """Return what *called* returns, which a compiled call leaves out: its graph ends, another begins."""
+        if not self._depth:
+            return called()
+        depth, self._depth = self._depth, 1
+        self._leave(None)
+        try:
+            return called()
+        finally:
+            self._enter((self._parts[-1],))
+            self._depth = depth
 
     def op(self, number: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Write an operator down whose work is *number*."""
@@ -237,7 +233,7 @@ class Fused:
         roots = {region_of(tensor, key)}
         return self._read.add(roots), roots
 
-    def _is_seen(self, value: _Value) -> bool:
+    def _is_seen(self, value: Unwritten) -> bool:
         """Whether a kernel computes *value* again: it sees what it is made of, which is little."""
         call = value.at[1]
         is_own = call == self._call or (not self._depth and self._parts[call] == self._parts[self._call])
@@ -248,7 +244,7 @@ class Fused:
         key, n_bytes = self._key(tensor), _size(tensor)
         if (found := self._values.get(key)) is not None:
             n_bytes, roots = max(n_bytes, found.n_bytes), roots | found.roots
-        self._values[key] = _Value(n_bytes, dtype_name(tensor), (self._kernel, self._call), roots)
+        self._values[key] = Unwritten(n_bytes, dtype_name(tensor), (self._kernel, self._call), roots)
 
     def _key(self, tensor: Any) -> int:
         """Return the number of the storage of *tensor*, which no other one has had or will have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
 
 
@@ -40,6 +40,22 @@ def region_of(tensor: Any, memory: int) -> Region:
     if n_bytes >= of_bytes:
         return Region(memory, of_bytes, of_bytes)
     return Region(memory, n_bytes, of_bytes, int(tensor.storage_offset()) * item, tuple(reversed(dims)))
+
+
+class Unwritten:
+    """A result that is in no memory yet.
+
+    Attributes:
+        n_bytes: its size.
+        dtype: type of its elements.
+        at: number of the kernel that computes it, and of the call that it belongs to.
+        roots: what in memory it is made of.
+    """
+
+    __slots__ = ("at", "dtype", "n_bytes", "roots")
+
+    def __init__(self, n_bytes: int, dtype: str, at: tuple[int, int], roots: Set[Region]) -> None:
+        self.n_bytes, self.dtype, self.at, self.roots = n_bytes, dtype, at, roots
 
 
 class Reading:

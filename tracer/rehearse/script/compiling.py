@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
+
+from tracer.importing import Expectation
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
 
 FUSES: Final = (None, "inductor")
 """Compilers that fuse kernels, by the name under which they are asked for; others run what is written."""
+
+
+DYNAMO: Final = "torch._dynamo"
+"""Where torch has its compiler; it takes long to load."""
 
 
 def install(session: RehearsalSession) -> None:
@@ -59,7 +67,44 @@ def install(session: RehearsalSession) -> None:
 
     anywhere: Any = torch
     anywhere.compile = compiled
+    anywhere.compiler.disable = _disabling(session, anywhere.compiler.disable)
+    _breaking(session)
     anywhere.nn.Module.compile = in_place
+
+
+def _disabling(session: RehearsalSession, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``torch.compiler.disable``: a function that it is given ends a graph, and the next one begins.
+
+    Modules, and functions that leave out themselves alone (``recursive=False``), count as compiled.
+    """
+
+    @functools.wraps(original)
+    def disable(fn: Any = None, recursive: bool = True, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - torch's
+        if fn is None:
+            return functools.partial(disable, recursive=recursive, **kwargs)
+        found = original(fn, recursive, **kwargs)
+        if not recursive or not isinstance(fn, FunctionType | MethodType):
+            return found
+
+        @functools.wraps(fn)
+        def outside(*args: Any, **kwargs: Any) -> Any:
+            return session.fused.outside(lambda: found(*args, **kwargs))
+
+        return outside
+
+    return disable
+
+
+def _breaking(session: RehearsalSession) -> None:
+    """Let ``torch._dynamo.graph_break`` end a graph, once somebody has loaded torch's compiler."""
+
+    def install(dynamo: Any) -> None:
+        dynamo.graph_break = lambda *_, **__: session.fused.outside(lambda: None)
+
+    if (loaded := sys.modules.get(DYNAMO)) is not None:
+        install(loaded)
+    else:
+        Expectation(DYNAMO, install)
 
 
 @functools.cache
