@@ -104,12 +104,15 @@ def _numbered(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return ("cuda", *args) if is_bare else args
 
 
-def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
+def device_mode(
+    moving: Callable[..., Any], making: Callable[..., Any], is_written: Callable[[tuple[Any, ...]], bool]
+) -> Any:
     """Return a mode in which functions of torch create and keep tensors on the CPU.
 
     Args:
         moving: replaces functions that move a tensor between host and device.
         making: replaces functions that take a device, also if none is given.
+        is_written: writes a number to a tensor, with these arguments, if it can, and says whether.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -117,7 +120,7 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
 
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory}
     moves.add(torch.Tensor.type_as)
-    typed, named = torch.Tensor.type, torch.device
+    typed, named, written = torch.Tensor.type, torch.device, torch.Tensor.__setitem__
     makes, is_autocast = _device_constructors(), torch.is_autocast_enabled
 
     class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
@@ -130,6 +133,8 @@ def device_mode(moving: Callable[..., Any], making: Callable[..., Any]) -> Any:
                 func, args, kwargs = old_types.as_move(func, args, dict(kwargs or {}))
             if func in moves:
                 return moving(func, args, kwargs or {})
+            if func is written and is_written(args):
+                return None
             if func is named:
                 return named(*_numbered(args), **(kwargs or {}))
             if func in makes or (kwargs and "device" in kwargs and getattr(func, "__name__", "") != ASKING):

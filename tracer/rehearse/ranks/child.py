@@ -130,6 +130,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     from tracer.record import activate
     from tracer.rehearse.events.watch import Watcher
     from tracer.rehearse.gpu import devices
+    from tracer.rehearse.gpu.elements import writing
     from tracer.rehearse.gpu.moving import Moves
     from tracer.rehearse.peers.world import World
     from tracer.rehearse.script import files, started, threads
@@ -146,7 +147,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     programs = Programs(spec)
     programs.install()
     guard.install()
-    modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make))
+    modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make, writing(session)))
     session.steps.see(modes[-1])
     activate(RehearsedRecording(session, Path(spec["folder"])))
     Watchdog(session, lambda words: _leave(spec, {"error": words, "missed": []})).watch()

@@ -69,6 +69,10 @@ class Numbers:
                 self._held[key] = found._replace(numbers=numbers)
             return seen(numbers, tensor)
 
+    def held(self, tensor: Any) -> Held | None:
+        """Return what is known of the elements of the storage of *tensor*."""
+        return self._held.get(storage_key(tensor))
+
     def fill_of(self, tensor: Any) -> float | None:
         """Return the number that *tensor* was filled with, None if it was not filled with one."""
         found = self._held.get(storage_key(tensor))
