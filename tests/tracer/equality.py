@@ -37,6 +37,22 @@ def main() -> None:
             print(f"{float(window.sum()):.4f} {float(window[1]):.4f}")
             heard = torch.stft(sound, FRAME, HOP, window=window, return_complex=True)
             back = torch.istft(heard, FRAME, HOP, window=window, length=LENGTH)
+        told_twice = torch.full((3,), 5, dtype=torch.int64, device=device)
+        print("filled", told_twice.tolist(), torch.full((3,), 5, dtype=torch.int64).tolist())
+        window = model.weight[0, :FRAME].sigmoid()  # torch itself asks whether it vanishes
+        made = torch.istft(
+            torch.stft(sound, FRAME, HOP, window=window, return_complex=True), FRAME, HOP, window=window
+        )
+        weighed = torch.cov(sound, aweights=model.weight[0].sigmoid())
+        print("checked", tuple(made.shape), tuple(weighed.shape))
+        cuts = torch.tensor([1, 5])
+        print(
+            "cut",
+            [len(part) for part in torch.tensor_split(sound[0], cuts)],
+            len(sound.tensor_split(cuts[0])),
+        )
+        solved = torch.linalg.lstsq(model.weight[:, :3], model.weight[:, 3:5])
+        print("solved", tuple(solved.solution.shape))
         (back - sound).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()

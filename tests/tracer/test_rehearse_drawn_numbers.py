@@ -44,3 +44,22 @@ def test_a_number_that_is_drawn_is_told_within_its_bounds(drawn: str, told: str,
     rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
     log = rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log"
     assert log.read_text().strip() == told
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "rand(64, 64) < 0.15",
+        "randn(64, 64) > 0",
+        "bernoulli(torch.full((64, 64), 0.15)).bool()",
+        "randn(9).ge(-1)",
+    ],
+)
+def test_what_is_asked_of_a_random_mask_agrees_with_itself(mask: str, tmp_path: Path) -> None:
+    """Some of many truths hold and some do not, as in nearly every real draw, however a script asks."""
+    ways = "m.any(), not m.all(), m.sum() > 0, not m.sum() == 0, m.sum().item() > 0"
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(drawn=f"(lambda m: [bool(one) for one in ({ways})])(torch.{mask})"))
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    log = rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log"
+    assert set(log.read_text().split()) == {"True"}

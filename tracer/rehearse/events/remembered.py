@@ -90,6 +90,7 @@ class Memo:
         self._leaf = torch.Tensor._make_subclass
         self._unseen = torch._C.DisableTorchFunction  # by modes that replace functions, as in a backward
         self._slicing = torch.ops.aten.slice.Tensor
+        self._mode_of, self._fake_key = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
         self.n_answered = 0
 
     def call(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Any, Remembered | None]:
@@ -123,7 +124,7 @@ class Memo:
         with self._unseen():
             try:
                 key = (func, self._torch.get_default_dtype(), self._whole(args, kwargs, operands))
-                known = self._calls.get(key, UNSEEN)
+                known = self._calls.get(key, UNSEEN) if operands or self._is_fake() else None
             except _UnknownError:
                 known = None
             if isinstance(known, Remembered) and not self._torch.is_inference_mode_enabled():
@@ -133,6 +134,10 @@ class Memo:
         if known is UNSEEN:
             return self._look(key, operands, func, args, kwargs)
         return func(*args, **kwargs), None
+
+    def _is_fake(self) -> bool:
+        """Whether a tensor made of no others is fake: one whose numbers are wanted is really made."""
+        return self._mode_of(self._fake_key) is not None
 
     def _look(
         self, key: Arguments, operands: Sequence[Any], func: Any, args: Arguments, kwargs: dict[str, Any]

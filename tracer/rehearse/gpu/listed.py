@@ -6,6 +6,7 @@ And lists of the numbers of a tensor: a fake tensor would be asked for each of m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,7 @@ def install(session: RehearsalSession) -> None:
     anywhere: Any = torch
     _mapped(session)
     _lists(session)
+    _cuts()
     for name in NAMES:
         setattr(torch, name, _asking(getattr(anywhere, name)))
         _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for torch.jit
@@ -58,6 +60,28 @@ def _lists(session: RehearsalSession) -> None:
             return (makers().full(tuple(self.shape), first) if own is None else own).tolist()
 
     kind.tolist = tolist
+
+
+def _cuts() -> None:
+    """Make ``tensor_split`` read the places of its cuts as ``tolist`` does: torch reads them from memory."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def reading(original: Any) -> Any:
+        @functools.wraps(original)
+        def cut(*args: Any, **kwargs: Any) -> Any:
+            named = {name: told(value) for name, value in kwargs.items() if name != "input"}
+            kept = {name: kwargs[name] for name in kwargs if name == "input"}
+            return original(*args[:1], *map(told, args[1:]), **named, **kept)
+
+        return cut
+
+    def told(places: Any) -> Any:
+        return places.tolist() if isinstance(places, FakeTensor) else places
+
+    for owner in (torch, torch.Tensor):
+        anywhere: Any = owner
+        anywhere.tensor_split = reading(anywhere.tensor_split)
 
 
 def _mapped(session: RehearsalSession) -> None:

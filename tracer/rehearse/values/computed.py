@@ -49,7 +49,7 @@ COMPUTED: Final = frozenset(
         "aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_",
         "aten.searchsorted", "aten.sort", "aten.stack", "aten.sub", "aten.sum", "aten.topk", "aten.tril",
         "aten.triu", "aten.where", "aten.zero_", "aten.add_", "aten.sub_", "aten.mul_", "aten.clamp_",
-        "aten.masked_fill_", "aten.bernoulli_", "aten.random_",
+        "aten.masked_fill_", "aten.bernoulli", "aten.bernoulli_", "aten.random_",
         "aten.bitwise_and_", "aten.bitwise_or_", "aten.logical_and_", "aten.logical_or_",
         "aten.logical_not_", "aten.bitwise_not_", "aten.floor_divide_", "aten.div_", "aten.remainder_",
         "aten.unfold_backward", "aten.upsample_nearest1d", "aten.upsample_nearest2d",

@@ -35,10 +35,13 @@ class Known:
         is_own: whether these are numbers that this rank has, and has sent to others.
         sender: the one other rank that sent them, if that rank's numbers are unknown; -1 if there is none.
         is_drawn: whether they are drawn evenly from 0 to 1.
+        is_normal: whether they are drawn from the standard normal distribution.
         each: the value given for each element if their means differ; shape of the tensor.
         is_routed: whether it depends on what routers of experts choose.
         is_across: whether these are choices along another side than the last, as classes of the points of a
             picture are: of no expert.
+        is_positive: of truths that compare numbers with a bound next to zero, what they are of positive
+            numbers; None of other tensors.
     """
 
     mean: float | None = None
@@ -47,6 +50,8 @@ class Known:
     is_own: bool = False
     sender: int = -1
     is_drawn: bool = False
+    is_normal: bool = False
     each: Any = None
     is_routed: bool = False
     is_across: bool = False
+    is_positive: bool | None = None

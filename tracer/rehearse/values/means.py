@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tracer.rehearse.values.chances import COMPARES, DRAWS, EVENLY, compared, drawn
+from tracer.rehearse.values.chances import COMPARES, DRAWS, EVENLY, NORMALLY, compared, drawn, positive
 from tracer.rehearse.values.known import COUNTS, SCATTERS, SUMS, Known
 
-OF_MEANS: Final = COUNTS | SUMS | DRAWS | COMPARES | SCATTERS | {EVENLY, "aten.eq", "aten.ne"}
+ALL_OR_ANY: Final = frozenset({"aten.all", "aten.any"})
+
+OF_MEANS: Final = (
+    ALL_OR_ANY | COUNTS | SUMS | DRAWS | COMPARES | SCATTERS | NORMALLY | {EVENLY, "aten.eq", "aten.ne"}
+)
 """Operators that have a rule here."""
 
 
@@ -34,10 +38,22 @@ def made(name: str, args: Sequence[Any], first: Any, result: Any, of: Callable[[
         known = of(first)
         factor = first.numel() / n_made
         return None if known.mean is None else replace(known, mean=known.mean * factor, is_drawn=False)
-    if name in DRAWS or name == EVENLY:
+    if name in DRAWS | NORMALLY or name == EVENLY:
         return drawn(name, args)
-    mean = _truths(name, args, of(first), result.numel())
-    return None if mean is None else Known(mean=mean)
+    known = of(first)
+    is_positive = known.is_positive if name in ALL_OR_ANY else positive(name, args[1])
+    if name in ALL_OR_ANY:
+        mean = None if known.mean is None else _of_each(name, known.mean, first.numel() / n_made, n_made)
+    else:
+        mean = _truths(name, args, known, result.numel())
+    return Known(mean=mean, is_positive=is_positive) if mean is not None or is_positive is not None else None
+
+
+def _of_each(name: str, share: float, n_each: float, n_made: int) -> float:
+    """Return which share of *n_made* results holds, each of *n_each* truths of which a *share* holds."""
+    none = (1 - min(share, 1.0)) ** n_each
+    found = min(share, 1.0) ** n_each if name == "aten.all" else 1 - none
+    return float(found >= 0.5) if n_made == 1 else found
 
 
 def _truths(name: str, args: Sequence[Any], known: Known, n: int) -> float | None:

@@ -32,6 +32,7 @@ DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.isin": "isin",
     "aten.equal": "equal",
     "aten._ctc_loss": "ctc_loss",
+    "aten.linalg_lstsq": "least_squares",
     "aten._pack_padded_sequence": "packed",
 }
 """Operators that need numbers, and the method that handles each."""
@@ -140,10 +141,23 @@ class Questions:
         FSDP1 asks this about the states that ranks send each other, assumed to be those of this rank.
         """
         one, other = args[:2]
-        if one.shape == other.shape and not are_same(one, other):
+        if one.shape != other.shape or are_same(one, other):
+            self._wait(one)
+            return bool(one.shape == other.shape)
+        is_positive = self._session.stated.of(one).is_positive
+        if is_positive is None or one.dtype is not other.dtype:
             return self.other(func, args, kwargs)
+        return self._checked(one, other, is_positive=is_positive)
+
+    def _checked(self, one: Any, other: Any, *, is_positive: bool) -> bool:
+        """Return whether the truths *one* and *other* are equal: torch asks so about what it is given.
+
+        The window of ``istft`` must not vanish, nor the weights of ``cov``: numbers are positive.
+        """
         self._wait(one)
-        return bool(one.shape == other.shape)
+        stated = self._session.stated
+        stated.tell(f"{asker()} lets torch compare a number with zero: told that it is positive")
+        return stated.of(other).mean in {None, float(is_positive)}
 
     def ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle the CTC loss: its table has ``2 n + 1`` places for the longest target of *n* labels.
@@ -159,6 +173,22 @@ class Questions:
         if longest is None:
             longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // batch)
         out = (scores.new_empty(batch), scores.new_empty((batch, n_steps, 2 * longest + 1)))
+        self._write(func, args, kwargs, out)
+        return out
+
+    def least_squares(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle ``lstsq``: the matrix has full rank, as the only driver of CUDA takes for granted."""
+        matrix, right, _, driver = (*args, None, None)[:4]
+        driver = kwargs.get("driver", driver) or ("gelsy" if self._session.host.holds(matrix) else "gels")
+        *batch, rows, columns = matrix.shape
+        is_row = right.dim() == 1 or right.shape == matrix.shape[:-1]
+        sides = () if is_row else right.shape[-1:]
+        out = (
+            matrix.new_empty((*batch, columns, *sides)),
+            matrix.new_empty((*batch, *sides) if rows > columns and driver != "gelsy" else 0),
+            matrix.new_empty(batch if driver != "gels" else 0, dtype=self._torch.int64),
+            matrix.new_empty((*batch, min(rows, columns)) if driver in {"gelsd", "gelss"} else 0),
+        )
         self._write(func, args, kwargs, out)
         return out
 
