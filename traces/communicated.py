@@ -87,12 +87,14 @@ class Communicated:
         ranks: those that were compared.
         a, b: how many communications of each kind there are, over these ranks.
         differences: of each channel in which the runs differ, the first.
+        alike: where they differ, another step that is the same: of which run, ``a`` or ``b``, and its number.
     """
 
     ranks: tuple[int, ...]
     a: Mapping[str, int]
     b: Mapping[str, int]
     differences: tuple[Difference, ...]
+    alike: tuple[str, int] | None = None
 
     def words(self, a: str = "a", b: str = "b") -> str:
         """Return the finding in a sentence, empty if there is none; *a* and *b* name the runs."""
@@ -110,8 +112,16 @@ class Communicated:
         return (
             f"communication differs on {n_ranks} of {len(self.ranks)} ranks ({n_each}): first on rank "
             f"{first.rank} {first.channel.words()}, number {first.nth + 1} of the step is "
-            f"{calls[0]} in {a}, {calls[1]} in {b}"
+            f"{calls[0]} in {a}, {calls[1]} in {b}{self._alike(a, b)}"
         )
+
+    def _alike(self, a: str, b: str) -> str:
+        """Return the end of that sentence: which other step is the same."""
+        if self.alike is None:
+            return ""
+        side, step = self.alike
+        own, other = (a, b) if side == "a" else (b, a)
+        return f"; step {step} of {own} communicates the same as {other}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -131,6 +141,7 @@ class Communicated:
                 }
                 for one in self.differences
             ],
+            "alike": None if self.alike is None else {"run": self.alike[0], "step": self.alike[1]},
         }
 
 

@@ -9,8 +9,8 @@ stage by stage, on one rank each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow as pa
 from traces.analysis.arrivals import arrivals
 from traces.analysis.windows import windows
 from traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
-from traces.communicated import Communicated, channels, compared
+from traces.communicated import Channels, Communicated, channels, compared
 from traces.run import Run
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
@@ -49,6 +49,10 @@ JOINED: Final = pa.schema(
 """Columns of joined spans; names and starts are those of the first span of a piece."""
 
 
+N_BESIDE: Final = 4
+"""Steps beside the one that is compared in which the same communication is looked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedSpans:
     """The spans of two steps, joined, and how many were not.
@@ -57,7 +61,7 @@ class JoinedSpans:
         table: one row per piece of work, columns ``JOINED``.
         rank_pairs: the ranks that were joined, ``(rank in a, rank in b)``.
         a_unjoined, b_unjoined: spans of these ranks without a partner.
-    communicated: what these ranks communicate, and where that differs; None between worlds of two sizes.
+        communicated: what these ranks communicate, and where that differs; None between worlds of two sizes.
     """
 
     table: pa.Table
@@ -100,8 +104,35 @@ def join_spans(a: Run, a_step: int, b: Run, b_step: int) -> JoinedSpans:
         rank_pairs=tuple(pairs),
         a_unjoined=a_left,
         b_unjoined=b_left,
-        communicated=compared(sides) if a.info.world_size == b.info.world_size else None,
+        communicated=_communicated((a, b), (a_step, b_step), sides),
     )
+
+
+def _communicated(
+    runs: tuple[Run, Run], steps: tuple[int, int], sides: Mapping[int, tuple[Channels, Channels]]
+) -> Communicated | None:
+    """Return what the *steps* of two *runs* communicate; None if their worlds are of two sizes.
+
+    Where that differs, it may be for one step only, as in the second step of DDP, which agrees on the order
+    of gradients: so steps beside it are looked at, too.
+    """
+    if runs[0].info.world_size != runs[1].info.world_size:
+        return None
+    found = compared(sides)
+    for name, at in (("b", 1), ("a", 0)) if found.differences else ():
+        for step in _beside(runs[at], steps[at], sides):
+            other = {rank: channels(runs[at], _step_spans(runs[at], rank, step)) for rank in sides}
+            pairs = {rank: (sides[rank][1 - at], other[rank]) for rank in sides}
+            if not compared(pairs).differences:
+                return replace(found, alike=(name, step))
+    return found
+
+
+def _beside(run: Run, step: int, ranks: Iterable[int]) -> list[int]:
+    """Return the steps of *run* that all *ranks* have, without *step*: those beside it, the nearest first."""
+    own = [{window.step for window in windows(run) if window.rank == rank} for rank in ranks]
+    both = set.intersection(*own) - {step} if own else set()
+    return sorted(both, key=lambda other: (abs(other - step), other))[:N_BESIDE]
 
 
 def rank_pairs(a: Run, b: Run) -> list[tuple[int, int]]:

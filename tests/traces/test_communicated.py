@@ -40,6 +40,19 @@ def run_of(calls: Sequence[dict[str, Any]], world_size: int = 2) -> Run:
     return in_memory(info, timeline(columns))
 
 
+def run_of_steps(steps: Sequence[Sequence[dict[str, Any]]]) -> Run:
+    """Return a run of rank 0 that does in each step the calls that it is given."""
+    tables = [run_of(calls).spans([0]).to_pylist() for calls in steps]
+    rows = [
+        row | {"step": n, "start_ns": row["start_ns"] + 1000 * n}
+        for n, table in enumerate(tables)
+        for row in table
+    ]
+    columns: dict[str, object] = {name: [row[name] for row in rows] for name in rows[0]}
+    info = RunInfo(origin="recorded", world_size=2, name="run", groups=GROUPS)
+    return in_memory(info, timeline(columns))
+
+
 def said(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> str:
     found = join_spans(run_of(a), 0, run_of(b), 0).communicated
     assert found is not None
@@ -114,3 +127,17 @@ def test_a_long_group_is_named_by_its_first_ranks() -> None:
     assert Channel("dp", tuple(range(64)), "").words() == "among ranks 0, 1, 2, 3, ..."
     assert Channel("dp", (), "").words() == "along dp"
     assert Call("barrier", 0, "").words() == "barrier"
+
+
+def test_another_step_that_is_the_same_is_named() -> None:
+    """As in the second step of DDP, which communicates more than every other."""
+    a, b = run_of([GATHER]), run_of_steps([[GATHER, SEND], [SEND], [GATHER], [GATHER]])
+    for one, other, name in ((a, b, "b"), (b, a, "a")):
+        found = join_spans(one, 0, other, 0).communicated
+        assert found is not None
+        assert found.alike == (name, 2)
+        assert f"step 2 of {name} communicates the same as" in found.words()
+    none = join_spans(a, 0, run_of_steps([[SEND], [SEND]]), 0).communicated
+    assert none is not None
+    assert none.alike is None
+    assert join_spans(a, 0, b, 2).communicated == join_spans(a, 0, a, 0).communicated
