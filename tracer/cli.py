@@ -34,6 +34,13 @@ MOST_TOLD: Final = 6
     help="How much to record: kernels adds torch.profiler, in the steps given by --steps, else in 2 to 4.",
 )
 @click.option(
+    "--on-cpu",
+    "n_gpus_on_cpu",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Run a script for GPUs on the processors of this machine, telling it that there are N GPUs.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; the command's output goes to stderr."
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -47,6 +54,7 @@ def record(
     ranks: str,
     steps: str,
     depth: str,
+    n_gpus_on_cpu: int | None,
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -65,6 +73,14 @@ def record(
     if is_merge:
         _merge(command, output, as_json=as_json)
         return
+    asked = {"ranks": ranks, "steps": steps, "depth": depth, "n_gpus_on_cpu": n_gpus_on_cpu or 0}
+    _record(context, command, output, as_json=as_json, name=name, **asked)
+
+
+def _record(
+    context: click.Context, command: tuple[str, ...], output: Path | None, *, as_json: bool, **asked: Any
+) -> None:
+    """Record *command* and say what there is; *asked* as ``tracer.launch.launch`` takes it."""
     from tracer.launch import launch
     from tracer.launched import is_first, is_one_of_many
     from tracer.run_directory import beside, no_empty_folders
@@ -76,7 +92,7 @@ def record(
         )
     context.with_resource(no_empty_folders(path))
     before = beside(path.absolute())
-    status = launch(command, path, name=name, quiet=as_json, ranks=ranks, steps=steps, depth=depth)
+    status = launch(command, path, quiet=as_json, **asked)
     if is_one_of_many():  # the others may not have ended, and no rank knows when
         if is_first() and not as_json:
             click.echo(
@@ -84,9 +100,8 @@ def record(
             )
         context.exit(status)
     more = [path.with_name(one.name) for one in beside(path.absolute()) if one not in before]
-    _tell_all(
-        [path, *more] if path.is_dir() or not more else more, path, status, ranks=ranks, as_json=as_json
-    )
+    runs = [path, *more] if path.is_dir() or not more else more
+    _tell_all(runs, path, status, ranks=asked["ranks"], as_json=as_json)
     context.exit(status)
 
 

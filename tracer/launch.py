@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from tracer import on_cpu
 from tracer.attach import DEPTH_VARIABLE, NAME_VARIABLE, RANKS_VARIABLE, RUN_VARIABLE, STEPS_VARIABLE
 from tracer.errors import LaunchError, RecordError
 from tracer.launched import is_one_of_many
@@ -40,6 +41,7 @@ def launch(
     ranks: str = "",
     steps: str = "",
     depth: str = "light",
+    n_gpus_on_cpu: int = 0,
 ) -> int:
     """Run *command* and record it into the run directory *path*; return its exit status.
 
@@ -51,6 +53,7 @@ def launch(
         ranks: ranks to record, as ``Window.parsed`` takes them.
         steps: steps to record, likewise.
         depth: ``"light"`` or ``"kernels"``.
+        n_gpus_on_cpu: take the processors for this many GPUs, 0: use what there is.
 
     Returns:
         The exit status; 128 + n if signal n ended the command, as shells say it.
@@ -76,7 +79,8 @@ def launch(
                 process = subprocess.Popen(
                     [program, *command[1:]],
                     env=environment(path, name or path.name)
-                    | {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, DEPTH_VARIABLE: depth},
+                    | {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, DEPTH_VARIABLE: depth}
+                    | ({on_cpu.VARIABLE: str(n_gpus_on_cpu)} if n_gpus_on_cpu else {}),
                     stdout=sys.stderr if quiet else None,
                 )
             except OSError as error:

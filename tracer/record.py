@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracer import alone
+from tracer import alone, on_cpu
 from tracer.clock import CommonClock, now_ns
 from tracer.errors import RecordError
 from tracer.guarded import is_interrupt
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 DEPTHS: Final = ("light", "kernels")
 """How much is recorded: communication and blocks, or kernels of some steps by ``torch.profiler``, too."""
-
 
 NO_GROUP: Final = "nobody called torch.distributed.init_process_group in the block, for which it waited"
 """Why nothing was recorded of a block in a process that is one of several."""
@@ -128,6 +127,7 @@ class Recording:
             window=self._window,
             depth=self._depth,
         )
+        on_cpu.tell(self.session.warn)
 
     def end_step(self) -> None:
         """End a step, because the training says so."""

@@ -198,7 +198,7 @@ def test_cuda_is_the_version_that_torch_was_built_with(
     kept = torch.backends.cuda.is_flash_attention_available
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", kept)
     monkeypatch.setattr(torch.version, "cuda", built)
-    accelerators._versions()
+    accelerators.tell_versions()
     newest = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
     assert torch.version.cuda == (told or ("13.0" if newest else "12.8"))
 

@@ -24,12 +24,25 @@ def _attach(module: ModuleType) -> None:
         sys.stderr.write(f"foretrace: not recording: {error}\n")
 
 
+def _take_for_gpus(module: ModuleType) -> None:
+    """Have the process take processors for GPUs; *module* is torch, just imported."""
+    try:
+        from tracer.on_cpu import install
+
+        install(module)
+    except Exception as error:
+        sys.stderr.write(f"foretrace: --on-cpu does not work with torch {module.__version__}: {error!r}\n")
+        raise SystemExit(2) from error
+
+
 def _expect_torch() -> None:
     if importlib.util.find_spec("tracer") is None:
         sys.path.append(str(_HERE.parent.parent))  # run from a checkout
     from tracer.importing import Expectation
 
     Expectation("torch.distributed.distributed_c10d", _attach)
+    if os.environ.get("FORETRACE_ON_CPU"):
+        Expectation("torch", _take_for_gpus)
 
 
 def _run_next() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracer.rehearse.gpu.devices import answers
 
 if TYPE_CHECKING:
+    from tracer.rehearse.gpu.askers import Askers
     from tracer.rehearse.gpu.meter import Meter
     from tracer.rehearse.gpu.placement import Placement
 
@@ -67,11 +68,13 @@ def install(placement: Placement, memory: Meter, *, has_gpu: bool = True) -> Non
         memory: the bytes that are allocated.
         has_gpu: whether the script is told that there is a GPU.
     """
-    _versions()
-    _generators()
-    _memory(memory)
-    _accelerator(placement, has_gpu=has_gpu)
-    _profilers()
+    import torch
+
+    tell_versions()
+    tell_generators()
+    tell_memory(memory)
+    tell_accelerator(placement.asker, torch.device(placement.device.type), has_gpu=has_gpu)
+    tell_profilers()
     if not has_gpu:
         _deny(placement)
 
@@ -97,7 +100,7 @@ def _wheel() -> tuple[str, tuple[int, int, int], int]:
     return next(versions for since, versions in VERSIONS.items() if own >= since)
 
 
-def _versions() -> None:
+def tell_versions() -> None:
     """Report versions of CUDA and NCCL: scripts choose a dtype by them."""
     import torch
     import torch.cuda.nccl
@@ -111,7 +114,7 @@ def _versions() -> None:
     anywhere.backends.cuda.is_flash_attention_available = lambda: True
 
 
-def _generators() -> None:
+def tell_generators() -> None:
     """Give each GPU of the node a generator, and ``torch.cuda.random`` the functions of ``torch.cuda``.
 
     The states of these generators are never used: random numbers come from the generator of the CPU.
@@ -126,7 +129,7 @@ def _generators() -> None:
             setattr(random, name, getattr(anywhere, name))
 
 
-def _memory(meter: Meter) -> None:
+def tell_memory(meter: Meter) -> None:
     """Make ``torch.cuda.memory`` and ``torch.accelerator`` return what ``torch.cuda`` returns."""
     import torch
 
@@ -146,13 +149,12 @@ def _memory(meter: Meter) -> None:
     accelerator.get_memory_info = anywhere.cuda.mem_get_info
 
 
-def _accelerator(placement: Placement, *, has_gpu: bool) -> None:
-    """Report the GPU, or none, to code that asks for an accelerator and is not torch's."""
+def tell_accelerator(asker: Askers, gpu: Any, *, has_gpu: bool) -> None:
+    """Report *gpu*, a device, or none, to code that asks for an accelerator and is not torch's."""
     import torch
 
     anywhere: Any = torch
-    is_torch, module_of = placement.asker.is_torch, torch.get_device_module
-    gpu, cpu = torch.device(placement.device.type), torch.device("cpu")
+    is_torch, module_of, cpu = asker.is_torch, torch.get_device_module, torch.device("cpu")
 
     def tell(owner: Any, name: str, answer: Any) -> None:
         original = getattr(owner, name)
@@ -174,7 +176,7 @@ def _accelerator(placement: Placement, *, has_gpu: bool) -> None:
     anywhere.accelerator.device_index = anywhere.cuda.device if has_gpu else lambda device: nullcontext()
 
 
-def _profilers() -> None:
+def tell_profilers() -> None:
     """Let scripts start and stop the CUDA profilers, which record nothing."""
     import torch
     import torch.cuda.nvtx

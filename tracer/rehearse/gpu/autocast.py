@@ -30,10 +30,15 @@ class _OfGpu(threading.local):
     of_host: Any = None
 
 
-def install(torch: Any, is_foreign: Callable[[Any], bool]) -> None:
+def install(torch: Any, is_foreign: Callable[[Any], bool], *, casts: bool = True) -> None:
     """Let autocast of a GPU be that of the processor, with the dtype that the GPU would use.
 
     Where the script is told that there is no GPU, torch itself turns autocast of a GPU off.
+
+    Args:
+        torch: the module.
+        is_foreign: whether a device is a GPU.
+        casts: whether the operators that CUDA casts are cast, else those that the processor does.
     """
     from torch.amp import autocast_mode
 
@@ -67,7 +72,8 @@ def install(torch: Any, is_foreign: Callable[[Any], bool]) -> None:
         return leave(self, *error)
 
     base.__init__, base.__enter__, base.__exit__ = init, entered, left
-    base.kept = casting.install(torch, lambda: told.is_of_host)
+    if casts:
+        base.kept = casting.install(torch, lambda: told.is_of_host)
     _by_hand(torch, is_foreign, told, dtype_of_gpu)
 
 

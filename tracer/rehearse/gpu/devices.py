@@ -147,12 +147,12 @@ def device_mode(
             return func(*args, **(kwargs or {}))
 
     mode = DeviceMode()
-    _differentiate_in(mode)
-    _save_in(mode, torch.autograd.graph)
+    differentiate_in(mode)
+    save_in(mode, torch.autograd.graph)
     return mode
 
 
-def _differentiate_in(mode: Any) -> None:
+def differentiate_in(mode: Any) -> None:
     """Run backward passes inside *mode*, which torch leaves during a call: recomputation needs it."""
     run_backward = internals.swap_run_backward()
 
@@ -163,7 +163,7 @@ def _differentiate_in(mode: Any) -> None:
     internals.swap_run_backward(run_backward_in_mode)
 
 
-def _save_in(mode: Any, graph: Any) -> None:
+def save_in(mode: Any, graph: Any) -> None:
     """Run saved-tensor hooks inside *mode*, which torch leaves before it calls them."""
     hooks: Any = graph.saved_tensors_hooks
     made = hooks.__init__
@@ -244,12 +244,21 @@ def _of_memory(meter: Meter) -> dict[str, Any]:
 
 
 def install(streams: Streams, meter: Meter) -> None:
-    """Replace ``torch.cuda`` and ``torch.accelerator`` in this process.
+    """Replace GPUs in this process, also where they compute otherwise than processors.
 
     Args:
         streams: streams and events to offer.
         meter: knows the memory.
     """
+    import torch
+
+    stand_in(streams, meter)
+    attention.install(torch)
+    autocast.install(torch, is_foreign)
+
+
+def stand_in(streams: Streams, meter: Meter) -> None:
+    """Replace ``torch.cuda`` and ``torch.accelerator`` in this process, with arguments as for `install`."""
     import torch
     import torch.cuda.nvtx
 
@@ -272,8 +281,6 @@ def install(streams: Streams, meter: Meter) -> None:
     accelerator.current_device_index = local_rank
     accelerator.set_device_index = lambda device=None: torch.cuda.set_device(device)
     _numbers(torch)
-    attention.install(torch)
-    autocast.install(torch, is_foreign)
 
 
 def _numbers(torch: Any) -> None:

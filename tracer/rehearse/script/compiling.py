@@ -47,7 +47,7 @@ def install(session: RehearsalSession) -> None:
             return model
         if isinstance(model, torch.nn.Module):
             marked(model, backend)
-            return _wrapper()(model)
+            return wrapper()(model)
         if isinstance(model, type):
             left_out(backend)
             return model
@@ -108,7 +108,7 @@ def _breaking(session: RehearsalSession) -> None:
 
 
 @functools.cache
-def _wrapper() -> Callable[[Any], Any]:
+def wrapper() -> Callable[[Any], Any]:
     """Return what wraps a module as ``torch.compile`` does: scripts ask for ``_orig_mod``, or its type."""
     from torch._dynamo import eval_frame
 

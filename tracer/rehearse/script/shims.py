@@ -43,7 +43,7 @@ def install(session: RehearsalSession) -> list[Any]:
     empty.install()
     exporting.install(session)
     sparse.install(session)
-    _scaler()
+    scaler()
     _storages(session)
     _addresses()
     _fsdp1(session)
@@ -73,7 +73,7 @@ def _and_cpu(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
     return lambda: [*original(), "cpu"]
 
 
-def _scaler() -> None:
+def scaler() -> None:
     """Make a gradient scaler always step: an overflow would be unknown."""
     from torch.amp import grad_scaler
 

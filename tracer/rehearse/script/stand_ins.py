@@ -39,7 +39,7 @@ def install(session: RehearsalSession) -> list[Any]:
     install_futures()
     children.install(session)
     _graphs(session)
-    _synced_norms()
+    synced_norms()
     _grouped_products()
     return when_imported(TRITON, lambda module: _triton(session, module))
 
@@ -219,7 +219,7 @@ def _graphs(session: RehearsalSession) -> None:
     anywhere.make_graphed_callables = graphed
 
 
-def _synced_norms() -> None:
+def synced_norms() -> None:
     """Make SyncBatchNorm, which has GPU kernels only, a batch norm that sends what the real one sends.
 
     The forward gathers mean, inverse deviation and count of each rank. The backward sums two gradients per

@@ -1,0 +1,71 @@
+"""A script for GPUs runs on processors, and communicates what a rehearsal of it says."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from simulator.rehearsed.run import simulate_rehearsal
+from tests.processes import Runner, free_port
+from tests.rehearsals import rehearse
+from topologies.catalog import load_cluster
+from tracer.cli import record
+from tracer.on_cpu import SAID
+from tracer.on_cpu.gpus import Gpus
+from tracer.rehearse.rehearsing import Asked
+from traces.analysis.windows import windows
+from traces.join import join_spans
+from traces.store import open_run
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parent / "for_gpus.py"
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "{port}")
+
+
+def recorded(folder: Path, *words: str) -> Any:
+    """Return the run that ``foretrace record --on-cpu 2`` makes of the script, and what the script said."""
+    command = [sys.executable, "-m", "foretrace", "record", "--on-cpu", "2", "-o", str(folder / "real"), "--"]
+    (done,) = Runner.launch(
+        [*command, sys.executable, *words], fresh=folder / "real", FOR_GPUS_PORT=free_port()
+    )
+    assert done.returncode == 0, done.stderr
+    return open_run(folder / "real"), [line.split() for line in done.stdout.splitlines() if "." in line]
+
+
+@pytest.mark.parametrize("how", ["fsdp1", "fsdp2", "spawned"])
+def test_what_a_script_for_gpus_sends_is_what_its_rehearsal_says(how: str, tmp_path: Path) -> None:
+    start = () if how == "spawned" else TORCHRUN
+    real, said = recorded(tmp_path, *start, str(SCRIPT), how)
+    assert real.warnings == (f"rank 0-1: {SAID}",)
+    by_step = [one for one in said if one[-1] == "0"]  # no memory of a GPU is in use
+    assert len(by_step) == 2 * 4
+    assert len({one[0] for one in by_step}) == 4  # ranks have the same average, of each step another
+
+    asked = Asked(command=(str(SCRIPT), how), world_size=2, ranks=(0, 1), warmup=2, local_world_size=2)
+    rehearse(asked, tmp_path / "said")
+    told = simulate_rehearsal(tmp_path / "said", lambda n: load_cluster("dgx-h100", n)).run
+    found = join_spans(told, windows(told)[0].step, real, 2).communicated
+    assert found is not None
+    assert found.ranks == (0, 1)
+    assert found.differences == ()
+    assert sum(found.a.values()) > 2
+
+
+def test_a_gpu_that_is_not_there_is_refused_as_by_cuda() -> None:
+    gpus = Gpus(2)
+    for device, number in ((1, 1), ("cuda:0", 0), (torch.device("cuda", 1), 1), ("cuda", 1), (-1, 1)):
+        gpus.choose(device)
+        assert gpus.chosen == number
+    with pytest.raises(RuntimeError, match="invalid device ordinal 2: --on-cpu says that there are 2 GPUs"):
+        gpus.choose(2)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two"])
+def test_no_gpus_at_all_is_a_mistake(number: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(record, ["--on-cpu", number, "-o", str(tmp_path / "run"), "--", "true"])
+    assert result.exit_code == 2
+    assert not (tmp_path / "run").exists()
