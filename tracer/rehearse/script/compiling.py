@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 FUSES: Final = (None, "inductor")
 """Compilers that fuse kernels, by the name under which they are asked for; others run what is written."""
 
-
 DYNAMO: Final = "torch._dynamo"
 """Where torch has its compiler; it takes long to load."""
 
@@ -26,50 +25,72 @@ def install(session: RehearsalSession) -> None:
     """Leave compilation out, and say so: of a function once it is called, as libraries decorate theirs."""
     import torch
 
-    def left_out(backend: Any) -> None:
+    anywhere: Any = torch
+    left_out = _LeftOut(session)
+
+    @functools.wraps(torch.compile)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return left_out.compiled(*args, **kwargs)
+
+    anywhere.compile = compiled
+    anywhere.nn.Module.compile = lambda self, *_, **kwargs: left_out.mark(self, kwargs.get("backend"))
+    anywhere.compiler.disable = _disabling(session, anywhere.compiler.disable)
+    _breaking(session)
+
+
+class _LeftOut:
+    """What stands in for the compiler.
+
+    Args:
+        session: the rehearsal.
+    """
+
+    def __init__(self, session: RehearsalSession) -> None:
+        self._session = session
+
+    def tell(self, backend: Any) -> None:
+        """Say that the compiler *backend* is not run, and what is counted."""
         how = "as the kernels that the compiler would fuse" if backend in FUSES else "as in eager mode"
         held = "as its graphs would hold it" if backend in FUSES else "too"
-        session.warn(
+        self._session.warn(
             f"torch.compile is not run: element-wise work of what it compiles is counted {how}, memory {held}"
         )
 
-    def marked(module: Any, backend: Any) -> None:
-        left_out(backend)
+    def mark(self, module: Any, backend: Any) -> None:
+        """Count *module* as compiled."""
+        self.tell(backend)
         if backend in FUSES:
-            session.fused.add(module)
+            self._session.fused.add(module)
 
-    @functools.wraps(torch.compile)
-    def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def compiled(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``torch.compile`` returns: *model* counted as compiled, or what takes one."""
+        import torch
+
+        del args
         backend = kwargs.get("backend")
         if model is None:
-            return functools.partial(compiled, **kwargs)
+            return functools.partial(self.compiled, **kwargs)
         if kwargs.get("disable"):
             return model
         if isinstance(model, torch.nn.Module):
-            marked(model, backend)
+            self.mark(model, backend)
             return wrapper()(model)
         if isinstance(model, type):
-            left_out(backend)
+            self.tell(backend)
             return model
+        return self._called(model, backend)
 
-        @functools.wraps(model)
+    def _called(self, function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+        """Return *function* as it counts when it is called."""
+
+        @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            left_out(backend)
+            self.tell(backend)
             if backend not in FUSES:
-                return model(*args, **kwargs)
-            return session.fused.function(lambda: model(*args, **kwargs))
+                return function(*args, **kwargs)
+            return self._session.fused.function(lambda: function(*args, **kwargs))
 
         return called
-
-    def in_place(self: Any, *args: Any, **kwargs: Any) -> None:
-        del args
-        marked(self, kwargs.get("backend"))
-
-    anywhere: Any = torch
-    anywhere.compile = compiled
-    anywhere.compiler.disable = _disabling(session, anywhere.compiler.disable)
-    _breaking(session)
-    anywhere.nn.Module.compile = in_place
 
 
 def _disabling(session: RehearsalSession, original: Callable[..., Any]) -> Callable[..., Any]:
