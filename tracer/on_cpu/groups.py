@@ -24,9 +24,14 @@ MAKERS: Final = (
 AVERAGING: Final = ("all_reduce", "reduce", "reduce_scatter_tensor")
 """Functions that can average, which gloo cannot."""
 
+GATHERING: Final = ("all_gather_into_tensor", "all_gather_single")
+"""Functions whose parts gloo copies where autograd sees it, which refuses one with a gradient; NCCL writes
+below autograd."""
+
 
 def install() -> None:
     """Replace backends, devices and averages."""
+    import torch
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
@@ -34,6 +39,8 @@ def install() -> None:
         _replace(distributed_c10d, name, _of_gloo)
     for name in AVERAGING:
         _replace(distributed_c10d, name, _averaging)
+    for name in GATHERING:
+        _replace(distributed_c10d, name, torch.no_grad())
     _replace(distributed_c10d, "barrier", _anywhere)
     everywhere("is_nccl_available", dist.is_nccl_available, lambda: True)
     _meshes(device_mesh)
