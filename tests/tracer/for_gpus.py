@@ -75,7 +75,7 @@ def train(how: str, rank: int) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        dist.all_gather_into_tensor(torch.empty(2 * ROWS, device=device), loss.float().repeat(ROWS))
+        dist.all_gather_into_tensor(torch.empty(2 * ROWS, device=device), loss.float().repeat(ROWS, 1))
         mean = loss.detach().float()
         dist.all_reduce(mean, op=dist.ReduceOp.AVG)
         ended.record()

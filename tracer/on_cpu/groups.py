@@ -25,13 +25,11 @@ AVERAGING: Final = ("all_reduce", "reduce", "reduce_scatter_tensor")
 """Functions that can average, which gloo cannot."""
 
 GATHERING: Final = ("all_gather_into_tensor", "all_gather_single")
-"""Functions whose parts gloo copies where autograd sees it, which refuses one with a gradient; NCCL writes
-below autograd."""
+"""Functions that NCCL does below autograd, for tensors of any shape."""
 
 
 def install() -> None:
     """Replace backends, devices and averages."""
-    import torch
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
@@ -40,7 +38,7 @@ def install() -> None:
     for name in AVERAGING:
         _replace(distributed_c10d, name, _averaging)
     for name in GATHERING:
-        _replace(distributed_c10d, name, torch.no_grad())
+        _replace(distributed_c10d, name, _gathering)
     _replace(distributed_c10d, "barrier", _anywhere)
     everywhere("is_nccl_available", dist.is_nccl_available, lambda: True)
     _meshes(device_mesh)
@@ -92,6 +90,22 @@ def _averaging(original: Any) -> Any:
         return original(*given.args, **given.kwargs)
 
     return averaged
+
+
+def _gathering(original: Any) -> Any:
+    """Return what gathers numbers, of any shape, with gradients or without: gloo looks at both."""
+    import torch
+
+    signature = inspect.signature(original)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        for name in ("output_tensor", "input_tensor"):
+            given.arguments[name] = given.arguments[name].view(-1)
+        return original(*given.args, **given.kwargs)
+
+    return gathered
 
 
 def _anywhere(original: Any) -> Any:
