@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 LONG_STEP: Final = 15_000
 """Events of a first step after which none follows (some seconds); under DDP one does, with other buckets."""
 
+BESIDE: Final = (
+    "step 0 was kept and has {n} passes that train nothing, such as an evaluation before training: they "
+    "count in time and memory as if they were in every step"
+)
+"""What to say where the first step is kept and may hold what a script does once, before it trains."""
+
 MADE_ONCE: Final = frozenset({"aten.zeros_like", "aten.full_like", "aten.zeros", "aten.full"})
 """Operators by which an optimizer makes its states in its first step."""
 
@@ -39,11 +45,15 @@ class Kept:
         self._session.memory.start_peak()
 
     def settle(self) -> None:
-        """A step is over: if it was a long first one, it is kept after all."""
+        """A step is over: if it was a long first one, it is kept after all.
+
+        Unless it has passes that train nothing: an evaluation before training is in no other step.
+        """
         session = self._session
         is_first = session.position.step == 1 and self.warmup == 1
         is_long = session.tape.n_events - session.tape.n_repeated > LONG_STEP
-        if is_first and is_long and session.job.get("sharding") != "ddp":
+        is_plain = session.job.get("sharding") != "ddp" and not session.learning.n_beside[0]
+        if is_first and is_long and is_plain:
             self._keep_first()
 
     def are_done(self) -> bool:
@@ -76,6 +86,10 @@ class Kept:
             if first == self._forgotten:  # when it ended, another one was expected
                 session.tape.take_back()
                 session.memory.take_back()
+        if done and not first and (n_beside := session.learning.n_beside[0]):
+            # a script that did this step only has no other
+            advice = "" if self.warmup else "; --warmup 1 keeps a step after it"
+            session.warn(BESIDE.format(n=n_beside) + advice)
         return first
 
     def leave_out(self, n_steps: int) -> None:

@@ -83,10 +83,14 @@ class Learning:
 
     Args:
         session: the rehearsal.
+
+    Attributes:
+        n_beside: by step, its passes that train nothing, with gradients or without; none in a pipeline, whose
+            stages are also called to ask for the shapes of what they send.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
-        self._session = session
+        self._session, self.n_beside = session, Counter[int]()
         self._passes: list[_Pass] = []  # with gradients, of this step
         self._running: _Pass | None = None
         self._n_run: Counter[int] = (
@@ -219,6 +223,7 @@ class Learning:
         """
         session, step = self._session, self._session.position.step - 1
         n_idle, self._n_idle = self._n_idle, 0
+        self.n_beside[step] = 0 if session.is_pipelined else n_idle + n_unused
         before, self._idle[step] = self._idle.get(step - 1), (n_idle, still_open)
         if step < session.kept.warmup:
             return
