@@ -30,7 +30,7 @@ class Trained:
     """The calls of one model that is trained.
 
     Args:
-        parameters: what is trained of it: the number of elements of each, by its identity.
+        parameters: what is trained of it: the shape of each, by its identity.
         sides: what its layers expect of an input.
 
     Attributes:
@@ -38,7 +38,7 @@ class Trained:
         per_step: in how many steps it was called how often.
     """
 
-    def __init__(self, parameters: dict[int, int], sides: Sides) -> None:
+    def __init__(self, parameters: dict[int, tuple[int, ...]], sides: Sides) -> None:
         self.parameters, self._sides = parameters, sides
         self.shapes: Counter[tuple[tuple[int, ...], bool]] = Counter()
         self.per_step: Counter[int] = Counter()
@@ -47,7 +47,7 @@ class Trained:
     @property
     def size(self) -> int:
         """How many numbers are trained of it."""
-        return sum(self.parameters.values())
+        return sum(map(prod, self.parameters.values()))
 
     def count(self, step: int) -> None:
         """Count a call in *step*."""
@@ -112,10 +112,11 @@ class Passes:
         averaged = Averaged(session.groups, self.trained, lambda: self._main.usual if self._main else 1)
         self.summed = session.guarded("axes", averaged.note)
 
-    def trained(self) -> set[int]:
-        """Return how many numbers are trained: of the model that is described, and of all."""
-        whole = sum({key: size for one in self._all for key, size in one.parameters.items()}.values())
-        return {whole} if self._main is None else {self._main.size, whole}
+    def trained(self) -> list[Counter[tuple[int, ...]]]:
+        """Return the shapes of what is trained: of the model that is described, and of all."""
+        whole = {key: shape for one in self._all for key, shape in one.parameters.items()}
+        main = [] if self._main is None else [Counter(self._main.parameters.values())]
+        return [*main, Counter(whole.values())]
 
     def begins(self, model: Any, args: Any) -> None:
         """*model* is called with *args*."""
@@ -143,13 +144,15 @@ class Passes:
         if self._main is None:
             return {}
         known = set(self._main.parameters)
-        others = {key: size for one in self._all for key, size in one.parameters.items() if key not in known}
-        beside = {"beside_params": sum(others.values())} if others else {}
+        others = {
+            key: shape for one in self._all for key, shape in one.parameters.items() if key not in known
+        }
+        beside = {"beside_params": sum(map(prod, others.values()))} if others else {}
         return {**self._main.describe(), **beside}
 
     def _met(self, model: Any) -> Trained:
         """Learn a model that is called with gradients for the first time."""
-        parameters = {id(one): prod(whole_shape(one)) for one in model.parameters() if one.requires_grad}
+        parameters = {id(one): tuple(whole_shape(one)) for one in model.parameters() if one.requires_grad}
         one = self._known[model] = Trained(parameters, sides_of(model))
         if parameters and not any(set(parameters) <= set(other.parameters) for other in self._all):
             self._all.append(one)

@@ -1,14 +1,17 @@
 """A loop that sums its gradients by itself is data parallel, though nothing says so."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tracer.averaged import Averaged
+from tests.rehearsals import rehearse
+from tracer.averaged import Averaged, are_gradients
 from tracer.groups import Groups
 from tracer.records import Block, Communication
+from tracer.rehearse.rehearsing import Asked
 from traces.layout import Layout
 from traces.store import open_run
 
@@ -62,7 +65,7 @@ def named(sizes: list[list[int]], *, params: int, passes: int = 1, kind: str = "
     """Return the axis of a group after steps in which these numbers of elements were summed over it."""
     groups = Groups(2, lambda group: "gloo", lambda group: (0, 1))
     info = groups.of(Group())
-    averaged = Averaged(groups, lambda: {params}, lambda: passes)
+    averaged = Averaged(groups, lambda: [Counter({(params,): 1})], lambda: passes)
     for step, several in enumerate([*sizes, [0]]):
         for size in several:
             where = (step, -1, -1, -1)
@@ -94,3 +97,88 @@ def test_what_may_be_chance_says_nothing(sizes: list[list[int]]) -> None:
 def test_other_collectives_say_nothing() -> None:
     assert named([[1000]] * 3, params=1000, kind="broadcast") == "world"
     assert named([[0]] * 3, params=0) == "world"
+
+
+SHAPES = Counter({(6, 2): 5, (12,): 1, (8, 3): 3})
+
+
+@pytest.mark.parametrize(
+    ("summed", "are"),
+    [
+        ({48: 2, 24: 3, 12: 1}, True),  # five of a shape in two rounds of four ranks, filled up with zeros
+        ({96: 2, 12: 1}, True),  # a stack of all of a shape
+        ({12: 6, 24: 3}, True),
+        ({144: 1}, True),
+        ({48: 1, 24: 3, 12: 1}, False),
+        ({48: 3, 24: 3, 12: 1}, False),
+        ({192: 1}, False),
+        ({}, False),
+    ],
+)
+def test_parameters_filled_up_to_the_ranks_are_gradients_if_all_of_their_shape_are_there(
+    summed: dict[int, int], are: bool
+) -> None:
+    for times in (1, 3):
+        scattered = Counter({("reduce_scatter", size): times * n for size, n in summed.items()})
+        assert are_gradients(scattered, SHAPES, 4, times) == are
+
+
+def test_only_reduce_scatters_are_filled_up() -> None:
+    """An all-reduce has no shares that must be equal: what is twice as much is something else."""
+    padded = {48: 2, 24: 3, 12: 1}
+    assert not are_gradients(Counter({("all_reduce", size): n for size, n in padded.items()}), SHAPES, 4)
+
+
+OWNERS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+n, rank = dist.get_world_size(), dist.get_rank()
+model = nn.Sequential(*(nn.Linear(16, 16, bias=i == 0) for i in range(5))).cuda()
+matrices = [one for one in model.parameters() if one.ndim == 2]
+bias = model[0].bias
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(4, 16, device="cuda")).sum().backward()
+    {others}
+    for first in range(0, 5, n):
+        some = [one.grad for one in matrices[first : first + n]]
+        some += [torch.zeros_like(some[0])] * (n - len(some))
+        mean = torch.empty_like(some[0])
+        {scatter}
+        whole = [torch.empty_like(mean) for _ in range(n)]
+        dist.all_gather(whole, mean)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LIST = "dist.reduce_scatter(mean, some, op=dist.ReduceOp.AVG)"
+STACK = "dist.reduce_scatter_tensor(mean, torch.cat(some))"
+BIAS = "dist.all_reduce(bias.grad)"
+
+
+@pytest.mark.parametrize(
+    ("scatter", "others", "layout"),
+    [(LIST, BIAS, Layout(dp=4)), (STACK, BIAS, Layout(dp=4)), (LIST, "pass", None)],
+)
+def test_ranks_that_own_parameters_are_data_parallel_in_a_rehearsal(
+    scatter: str, others: str, layout: Layout | None, tmp_path: Path
+) -> None:
+    """Each gets the gradients that it updates by; where some parameter is left out, nothing is claimed."""
+    script = tmp_path / "train.py"
+    script.write_text(OWNERS.format(scatter=scatter, others=others))
+    found = rehearse(Asked(command=(str(script),), world_size=4, ranks=(0,)), tmp_path / "run")
+    assert found.layout == layout
+
+
+def test_all_reduces_by_hand_are_data_parallel_in_a_rehearsal(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        SCRIPT.replace('"gloo"', '"nccl"')
+        .replace("16)", "16, device='cuda')")
+        .replace("1))", "1)).cuda()")
+        .replace("ones(256)", "ones(256, device='cuda')")
+    )
+    found = rehearse(Asked(command=(str(script),), world_size=4, ranks=(0,)), tmp_path / "run")
+    assert {group.ranks for group in found.groups if group.axis == "dp"} >= {(0, 1), (0, 2)}

@@ -215,6 +215,8 @@ class Communications:
             return -1
         if kind != "barrier":
             session.apart.sent(tensor, len(group.ranks))
+            step = (position or session.position).step
+            session.trainings.averaged.count(kind, group, size, dtype_name(tensor), step)
         message = Message(kind, group.id, size, dtype_name(tensor), peer, is_async, name or kind, *splits)
         return session.tape.communication(message, sequence, position)
 

@@ -270,7 +270,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     shapes = session.shapes
     leave(stages_of(folder, rank), shapes.found if shapes is not None else {})
     leave(letters_of(folder, rank), session.letters.left)
-    layout = session.groups.layout(rank)
+    layout = session.trainings.layout(rank)
     routing = session.stated.routing
     return {
         "groups": [asdict(group) for group in world.groups(session)],

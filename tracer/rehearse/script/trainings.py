@@ -7,16 +7,19 @@ that these steps train. The script is not run further, so it is unknown whether 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tracer.averaged import Averaged
 from tracer.parallelism import SHARDING, data_parallel
 from tracer.rehearse.operators.calls import is_wrapped, parts_of
 from tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
 from tracer.shape import describe_model
-from tracer.wrapped import inside
+from tracer.wrapped import inside, whole_shape
 
 if TYPE_CHECKING:
     from tracer.rehearse.session import RehearsalSession
+    from traces.layout import Layout
 
 BEFORE: Final = (
     "the steps that are kept train another model than steps before them: {name} with {n_params:,} parameters "
@@ -54,6 +57,7 @@ class Trainings:
     Attributes:
         loaded: rows that loaders have delivered.
         begun: the first steps of trainings after the first one.
+        averaged: told of each communication; finds groups over which the script sums gradients by itself.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -63,6 +67,11 @@ class Trainings:
         self._trained: dict[int, tuple[int, dict[str, Any]]] = {}  # of each step: the model, its description
         self._called: dict[int, set[int]] = {}  # the models that each step calls
         self.begun: list[int] = []
+        self._shapes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._parameters: list[dict[int, tuple[int, ...]]] = []
+        self.averaged = Averaged(
+            session.groups, self._trained_shapes, lambda: max(session.by_step.values(), default=1)
+        )
 
     def meet(self, model: Any) -> None:
         """A *model* is called for the first time; the first of all models is described.
@@ -95,6 +104,21 @@ class Trainings:
     def call(self, module: Any) -> None:
         """Note that the present step trains *module*, the model of that step or another one."""
         self._called.setdefault(self._session.position.step, set()).add(id(inside(module)))
+        if module not in self._shapes:
+            self._shapes.add(module)
+            trained = (one for one in module.parameters() if one.requires_grad)
+            self._parameters.append({id(one): tuple(whole_shape(one)) for one in trained})
+
+    def layout(self, rank: int) -> Layout | None:
+        """Return the parallel degrees that the groups of *rank* tell, now that the last step is over."""
+        session = self._session
+        self.averaged.settle(max(session.position.step - 1, 0))
+        return session.groups.layout(rank)
+
+    def _trained_shapes(self) -> list[Counter[tuple[int, ...]]]:
+        """Return the shapes of what each model trains that was called with gradients, and of all."""
+        whole = {key: shape for one in self._parameters for key, shape in one.items()}
+        return [Counter(one.values()) for one in (*self._parameters, whole)]
 
     def _settings(self) -> dict[str, Any]:
         """Return how the described model is sharded."""
