@@ -44,19 +44,30 @@ class Expectation(MetaPathFinder):
     def __init__(self, name: str, tell: Callable[[ModuleType], None]) -> None:
         self._name = name
         self._tell = tell
+        self._is_finding = False
         sys.meta_path.insert(0, self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the expected module as others would, and have its loader tell; know nothing of others."""
-        if fullname != self._name:
+        """Find the expected module as others would, and have its loader tell; know nothing of others.
+
+        Some only ask whether there is such a module: it is expected until it has been loaded.
+        """
+        if fullname != self._name or self._is_finding:
             return None
-        self.remove()
-        spec = importlib.util.find_spec(fullname)
+        self._is_finding = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_finding = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader, self._tell)
+            spec.loader = _Telling(spec.loader, self._loaded)
         return spec
+
+    def _loaded(self, module: ModuleType) -> None:
+        self.remove()
+        self._tell(module)
 
     def remove(self) -> None:
         """Expect nothing any more."""
