@@ -7,12 +7,17 @@ so that a test can have PyTorch's own partitioner look at the same model.
 import sys
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from tests.tracer.saved_more import Vision, sharded
+else:  # a script is in no package
+    from saved_more import Vision, sharded
 
 WIDTH, TOKENS, HEADS, VOCABULARY = 256, 128, 4, 4096
 
@@ -231,8 +236,10 @@ KINDS: dict[str, Any] = {
     "scores": Scores,
     "recomputed": Recomputed,
     "chosen": Chosen,
+    "vision": Vision,
     "llamas": lambda: Blocks(Llama),
     "gpt2s": lambda: Blocks(GPT2),
+    "gelus": lambda: Blocks(Gelu),
     "bottlenecks": lambda: Blocks(Bottleneck),
 }
 
@@ -242,6 +249,8 @@ def built(name: str, how: str = "") -> tuple[nn.Module, torch.Tensor]:
     shape: tuple[int, ...] = (8, TOKENS, WIDTH)
     if name.startswith("bottleneck"):
         shape = (8, 64, 32, 32)
+    if name == "vision":
+        shape = (8, 3, 64, 64)
     if name == "loss":
         shape = (8, TOKENS, VOCABULARY)
     model: nn.Module = KINDS[name]()
@@ -264,12 +273,13 @@ if __name__ == "__main__":
         "compiled": lambda: torch.compile(model),
         "function": lambda: torch.compile(model.forward),
         "aot_eager": lambda: torch.compile(model, backend="aot_eager"),
+        "sharded": lambda: sharded(model),
         "inference": lambda: torch.compile(model),
         "around": lambda: lambda x: checkpoint(torch.compile(model), x, use_reentrant=False),
     }
     called = ways[way]()
     torch.set_grad_enabled(way != "inference")
-    optimizer = torch.optim.SGD([*model.parameters(), data], lr=0.0)
+    optimizer = torch.optim.SGD([*model.parameters(), data], lr=0.0, foreach=False)
     for step in range(2):
         before = torch.cuda.memory_allocated()
         with context(how):

@@ -19,9 +19,9 @@ LOGITS = 8 * 128 * 4096
 """Elements of the logits of ``loss``."""
 
 
-def _memory(folder: Path, model: str, way: str, how: str) -> dict[str, int]:
+def _memory(folder: Path, model: str, way: str, how: str, n_ranks: int = 1) -> dict[str, int]:
     """Return what a forward has ``left``, the ``most`` that its backward adds, and what is ``after`` it."""
-    asked = Asked(command=(str(SCRIPT), model, way, how), world_size=1, ranks=(0,))
+    asked = Asked(command=(str(SCRIPT), model, way, how), world_size=n_ranks, ranks=(0,))
     with pytest.raises(RehearsalError) as caught:
         rehearse(asked, folder / f"{model}-{way}-{how}")
     return {name: int(n) for name, n in re.findall(r"(left|most|after) (-?\d+)", str(caught.value))}
@@ -44,6 +44,9 @@ def _memory(folder: Path, model: str, way: str, how: str) -> dict[str, int]:
         ("head", "autocast"),
         ("recomputed", "fp32"),
         ("chosen", "bf16"),
+        ("vision", "fp32"),
+        ("vision", "bf16"),
+        ("vision", "autocast"),
     ],
 )
 def test_a_forward_keeps_what_the_partitioner_keeps(tmp_path: Path, model: str, how: str) -> None:
@@ -51,6 +54,19 @@ def test_a_forward_keeps_what_the_partitioner_keeps(tmp_path: Path, model: str, 
     kept = pytest.importorskip("tests.tracer.partitioned").kept(model, how)
     n_bytes = sum(value[2] for value in kept)
     assert _memory(tmp_path, model, "compiled", how)["left"] == pytest.approx(n_bytes, rel=0.01, abs=4096)
+
+
+@pytest.mark.parametrize(("model", "how"), [("llama", "bf16"), ("gpt2", "autocast"), ("gelu", "fp32")])
+def test_sharded_blocks_keep_what_each_of_them_keeps(tmp_path: Path, model: str, how: str) -> None:
+    """Compiled one by one and sharded by FSDP2 over two ranks: no block's weights stay, whole or cast.
+
+    The second block is called with what the first has returned, which its norm or its product reads.
+    """
+    kept = pytest.importorskip("tests.tracer.partitioned").kept(model, how)
+    between = 8 * 128 * 256 * (2 if how == "bf16" else 4)
+    n_bytes = 2 * sum(value[2] for value in kept) + between
+    found = _memory(tmp_path, f"{model}s", "sharded", how, n_ranks=2)
+    assert found["left"] == pytest.approx(n_bytes, rel=0.01, abs=4096)
 
 
 @pytest.mark.parametrize(("model", "how", "least"), [("gpt2", "fp32", 1.7), ("head", "bf16", 1.9)])
