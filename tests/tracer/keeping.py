@@ -38,3 +38,5 @@ for step in range(3):
         os.close(descriptor)
 if [line for line in (folder / "log.txt").read_text().splitlines() if line.isdigit()] != ["0", "1", "2"]:
     raise SystemExit("what was appended is not what is read")
+there = sorted(path.name for path in folder.iterdir())
+sys.stdout.write(" ".join([*there, (folder / "new.txt").read_text()]))

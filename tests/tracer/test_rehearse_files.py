@@ -8,6 +8,7 @@ import pytest
 from tests.rehearsals import rehearse
 from tracer.rehearse.errors import RehearsalError
 from tracer.rehearse.rehearsing import Asked
+from tracer.rehearse.script.late import Made, clear
 from traces.rehearsal import rehearsal_folder
 
 pytest.importorskip("torch")
@@ -40,15 +41,15 @@ def test_files_from_before_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_what_a_script_has_made_is_its_own(tmp_path: Path) -> None:
-    """In a new folder it keeps one checkpoint of three, and nothing is said."""
+    """In a new folder it keeps one checkpoint of three; in the end all is gone."""
     folder = tmp_path / "training"
     folder.mkdir()
     found = rehearse(
         Asked(command=(str(SCRIPT), str(folder)), world_size=1, warmup=0, steps=9), tmp_path / "r"
     )
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"checkpoint-2", "latest", "log.txt", "new.txt", "best.json"}
-    assert (folder / "new.txt").read_text() == (folder / "best.json").read_text() == "2"
+    log = rehearsal_folder(tmp_path / "r") / "rank-00000" / "output.log"
+    assert log.read_text().split() == ["best.json", "checkpoint-2", "latest", "log.txt", "new.txt", "2"]
+    assert not list(folder.iterdir())
     assert not [note for note in found.notes if "from before the rehearsal" in note]
 
 
@@ -189,3 +190,37 @@ def test_numbers_of_a_file_that_is_mapped_into_memory_are_read(tmp_path: Path) -
     rehearse(Asked(command=(str(script), str(data)), world_size=2, ranks=(0,)), tmp_path / "r")
     log = rehearsal_folder(tmp_path / "r") / "rank-00000" / "output.log"
     assert log.read_text().split() == ["13", "13"]
+
+
+LATE = Path(__file__).parent / "late.py"
+
+
+def test_what_is_made_after_the_first_step_goes(tmp_path: Path) -> None:
+    """Other ranks do not meet it, and neither does a second rehearsal; data made before stay."""
+    folder = tmp_path / "training"
+    (folder / "all").mkdir(parents=True)
+    (folder / "all" / "real.json").write_text("real")
+    asked = Asked(command=(str(LATE), str(folder)), world_size=2, ranks=(0, 1), warmup=0, steps=4)
+    for _ in range(2):
+        found = rehearse(asked, tmp_path / "r")
+        assert _contents(folder).keys() == {"data/tokens.json", "log.txt", "all/real.json"}
+        assert {path.name for path in folder.iterdir()} == {"data", "log.txt", "all"}
+        assert [note for note in found.notes if "made after the first step, and removed: " in note]
+
+
+def test_what_one_rank_makes_late_the_others_do_not_see(tmp_path: Path) -> None:
+    """Unless they make it too; what was made early all see, and it stays."""
+    late, early, common = (str(tmp_path / name) for name in ("late", "early", "common"))
+    one, other = Made(tmp_path, lambda: True, 1), Made(tmp_path, lambda: True, 2)
+    Made(tmp_path, lambda: False, 1).note(early)
+    for at in (late, common):
+        one.note(at)
+    other.note(common)
+    for at in (late, early, common):
+        Path(at).mkdir()
+    assert [other.hides(at) for at in (late, f"{late}/a", early, common)] == [True, True, False, False]
+    assert not any(one.hides(at) for at in (late, early, common))
+    one.clear()
+    assert [Path(at).exists() for at in (late, early, common)] == [False, True, True]
+    clear(tmp_path)
+    assert [Path(at).exists() for at in (early, common)] == [True, False]

@@ -22,6 +22,7 @@ from tracer.rehearse.ranks.restarting import check_choices, with_choices
 from tracer.rehearse.ranks.rows import said_of_rows
 from tracer.rehearse.ranks.scratch import checked_target, scratch_in
 from tracer.rehearse.ranks.together import hear_senders, together
+from tracer.rehearse.script.late import cleared
 from tracer.rehearse.values.loads import Loads, parsed
 from tracer.run_directory import next_free, no_empty_folders
 from traces.errors import LayoutError
@@ -81,7 +82,7 @@ def rehearse(
     tell = progress or (lambda words: None)
     target = _checked(asked, output)
     with no_empty_folders(target.parent), scratch_in(target.parent) as scratch:
-        with Loaded() if on is None else nullcontext(on) as loaded:
+        with cleared(Path(scratch)), Loaded() if on is None else nullcontext(on) as loaded:
             found = with_choices(
                 lambda load, asks: _Acted(asked, Path(scratch), tell, load, asks=asks).all(loaded),
                 parsed(asked.expert_load),

@@ -143,7 +143,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     kept = _installed(spec, session)
     started.install(session, spec)
     watcher, moves = Watcher(session), Moves(session)
-    guard = files.Files(Path(spec["folder"]), spec["rank"])
+    guard = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
     programs = Programs(spec)
     programs.install()
     guard.install()
@@ -151,10 +151,10 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     session.steps.see(modes[-1])
     activate(RehearsedRecording(session, Path(spec["folder"])))
     Watchdog(session, lambda words: _leave(spec, {"error": words, "missed": []})).watch()
-    with threads.Threads(session, modes, watcher.one_at_a_time).seen():
+    with guard.cleared(session.notes), threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [*guard.said(), *programs.said(), *session.steps.said(), *world.said()]
+    session.notes += [*programs.said(), *session.steps.said(), *world.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "nothing to rehearse: the script called no torch.nn.Module and no optimizer of torch.optim "

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.script import late
 from traces.errors import reason
 from traces.rehearsal import FOLDER
 from traces.store import holds_recording
@@ -20,6 +21,7 @@ def scratch_in(folder: Path) -> tempfile.TemporaryDirectory[str]:
 
 def emptied(folder: Path) -> None:
     """Delete everything in *folder*, before a rehearsal starts again."""
+    late.clear(folder)
     for one in folder.iterdir():
         shutil.rmtree(one) if one.is_dir() else one.unlink()
 

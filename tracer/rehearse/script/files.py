@@ -3,7 +3,8 @@
 A script that keeps only its last checkpoints would remove real ones if it is rehearsed in the folder of a
 real training. Files from before the rehearsal do not change: removing or renaming them does nothing, and
 writing to one writes to a copy, which the script gets when it opens the file again. Files that the script
-creates are real.
+creates are real; those that it creates after its first step are hidden from other ranks, and removed in the
+end (``late``).
 
 This replaces functions of Python that all libraries end up calling. What other processes (``rm``) or C
 libraries do to files is not seen.
@@ -12,16 +13,17 @@ libraries do to files is not seen.
 from __future__ import annotations
 
 import builtins
-import errno
 import functools
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from tracer.rehearse.errors import RehearsalError
+from tracer.rehearse.script import late
 
 COPIED_BYTES: Final = 256 * 2**20
 """Largest file that is copied because a script changes a part of it: our choice, a second on a disk."""
@@ -39,20 +41,20 @@ class Files:
     Args:
         folder: of the rehearsal; it holds the copies, and the list of files that its ranks have created.
         rank: the rank whose script it is.
+        is_late: whether its first step is over.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, is_late: Callable[[], bool]) -> None:
         self._folder = folder.resolve()
         self._copies_at = self._folder / f"files-{rank:05d}"
-        self._list = self._folder / "made-by-scripts"
+        self._made = late.Made(self._folder, is_late, os.getpid())
         self._open = open
         self._written: dict[str, None] = {}
         self._left: dict[str, None] = {}
         self._copies: dict[str, str] = {}
         self._n_copies = 0
         self._removed: set[str] = set()
-        self._made: set[str] = set()
-        self._n_read = 0
+        self._lexists, self._isfile = os.path.lexists, os.path.isfile
 
     def install(self) -> None:
         """Replace the functions that open, create, rename and remove files."""
@@ -66,12 +68,25 @@ class Files:
         anywhere.symlink, anywhere.link = self._linking(os.symlink), self._linking(os.link)
         trees: Any = shutil
         trees.rmtree = self._removing(shutil.rmtree)
+        late.hide(lambda path: self._made.may_hide() and self._hides(self._at(path)))
 
     def said(self) -> list[str]:
         """Return a line about files that were protected, nothing if there were none."""
         found = [("removed or renamed", self._left), ("written to (a copy was)", self._written)]
         parts = [f"{_shown(paths)} would have been {what}" for what, paths in found if paths]
-        return [f"files from before the rehearsal were not changed: {'; '.join(parts)}"] if parts else []
+        notes = [f"files from before the rehearsal were not changed: {'; '.join(parts)}"] if parts else []
+        if made := self._made.late():
+            notes.append(f"made after the first step, and removed: {_shown(made)}")
+        return notes
+
+    @contextmanager
+    def cleared(self, notes: list[str]) -> Iterator[None]:
+        """After this context, add to *notes*, and remove what the script has made after its first step."""
+        try:
+            yield
+        finally:
+            notes += self.said()
+            self._made.clear()
 
     def _opening(self, original: Function) -> Function:
         """Return ``open`` that changes no file from before the rehearsal."""
@@ -80,11 +95,13 @@ class Files:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             writes = not set(mode).isdisjoint("wax+")
             keeps = not set(mode).isdisjoint("ar")
-            if "x" in mode and self._at(file) in self._removed:
+            if "x" in mode and (self._at(file) in self._removed or self._hides(self._at(file))):
                 mode = mode.replace("x", "w")
-            if "x" in mode and os.path.lexists(self._at(file)):
+            if "x" in mode and self._lexists(self._at(file)):
                 return original(file, mode, *args, **kwargs)  # which says that it is there
-            return original(self._instead(file, writes=writes, keeps=keeps), mode, *args, **kwargs)
+            instead = self._instead(file, writes=writes, keeps=keeps)
+            with self._noted(file if writes else 0):
+                return original(instead, mode, *args, **kwargs)
 
         return opened
 
@@ -93,27 +110,31 @@ class Files:
 
         @functools.wraps(original)
         def opened(path: Any, flags: int, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> int:
-            if dir_fd is None and flags & os.O_EXCL and self._at(path) in self._removed:
-                flags &= ~os.O_EXCL  # the script has removed it
+            if dir_fd is None and flags & os.O_EXCL:
+                at = self._at(path)
+                if at in self._removed or self._hides(at):  # it is not there, for this script
+                    flags &= ~os.O_EXCL
             if dir_fd is None and not flags & os.O_EXCL:
                 writes = bool(flags & (_WRITES | os.O_TRUNC))
                 path = self._instead(path, writes=writes, keeps=not flags & os.O_TRUNC)
-            elif dir_fd is None and not os.path.lexists(path):
-                self._note(self._at(path))
-            return int(original(path, flags, *args, dir_fd=dir_fd, **kwargs))
+            creates = dir_fd is None and flags & os.O_CREAT
+            with self._noted(path if creates else 0):
+                return int(original(path, flags, *args, dir_fd=dir_fd, **kwargs))
 
         return opened
 
     def _instead(self, file: Any, *, writes: bool, keeps: bool) -> Any:
         """Return the path to open for *file*: that of a copy if the script changes it, or has changed it."""
+        if self._hides(at := self._at(file)):
+            if not writes:
+                raise late.missing(file)
+            return self._copy_hidden(at)
         if not (writes or self._copies):
             return file
-        at = os.path.realpath(self._at(file)) if self._at(file) else ""
+        at = os.path.realpath(at) if at else ""
         if not at or at in self._copies:
             return self._copies.get(at, file)
-        if not writes or not self._is_file(at):
-            if writes and not os.path.lexists(at):
-                self._note(at)
+        if not writes or not self._isfile(at):
             return file
         if self._is_ours(at):
             return file
@@ -136,6 +157,12 @@ class Files:
         self._copies[at] = copy
         return copy
 
+    def _copy_hidden(self, at: str) -> str:
+        """Return the path of a new empty file in place of *at*, which another rank has made for itself."""
+        copy = self._copy(at, keeps=False)
+        del self._written[at]
+        return copy
+
     def _making(self, original: Function) -> Function:
         """Return ``os.mkdir`` that remembers the folders that it creates."""
 
@@ -144,9 +171,11 @@ class Files:
             at = self._at(path)
             if at in self._removed:
                 self._removed.discard(at)
-                return
-            original(path, *args, **kwargs)
-            self._note(at)
+            elif self._hides(at):
+                self._note(at)
+            else:
+                original(path, *args, **kwargs)
+                self._note(at)
 
         return made
 
@@ -156,11 +185,16 @@ class Files:
         @functools.wraps(original)
         def removed(path: Any, *args: Any, **kwargs: Any) -> Any:
             at = "" if kwargs.get("dir_fd") is not None else self._at(path)
-            if at in self._removed:
+            if at in self._removed or self._hides(at):
                 if kwargs.get("ignore_errors") or any(args):
                     return None
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            if not at or not os.path.lexists(at) or self._is_ours(at):
+                raise late.missing(path)
+            if at and self._made.hides(at):
+                del self._copies[at]
+                return None
+            if at and self._made.is_shared(at):
+                return self._made.give_up(at)
+            if not at or not self._lexists(at) or self._is_ours(at):
                 return original(path, *args, **kwargs)
             self._leave(at)
             return None
@@ -173,15 +207,21 @@ class Files:
         @functools.wraps(original)
         def renamed(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
             old, new = self._at(source), self._at(target)
+            if self._hides(old):
+                raise late.missing(source)
             copy = self._copies.pop(old, None)
-            if copy is None and os.path.lexists(old) and not self._is_ours(old):
+            if self._isfile(new) and self._made.hides(new):
+                original(copy or source, self._copies.get(new) or self._copy_hidden(new))
+            elif copy is None and self._lexists(old) and not self._is_ours(old):
                 self._leave(old)
-            elif self._is_file(new) and not self._is_ours(new):
+            elif self._isfile(new) and not self._is_ours(new):
                 original(copy or source, self._copies.get(new) or self._copy(new, keeps=False))
             elif new not in self._removed:
                 source = copy or source
+                is_new = not self._lexists(new)
                 original(source, target, *args, **kwargs)
-                self._note(new)
+                if is_new:
+                    self._note(new, instead_of=old)
 
         return renamed
 
@@ -193,9 +233,11 @@ class Files:
             at = self._at(target)
             if at in self._removed:
                 self._removed.discard(at)
-                return
-            original(source, target, *args, **kwargs)
-            self._note(at)
+            elif self._hides(at):
+                self._note(at)
+            else:
+                original(source, target, *args, **kwargs)
+                self._note(at)
 
         return linked
 
@@ -214,24 +256,30 @@ class Files:
         if self._copies.pop(at, None) is None:
             self._left[at] = None
 
-    def _note(self, at: str) -> None:
-        """Remember that the script has created the file *at*; other ranks read this from the list."""
-        if at:
-            self._made.add(at)
-            with self._open(self._list, "a", encoding="utf-8") as file:
-                file.write(f"{at}\n")
+    def _note(self, at: str, *, instead_of: str = "") -> None:
+        """Remember that the script has created *at*, or renamed *instead_of*; other ranks are told."""
+        if at and not self._is_elsewhere(at):
+            self._made.note(at, instead_of=instead_of)
+
+    @contextmanager
+    def _noted(self, path: Any) -> Iterator[None]:
+        """After this context, remember that the script has created the file *path* if it has."""
+        at = self._at(path)
+        is_new = bool(at) and not self._lexists(at := os.path.realpath(at))
+        yield
+        if is_new:
+            self._note(at)
+
+    def _hides(self, at: str) -> bool:
+        """Whether *at* is not there for this rank: others made it after their first step."""
+        return bool(at) and at not in self._copies and self._made.hides(at)
 
     def _is_ours(self, at: str) -> bool:
         """Whether a rank of this rehearsal has created the file *at*, or a folder that contains it."""
-        if at.startswith(_ELSEWHERE) or Path(at).is_relative_to(self._folder):
-            return True
-        around = [at, *map(str, Path(at).parents)]
-        if self._made.isdisjoint(around) and self._list.exists():
-            with self._open(self._list, encoding="utf-8") as file:
-                file.seek(self._n_read)
-                self._made.update(file.read().splitlines())
-                self._n_read = file.tell()
-        return not self._made.isdisjoint(around)
+        return self._is_elsewhere(at) or self._made.makers(at) is not None
+
+    def _is_elsewhere(self, at: str) -> bool:
+        return at.startswith(_ELSEWHERE) or Path(at).is_relative_to(self._folder)
 
     @staticmethod
     def _at(path: Any) -> str:
@@ -239,11 +287,9 @@ class Files:
         if isinstance(path, int):
             return ""
         path = Path(os.fsdecode(path))
-        return str(path.parent.resolve() / path.name) if path.name != ".." else str(path.resolve())
-
-    @staticmethod
-    def _is_file(at: str) -> bool:
-        return Path(at).is_file()
+        if path.name == "..":
+            return str(os.path.realpath(path))
+        return str(Path(os.path.realpath(path.parent), path.name))
 
 
 def _shown(paths: Iterable[str]) -> str:
