@@ -41,7 +41,7 @@ def test_files_from_before_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_what_a_script_has_made_is_its_own(tmp_path: Path) -> None:
-    """In a new folder it keeps one checkpoint of three; in the end all is gone."""
+    """In a new folder it keeps one checkpoint of three; in the end no folder is left, nor a link to one."""
     folder = tmp_path / "training"
     folder.mkdir()
     found = rehearse(
@@ -49,7 +49,7 @@ def test_what_a_script_has_made_is_its_own(tmp_path: Path) -> None:
     )
     log = rehearsal_folder(tmp_path / "r") / "rank-00000" / "output.log"
     assert log.read_text().split() == ["best.json", "checkpoint-2", "latest", "log.txt", "new.txt", "2"]
-    assert not list(folder.iterdir())
+    assert {path.name for path in folder.iterdir()} == {"best.json", "log.txt", "new.txt"}
     assert not [note for note in found.notes if "from before the rehearsal" in note]
 
 
@@ -203,24 +203,28 @@ def test_what_is_made_after_the_first_step_goes(tmp_path: Path) -> None:
     asked = Asked(command=(str(LATE), str(folder)), world_size=2, ranks=(0, 1), warmup=0, steps=4)
     for _ in range(2):
         found = rehearse(asked, tmp_path / "r")
-        assert _contents(folder).keys() == {"data/tokens.json", "log.txt", "all/real.json"}
+        assert _contents(folder).keys() == {"data/tokens.json", "log.txt", "all/real.json", "all/state.json"}
         assert {path.name for path in folder.iterdir()} == {"data", "log.txt", "all"}
         assert [note for note in found.notes if "made after the first step, and removed: " in note]
 
 
 def test_what_one_rank_makes_late_the_others_do_not_see(tmp_path: Path) -> None:
     """Unless they make it too; what was made early all see, and it stays."""
-    late, early, common = (str(tmp_path / name) for name in ("late", "early", "common"))
+    late, early, common, single = (str(tmp_path / name) for name in ("late", "early", "common", "single"))
     one, other = Made(tmp_path, lambda: True, 1), Made(tmp_path, lambda: True, 2)
-    Made(tmp_path, lambda: False, 1).note(early)
-    for at in (late, common):
-        one.note(at)
-    other.note(common)
     for at in (late, early, common):
         Path(at).mkdir()
+    Path(single).touch()
+    for at in (late, common, single):
+        one.note(at)
+    Made(tmp_path, lambda: False, 1).note(early)
+    other.note(common)
+    for inside in (f"{late}/a", f"{late}/a/b"):
+        one.note(inside)
     assert [other.hides(at) for at in (late, f"{late}/a", early, common)] == [True, True, False, False]
+    assert not other.hides(single)
     assert not any(one.hides(at) for at in (late, early, common))
     one.clear()
-    assert [Path(at).exists() for at in (late, early, common)] == [False, True, True]
+    assert [Path(at).exists() for at in (late, early, common, single)] == [False, True, True, True]
     clear(tmp_path)
     assert [Path(at).exists() for at in (early, common)] == [True, False]

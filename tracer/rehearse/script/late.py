@@ -1,8 +1,9 @@
-"""What ranks of a rehearsal make after their first step: others do not see it, and nothing of it stays.
+"""Folders that ranks of a rehearsal make after their first step: others do not see them, and none stays.
 
 In a real run all ranks are at the same step. In a rehearsal one may save its first checkpoint while another
 still begins and looks for checkpoints, and the next rehearsal would find them too. What is made before the
-end of the first step, such as prepared data that others read, is seen by all and stays.
+end of the first step, such as prepared data that others read, is seen by all and stays. So is a single file,
+such as a table of results: weights, from which a script would resume, are not written in a rehearsal.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ class Made:
         self._any_hidden = False
 
     def note(self, at: str, *, instead_of: str = "") -> None:
-        """Remember that the script has made *at*, or given it the name *at* in place of *instead_of*."""
+        """Remember that the script has made *at*, or given it the name *at* in place of *instead_of*.
+
+        Late are folders, and what is in them; a file in a folder from before stays.
+        """
         is_late = self._is_late() and self.makers(instead_of) != set()
+        is_late = is_late and (_isdir(at) or bool(self.makers(at)))
         with self._open(self._list, "a", encoding="utf-8") as file:
             file.write(json.dumps([self._own if is_late else _EARLY, at]) + "\n")
 
