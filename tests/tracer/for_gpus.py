@@ -76,6 +76,7 @@ def train(how: str, rank: int) -> None:
         scaler.update()
         optimizer.zero_grad()
         dist.all_gather_into_tensor(torch.empty(2 * ROWS, device=device), loss.float().repeat(ROWS, 1))
+        dist.reduce_scatter_tensor(x.new_empty(ROWS), x.new_ones(2 * ROWS), op=dist.ReduceOp.AVG)
         mean = loss.detach().float()
         dist.all_reduce(mean, op=dist.ReduceOp.AVG)
         ended.record()

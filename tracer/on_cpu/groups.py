@@ -21,7 +21,7 @@ MAKERS: Final = (
 )
 """Functions that make a process group."""
 
-AVERAGING: Final = ("all_reduce", "reduce", "reduce_scatter_tensor")
+AVERAGING: Final = ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter_single")
 """Functions that can average, which gloo cannot."""
 
 GATHERING: Final = ("all_gather_into_tensor", "all_gather_single")
