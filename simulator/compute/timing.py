@@ -25,7 +25,7 @@ ADDRESSED_PER_S: Final = 1.76e9
 
 Attention of PyTorch on A100, with and without the sum of scores and a mask that is broadcast (ten pairs in
 figures of Dao-AILab/flash-attention 0251105, 512 to 8,192 tokens): 4.4 to 5.6 ps a score, median 5.25.
-Nothing else is fitted to; norms and rotary embeddings on A100 and H100 are predicted at 0.87 to 1.16 of their
+Nothing else is fitted to; norms and rotary embeddings on A100 and H100 are predicted at 0.87 to 1.21 of their
 measured times with it (``benchmarks/addressed.py``).
 """
 
