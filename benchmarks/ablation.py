@@ -29,14 +29,14 @@ from published import (
     together,
 )
 
-from simulator.errors import SimulationError
-from simulator.job import Job
-from simulator.network.cost import Network
-from simulator.validate.ranking import evenly
-from simulator.validate.steps_job import StepJob, step_job
-from simulator.validate.table import Row, read_table
-from topologies.device import Device
-from traces.report.format import format_share
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.validate.ranking import evenly
+from foretrace.simulator.validate.steps_job import StepJob, step_job
+from foretrace.simulator.validate.table import Row, read_table
+from foretrace.topologies.device import Device
+from foretrace.traces.report.format import format_share
 
 Change = Callable[[StepJob], StepJob]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from traces.report.format import format_share
+from foretrace.traces.report.format import format_share
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 PAGE: Final = DOCS / "accuracy.md"

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tracer.rehearse.gpu.allocator import MIB, CachingAllocator
+from foretrace.tracer.rehearse.gpu.allocator import MIB, CachingAllocator
 
 HERE: Final = Path(__file__).parent / "allocator"
 

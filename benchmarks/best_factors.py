@@ -20,14 +20,14 @@ from typing import Final
 import numpy as np
 from published import table_parser
 
-from simulator.validate.calibrate import Factors
-from simulator.validate.one_run import READINGS, after, middle, with_factors
-from simulator.validate.ranking import evenly
-from simulator.validate.steps import COLUMNS
-from simulator.validate.steps_run import Step, run_rows
-from simulator.validate.steps_scores import is_main, score
-from simulator.validate.table import read_table
-from traces.report.format import format_share
+from foretrace.simulator.validate.calibrate import Factors
+from foretrace.simulator.validate.one_run import READINGS, after, middle, with_factors
+from foretrace.simulator.validate.ranking import evenly
+from foretrace.simulator.validate.steps import COLUMNS
+from foretrace.simulator.validate.steps_run import Step, run_rows
+from foretrace.simulator.validate.steps_scores import is_main, score
+from foretrace.simulator.validate.table import read_table
+from foretrace.traces.report.format import format_share
 
 FACTORS: Final = np.linspace(-0.6, 0.6, 241)
 """Logarithms of the factors that are tried: half per cents."""

@@ -17,9 +17,9 @@ from statistics import median
 
 import pyarrow.parquet as pq
 
-from simulator.network.collectives import measured_s
-from topologies.link import Table
-from traces.report.format import format_share
+from foretrace.simulator.network.collectives import measured_s
+from foretrace.topologies.link import Table
+from foretrace.traces.report.format import format_share
 
 KIND = {"alltoall": "all_to_all"}
 BYTES_PER_S = {"a100_sxm": 300e9, "h100_sxm": 450e9, "h200_sxm": 450e9, "b200_sxm": 900e9, "gb200": 900e9}

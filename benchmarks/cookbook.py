@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from click.testing import CliRunner
 
-from foretrace import main as foretrace
+from foretrace.cli import main as foretrace
 
 PAGE = Path(__file__).parents[1] / "docs" / "cookbook.md"
 LINES = 26

@@ -19,14 +19,14 @@ from dataclasses import fields, replace
 from statistics import median
 from typing import Any, Final
 
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.engine import choose
-from simulator.job import Job
-from simulator.network.cost import Network
-from simulator.program import Program
-from simulator.simulate import simulate
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import choose
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Program
+from foretrace.simulator.simulate import simulate
 
 COMMON: Final = {"cluster": "dgx-h100", "seq_len": 8192}
 CASES: Final[dict[str, dict[str, Any]]] = {

@@ -80,7 +80,7 @@ def run(command: tuple[str, ...], environment: dict[str, str]) -> dict[str, Any]
         arguments = [part.replace("{scratch}", scratch) for part in command]
         begin = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "foretrace.py"), *arguments],
+            [sys.executable, "-m", "foretrace", *arguments],
             stdout=subprocess.DEVNULL,
             env={**os.environ, **environment},
         )

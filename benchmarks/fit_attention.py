@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from fitting import Floats, minimize, split
 
-from simulator.validate.kernels import attention_ops
-from simulator.validate.loops import Bench, load_of
-from simulator.validate.table import read_table
-from simulator.workload.ops import Op
-from topologies.catalog import load_device
-from topologies.device import Device
-from topologies.kernel import AttentionKernel, AttentionPass
+from foretrace.simulator.validate.kernels import attention_ops
+from foretrace.simulator.validate.loops import Bench, load_of
+from foretrace.simulator.validate.table import read_table
+from foretrace.simulator.workload.ops import Op
+from foretrace.topologies.catalog import load_device
+from foretrace.topologies.device import Device
+from foretrace.topologies.kernel import AttentionKernel, AttentionPass
 
 PRIOR = (0.75, 30.0, 0.7, 0.7e-6, 5e-6)
 """Efficiency, score width, tail, overhead and latency that a kernel has where rows do not show them."""

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from fitting import split
 
-from simulator.validate.kernels import product_ops
-from simulator.validate.loops import REPEATED, Bench
-from simulator.validate.table import read_table
-from topologies.catalog import load_device
+from foretrace.simulator.validate.kernels import product_ops
+from foretrace.simulator.validate.loops import REPEATED, Bench
+from foretrace.simulator.validate.table import read_table
+from foretrace.topologies.catalog import load_device
 
 AFTERS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Loads that are tried, in seconds."""

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from fitting import Floats, log_error, minimize, split
 
-from simulator.compute.tiling import Rates, tiled_s
-from simulator.validate.table import read_table
-from topologies.catalog import load_device
-from topologies.device import Device
-from topologies.kernel import GemmTiles
+from foretrace.simulator.compute.tiling import Rates, tiled_s
+from foretrace.simulator.validate.table import read_table
+from foretrace.topologies.catalog import load_device
+from foretrace.topologies.device import Device
+from foretrace.topologies.kernel import GemmTiles
 
 TILES = {
     8: "256x128 128x256 128x128 256x64 64x256 128x64 64x128 64x64 128x32 64x32 32x64 16x64",

@@ -18,12 +18,12 @@ from unittest import mock
 import numpy as np
 from fitting import Floats, split
 
-from simulator.compute.gemm import SPACING_S, gemm_s
-from simulator.validate.hardware import device_of
-from simulator.validate.kernels import measured_ops
-from simulator.validate.loops import REPEATED, Bench, model_of
-from simulator.validate.table import Row, read_table
-from simulator.workload.ops import Op
+from foretrace.simulator.compute.gemm import SPACING_S, gemm_s
+from foretrace.simulator.validate.hardware import device_of
+from foretrace.simulator.validate.kernels import measured_ops
+from foretrace.simulator.validate.loops import REPEATED, Bench, model_of
+from foretrace.simulator.validate.table import Row, read_table
+from foretrace.simulator.workload.ops import Op
 
 SMALL = 0.8
 """A member counts as small if alone it would take less than this share of ``SPACING_S``."""
@@ -51,7 +51,7 @@ def member_s(rows: list[Row]) -> None:
     seen, tried_s = split(len(rows)), np.arange(0.0, 6.5e-6, 0.5e-6)
 
     def errors(seconds: float) -> Floats:
-        with mock.patch("simulator.compute.gemm.MEMBER_S", seconds):
+        with mock.patch("foretrace.simulator.compute.gemm.MEMBER_S", seconds):
             benches = {name: Bench(device_of(name)) for name in {row.text("hardware") for row in rows}}
             found = []
             for row in rows:

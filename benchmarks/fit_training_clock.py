@@ -32,11 +32,11 @@ from published import (
     together,
 )
 
-from simulator.errors import TableError
-from simulator.validate.hardware import device_of
-from simulator.validate.ranking import evenly
-from simulator.validate.steps_job import step_job
-from simulator.validate.table import Row, read_table
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.validate.hardware import device_of
+from foretrace.simulator.validate.ranking import evenly
+from foretrace.simulator.validate.steps_job import step_job
+from foretrace.simulator.validate.table import Row, read_table
 
 SIMULATED: Final = (0.72, 0.79, 0.86, 0.93, 1.0)
 """Shares of the boost clock at which every row is simulated; errors between them are interpolated."""

@@ -10,8 +10,8 @@ from typing import Final
 
 from accuracy import replaced
 
-from simulator.framework import Framework
-from simulator.profiles import framework_names, load_framework
+from foretrace.simulator.framework import Framework
+from foretrace.simulator.profiles import framework_names, load_framework
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "frameworks.md"
 KEYS: Final = (

@@ -27,7 +27,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from traces.report.format import format_share
+from foretrace.traces.report.format import format_share
 
 LARGEST_EXACT = 8_000_000
 """Stored bytes of a file that is added up a second time, exactly and slowly."""
@@ -61,10 +61,10 @@ def asked():
 OURS = """
 import json, resource, sys, time
 begun = time.perf_counter()
-from tracer.ingest.ingest import ingest
-from traces.analysis.device_time import device_times
-from traces.analysis.metrics import breakdown
-from traces.store import open_run
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.analysis.device_time import device_times
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.store import open_run
 def asked():
     ingest(sys.argv[2:], sys.argv[1])
     run = open_run(sys.argv[1])

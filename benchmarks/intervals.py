@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.validate.errors import LIKELY
+from foretrace.simulator.validate.errors import LIKELY
 
 FILE: Final = Path(__file__).parents[1] / "simulator" / "intervals.toml"
 

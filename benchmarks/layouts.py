@@ -18,13 +18,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from simulator.config import job_from
-from simulator.errors import SimulationError
-from simulator.job import Job
-from simulator.schedules import SCHEDULES
-from simulator.search.layouts import PipelineTimes
-from simulator.search.schedule_program import schedule_program
-from traces.layout import Layout
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.search.layouts import PipelineTimes
+from foretrace.simulator.search.schedule_program import schedule_program
+from foretrace.traces.layout import Layout
 
 AGAIN: Final = 20
 """Times that the few layouts of one kind are answered for, for the clock to see them."""

@@ -21,12 +21,12 @@ from accuracy import EVIDENCE, replaced
 from fit_training_clock import at_clocks, best_clock, dense_rows
 from published import by_source, counted, log_ratio, score, table_parser, together
 
-from simulator.profiles import load_framework
-from simulator.validate.ranking import evenly
-from simulator.validate.steps_job import step_job
-from simulator.validate.table import Row, read_table
-from topologies.catalog import load_device
-from traces.report.format import format_share
+from foretrace.simulator.profiles import load_framework
+from foretrace.simulator.validate.ranking import evenly
+from foretrace.simulator.validate.steps_job import step_job
+from foretrace.simulator.validate.table import Row, read_table
+from foretrace.topologies.catalog import load_device
+from foretrace.traces.report.format import format_share
 
 DEVICES: Final = ("a100-80gb", "h100-sxm", "gb200")
 """GPUs whose clock in training several sources have a say in."""

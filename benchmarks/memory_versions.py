@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from simulator.errors import SimulationError
-from simulator.validate.job import job_of
-from simulator.validate.memory import completed, figure_bytes, stage_memories
-from simulator.validate.table import Row, read_table
-from topologies.errors import TopologyError
-from traces.errors import TraceError
-from traces.report.format import format_share
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.validate.job import job_of
+from foretrace.simulator.validate.memory import completed, figure_bytes, stage_memories
+from foretrace.simulator.validate.table import Row, read_table
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
+from foretrace.traces.report.format import format_share
 
 CONVENTION = "keeps_gathered_inputs"
 

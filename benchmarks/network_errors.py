@@ -15,9 +15,9 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from simulator.validate.collectives import validate_collectives
-from simulator.validate.scores import Scored, Validation
-from traces.report.format import format_share
+from foretrace.simulator.validate.collectives import validate_collectives
+from foretrace.simulator.validate.scores import Scored, Validation
+from foretrace.traces.report.format import format_share
 
 WIDTH, HEIGHT, LEFT, RIGHT, GAP = 860, 260, 60, 740, 34
 PANELS = (("single-node", "Inside a node"), ("multi-node", "Between nodes"))

@@ -17,10 +17,10 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from simulator.network.nccl import ALGORITHMS, TEXTBOOK
-from simulator.validate.collectives import validate_collectives
-from simulator.validate.scores import Scored
-from traces.report.format import format_share
+from foretrace.simulator.network.nccl import ALGORITHMS, TEXTBOOK
+from foretrace.simulator.validate.collectives import validate_collectives
+from foretrace.simulator.validate.scores import Scored
+from foretrace.traces.report.format import format_share
 
 WIDTH, LEFT, ROW = 860, 250, 26
 MOST = math.log(16)

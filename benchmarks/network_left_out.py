@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from unittest.mock import patch
 
-from simulator.network import rates
-from simulator.validate import collectives as rows_of
-from simulator.validate import conventions
-from simulator.validate.scores import Scored
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.link import LinkSpec
-from topologies.words import machine
-from traces.report.format import format_share
+from foretrace.simulator.network import rates
+from foretrace.simulator.validate import collectives as rows_of
+from foretrace.simulator.validate import conventions
+from foretrace.simulator.validate.scores import Scored
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.link import LinkSpec
+from foretrace.topologies.words import machine
+from foretrace.traces.report.format import format_share
 
 STATED = (("A100 DGX", "dgx-a100-staged"),)
 """What rows show and do not say: docs/network-evidence.md has why."""

@@ -20,10 +20,10 @@ from statistics import fmean, median
 from typing import NamedTuple
 from unittest.mock import patch
 
-from simulator.validate import collectives as rows_of
-from topologies.cluster import Cluster
-from topologies.words import machine
-from traces.report.format import format_share
+from foretrace.simulator.validate import collectives as rows_of
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.words import machine
+from foretrace.traces.report.format import format_share
 
 
 class Description(NamedTuple):

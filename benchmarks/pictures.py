@@ -25,13 +25,13 @@ from typing import Any, Final
 
 from playwright.sync_api import sync_playwright
 
-from simulator.config import job_from
-from simulator.simulate import simulate
-from simulator.what_if.planner import Planner
-from traces.report.html import write_report
-from traces.serving.runs import Runs
-from traces.serving.server import Server
-from traces.store import open_run
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.what_if.planner import Planner
+from foretrace.traces.report.html import write_report
+from foretrace.traces.serving.runs import Runs
+from foretrace.traces.serving.server import Server
+from foretrace.traces.store import open_run
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 WIDTH: Final = 1400

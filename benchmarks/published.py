@@ -15,12 +15,12 @@ from typing import Final, TypeVar
 from rich.console import Console
 from rich.progress import track
 
-from simulator.compute.timing import ComputeModel
-from simulator.validate.curve import curve_of
-from simulator.validate.steps_job import StepJob
-from simulator.validate.steps_scores import COMPLETE
-from simulator.validate.table import Row
-from topologies.device import Device
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.validate.curve import curve_of
+from foretrace.simulator.validate.steps_job import StepJob
+from foretrace.simulator.validate.steps_scores import COMPLETE
+from foretrace.simulator.validate.table import Row
+from foretrace.topologies.device import Device
 
 FAMILY: Final = ("source_group", "model", "hardware", "precision")
 """Columns that name a family; the first says who measured it."""

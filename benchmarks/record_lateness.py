@@ -47,7 +47,7 @@ def main() -> None:
 
 def traced(step: Any, sink: Any, barrier: Any) -> tuple[list[Any], list[Any]]:
     """Return the communications of some steps, and the events of Kineto beside them."""
-    profiler, kind = import_module("torch.profiler"), import_module("tracer.records").Communication
+    profiler, kind = import_module("torch.profiler"), import_module("foretrace.tracer.records").Communication
     issued: list[Any] = []
     put = sink.put
 

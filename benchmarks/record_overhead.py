@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from traces.report.format import format_share
+from foretrace.traces.report.format import format_share
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS, STEPS, WARM_UP = 6, 4, 2
@@ -94,7 +94,7 @@ def report(name: str, taken: Times, folder: Path) -> None:
             f"{name:12} {unit:9} {plain:7.1f} ms plain, {recorded:7.1f} recorded: "
             f"{format_share(recorded / plain - 1, '+.1f')}"
         )
-    open_run = import_module("traces.store").open_run
+    open_run = import_module("foretrace.traces.store").open_run
     spells = [open_run(path).spans([0]).num_rows for path in sorted(folder.iterdir())]
     n_steps = (WARM_UP + STEPS) * len(spells)
     files = [file.stat().st_size for file in folder.glob("*/spans/rank-00000.arrow")]

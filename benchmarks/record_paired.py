@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from traces.report.format import format_share
+from foretrace.traces.report.format import format_share
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, BLOCKS = 512, 10
@@ -207,7 +207,7 @@ def report(title: str, taken: Times, writer_s: float, path: Path) -> None:
                 f"{title}: {unit:9} {way} against {other}: {base * 1e3:.1f} ms, {len(taken[way])} pairs, "
                 f"{found[0] * 1e6:+.0f} us; median and its 95 % interval {shares}"
             )
-    spans = import_module("traces.store").open_run(path).spans([0])
+    spans = import_module("foretrace.traces.store").open_run(path).spans([0])
     n_steps = len({*spans["step"].to_pylist()})
     n_calls = sum(category in {"collective", "p2p"} for category in spans["category"].to_pylist())
     print(

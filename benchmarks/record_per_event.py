@@ -29,7 +29,7 @@ def main() -> None:
         kind = "compiled" if session.native is not None else "Python"
         for name, call in (("collective", reducing(torch)), ("block", computing(torch))):
             print(f"hooks in {kind}: {added_us(call, session):.1f} us a {name}")
-    n_spans = import_module("traces.store").open_run(path).spans().num_rows
+    n_spans = import_module("foretrace.traces.store").open_run(path).spans().num_rows
     n_bytes = sum(file.stat().st_size for file in (path / "spans").iterdir())
     print(f"hooks in {kind}: {n_bytes / n_spans:.1f} bytes a span, of {n_spans}")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from traces.report.format import format_share
+from foretrace.traces.report.format import format_share
 
 TABLE: Final = Path(__file__).parent / "tables" / "rehearsed_times.toml"
 SCRIPTS: Final = Path(__file__).parent / "rehearsed"

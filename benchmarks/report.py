@@ -25,14 +25,14 @@ import numpy as np
 import pyarrow as pa
 from playwright.sync_api import sync_playwright
 
-from simulator.what_if.planner import Planner
-from traces.info import RunInfo
-from traces.layout import Group, Layout
-from traces.report.html import write_report
-from traces.serving.runs import Runs
-from traces.serving.server import Server
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+from foretrace.simulator.what_if.planner import Planner
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.report.html import write_report
+from foretrace.traces.serving.runs import Runs
+from foretrace.traces.serving.server import Server
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 N_RANKS, GROUP = 512, 8
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from accuracy import replaced
 
-from simulator.config import job_from
-from simulator.errors import SimulationError
-from simulator.simulate import simulate
-from traces.report.format import format_share
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.report.format import format_share
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "rules-of-thumb.md"
 

@@ -18,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tracer.native.build import NAME, SWITCH
-from tracer.native.compiler import FLAGS, tools
+from foretrace.tracer.native.build import NAME, SWITCH
+from foretrace.tracer.native.compiler import FLAGS, tools
 
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined -fno-sanitize=vptr", ["libasan.so", "libubsan.so"]),

@@ -13,11 +13,11 @@ import resource
 import time
 from typing import Any
 
-from simulator.models.sources import load_model
-from simulator.search.executors import open_executor
-from simulator.search.parts import search_parts
-from simulator.search.space import Space
-from topologies.catalog import load_cluster
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.search.executors import open_executor
+from foretrace.simulator.search.parts import search_parts
+from foretrace.simulator.search.space import Space
+from foretrace.topologies.catalog import load_cluster
 
 WIDE = {
     "cp": (1, 2, 4, 8),

@@ -21,13 +21,13 @@ from typing import Final
 
 from published import table_parser
 
-from simulator.validate.choices import LEAST_CHOICE
-from simulator.validate.ranking import quantile
-from simulator.validate.steps import COLUMNS
-from simulator.validate.steps_run import Step, run_rows
-from simulator.validate.steps_scores import is_main
-from simulator.validate.table import read_table
-from traces.report.format import format_share
+from foretrace.simulator.validate.choices import LEAST_CHOICE
+from foretrace.simulator.validate.ranking import quantile
+from foretrace.simulator.validate.steps import COLUMNS
+from foretrace.simulator.validate.steps_run import Step, run_rows
+from foretrace.simulator.validate.steps_scores import is_main
+from foretrace.simulator.validate.table import read_table
+from foretrace.traces.report.format import format_share
 
 FILE: Final = Path(__file__).parents[1] / "simulator" / "search" / "ties.toml"
 

@@ -19,9 +19,9 @@ from typing import Final
 
 import numpy as np
 
-from simulator.engine import choose
-from simulator.network.collectives import ring_steps
-from simulator.program import Label, Program, Transfer
+from foretrace.simulator.engine import choose
+from foretrace.simulator.network.collectives import ring_steps
+from foretrace.simulator.program import Label, Program, Transfer
 
 GIB: Final = 2.0**30
 TP: Final = 8

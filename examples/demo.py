@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from traces.report.format import format_share
+from foretrace.traces.report.format import format_share
 
 EXAMPLES = Path(__file__).resolve().parent
 MODEL = EXAMPLES / "tiny-llama.json"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
-from simulator.flags import JobCommand, job_settings_options
-from traces.console import telling
+from foretrace.simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
+from foretrace.simulator.flags import JobCommand, job_settings_options
+from foretrace.traces.console import telling
 
 if TYPE_CHECKING:
-    from simulator.job import Job
+    from foretrace.simulator.job import Job
 
 
 @click.command(cls=JobCommand)
@@ -90,11 +90,11 @@ def simulate(
 
         foretrace simulate --rehearsal runs/script --cluster dgx-h100
     """
-    from simulator.price import usd_per_gpu_hour
-    from simulator.rehearsed.cli import timed
-    from simulator.render import document, show
-    from simulator.simulate import simulate as run_simulation
-    from traces.replacing import check_can_write
+    from foretrace.simulator.price import usd_per_gpu_hour
+    from foretrace.simulator.rehearsed.cli import timed
+    from foretrace.simulator.render import document, show
+    from foretrace.simulator.simulate import simulate as run_simulation
+    from foretrace.traces.replacing import check_can_write
 
     usd_per_gpu_hour(price, None)  # a price that is none is refused before anything is simulated
     configs = settings_files(file, config, files)
@@ -111,7 +111,7 @@ def simulate(
     if output is not None:
         simulation.write(output)
     if report is not None:
-        from traces.report.html import write_report
+        from foretrace.traces.report.html import write_report
 
         write_report(report, simulation.run)
     if as_json:
@@ -140,9 +140,9 @@ def _job(
         given: flags by name.
         calibration: file of what was calibrated of the machine, if any.
     """
-    from simulator.recorded.calibration import read_calibration
-    from simulator.recorded.like import job_like
-    from traces.store import open_run
+    from foretrace.simulator.recorded.calibration import read_calibration
+    from foretrace.simulator.recorded.like import job_like
+    from foretrace.traces.store import open_run
 
     job, read = job_of(configs, given) if like_run is None else (job_like(open_run(like_run), given), [])
     return (job if calibration is None else read_calibration(calibration).calibrated(job)), read

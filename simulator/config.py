@@ -9,18 +9,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.dealing import check_chunks, check_heads
-from simulator.errors import ConfigError, JobError
-from simulator.job import Job
-from simulator.models.model import Model
-from simulator.models.sources import SHAPE_FIELDS, is_preset, load_model, model_fields, model_from_fields
-from simulator.nearest import near_name
-from simulator.other_files import other_file
-from simulator.profiles import OVERRIDABLE, load_framework
-from simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked, near_setting
-from simulator.variation import Variation
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.dealing import check_chunks, check_heads
+from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.models.sources import (
+    SHAPE_FIELDS,
+    is_preset,
+    load_model,
+    model_fields,
+    model_from_fields,
+)
+from foretrace.simulator.nearest import near_name
+from foretrace.simulator.other_files import other_file
+from foretrace.simulator.profiles import OVERRIDABLE, load_framework
+from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked, near_setting
+from foretrace.simulator.variation import Variation
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 NEEDED: Final[Mapping[str, str]] = MappingProxyType(
     {

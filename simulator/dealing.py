@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.errors import JobError
-from simulator.nearest import near_divisors
-from simulator.schedules import SCHEDULES
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.nearest import near_divisors
+from foretrace.simulator.schedules import SCHEDULES
 
 if TYPE_CHECKING:
-    from simulator.job import Job
-    from simulator.models.model import Model
+    from foretrace.simulator.job import Job
+    from foretrace.simulator.models.model import Model
 
 
 def check_heads(tp: int, model: Model) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from simulator.flag_help import SETTINGS
+from foretrace.simulator.flag_help import SETTINGS
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -19,7 +19,7 @@ def tool(value: str) -> str:
     Raises:
         click.BadParameter: no tool has that name.
     """
-    from simulator.configs.write import TARGETS
+    from foretrace.simulator.configs.write import TARGETS
 
     if value not in TARGETS:
         raise click.BadParameter(f"{value!r}: one of {', '.join(TARGETS)}")
@@ -32,8 +32,8 @@ def dollars(value: str) -> float:
     Raises:
         click.BadParameter: *value* is no amount.
     """
-    from topologies.errors import UnitError
-    from topologies.units import parse_usd
+    from foretrace.topologies.errors import UnitError
+    from foretrace.topologies.units import parse_usd
 
     try:
         return parse_usd(value)

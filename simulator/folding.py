@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.layout import Coord, Layout
+from foretrace.traces.layout import Coord, Layout
 
 
 def representatives(layout: Layout, special: Iterable[int] = ()) -> tuple[int, ...]:

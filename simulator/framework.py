@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from simulator.errors import JobError
+from foretrace.simulator.errors import JobError
 
 SELECTIVE: Final = ("core", "operations")
 SPLITS: Final = ("even", "cost")

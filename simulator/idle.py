@@ -7,14 +7,14 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Final
 
-from simulator.builder.stages import job_plan, n_stages, stage_layers
-from simulator.compute.fusion import is_separate
-from simulator.compute.gemm import ALIGNED_BYTES
-from simulator.job import FULLY_SHARDED, Job
-from simulator.memory.ranks import rank_memories
-from simulator.models.model import share
-from simulator.schedules import pairs
-from simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
+from foretrace.simulator.compute.fusion import is_separate
+from foretrace.simulator.compute.gemm import ALIGNED_BYTES
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.models.model import share
+from foretrace.simulator.schedules import pairs
+from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 Idle = Callable[[Job], str]
 """Returns why a convention has no effect in a job; empty if it may have one."""
@@ -162,7 +162,7 @@ _DEFAULTS: Final = {found.name: found.default for found in fields(Job)}
 def idle(job: Job) -> list[str]:
     """Return a sentence for each setting and convention that *job* sets for itself to no effect.
 
-    >>> from simulator.config import job_from
+    >>> from foretrace.simulator.config import job_from
     >>> where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
     >>> idle(job_from({**where, "sequence_parallel": False}))
     ['sequence_parallel = false has no effect here: tp is 1']
@@ -194,7 +194,7 @@ def _split_alike(job: Job) -> bool:
 def idle_conventions(job: Job) -> list[str]:
     """Return a sentence for each convention that *job* sets for itself to no effect.
 
-    >>> from simulator.config import job_from
+    >>> from foretrace.simulator.config import job_from
     >>> where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
     >>> idle_conventions(job_from({**where, "conventions": {"async_tp": True}}))
     ['async_tp = true has no effect here: tp is 1']

@@ -17,8 +17,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
-from simulator.job import FULLY_SHARDED, Job
-from traces.report.format import format_share
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.traces.report.format import format_share
 
 LEAST_FAMILIES: Final = 5
 """Fewest families of runs that the errors of a class are taken from; else those of a wider class are."""
@@ -102,5 +102,5 @@ def intervals(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _summary() -> dict[str, Any]:
-    text = (resources.files("simulator") / "intervals.toml").read_text(encoding="utf-8")
+    text = (resources.files("foretrace.simulator") / "intervals.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from simulator.builder.stage_layers import ENDS, check_layers
-from simulator.errors import JobError
-from simulator.framework import Framework
-from simulator.job_checks import (
+from foretrace.simulator.builder.stage_layers import ENDS, check_layers
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.framework import Framework
+from foretrace.simulator.job_checks import (
     check_batch,
     check_layout,
     check_numbers,
@@ -19,12 +19,12 @@ from simulator.job_checks import (
     check_schedule,
     check_shards,
 )
-from simulator.models.model import Model
-from simulator.profiles import framework_names, profile, profile_meant
-from simulator.variation import Variation
-from simulator.workload.recipes import RECIPES
-from topologies.cluster import Cluster
-from traces.layout import Layout
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.profiles import framework_names, profile, profile_meant
+from foretrace.simulator.variation import Variation
+from foretrace.simulator.workload.recipes import RECIPES
+from foretrace.topologies.cluster import Cluster
+from foretrace.traces.layout import Layout
 
 OFFLOAD_PLACES: Final = ("host", "nvme")
 """Memory of the host, or drives of the node."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from simulator.dealing import check_heads
-from simulator.errors import JobError
-from simulator.nearest import near_divisors, near_multiples
-from simulator.workload.recipes import RECIPES
+from foretrace.simulator.dealing import check_heads
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.nearest import near_divisors, near_multiples
+from foretrace.simulator.workload.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from simulator.job import Job
+    from foretrace.simulator.job import Job
 
 
 _FROM_ZERO: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from topologies.units import parse_price
+from foretrace.topologies.units import parse_price
 
 HINT: Final = "give --price '2.5 USD/h'"
 """How to give a price, for people."""

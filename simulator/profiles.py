@@ -12,15 +12,15 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from simulator.errors import JobError
-from simulator.framework import Framework
-from simulator.nearest import near_name
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.framework import Framework
+from foretrace.simulator.nearest import near_name
 
 
 @cache
 def framework_names() -> tuple[str, ...]:
     """Return the names of the profiles, sorted."""
-    folder = resources.files("simulator") / "frameworks"
+    folder = resources.files("foretrace.simulator") / "frameworks"
     found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
     return tuple(sorted(found))
 
@@ -37,7 +37,9 @@ def load_framework(name: str) -> Framework:
     """
     if name not in framework_names():
         raise JobError(f"framework={name!r}: {near_name(name, framework_names(), 'one of')}")
-    text = (resources.files("simulator") / "frameworks" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (resources.files("foretrace.simulator") / "frameworks" / f"{name}.toml").read_text(
+        encoding="utf-8"
+    )
     given: dict[str, Any] = tomllib.loads(text)
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items()

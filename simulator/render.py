@@ -10,13 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose
-from topologies.units import format_bytes, format_capacity, format_time
-from traces.console import stdout
-from traces.report.format import format_share
+from foretrace.simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose
+from foretrace.topologies.units import format_bytes, format_capacity, format_time
+from foretrace.traces.console import stdout
+from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
-    from simulator.simulate import Simulation
+    from foretrace.simulator.simulate import Simulation
 
 NAME_LETTERS: Final = 14
 """Letters for the name of a row beside its picture."""
@@ -95,7 +95,7 @@ def _listed(lines: Sequence[str]) -> Table:
 
 def _draw(console: Console, simulation: Simulation) -> None:
     """Print the schedule as letters, one row per rank that is drawn, as wide as the terminal."""
-    from traces.text_picture import Piece, picture
+    from foretrace.traces.text_picture import Piece, picture
 
     def style(piece: Piece) -> str:
         return f"{'white on ' if piece.works else 'bold '}{piece.colour}" if piece.colour else ""

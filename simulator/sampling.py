@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine import choose
-from simulator.program import Int64Array, Program
-from simulator.variation import Variation
+from foretrace.simulator.engine import choose
+from foretrace.simulator.program import Int64Array, Program
+from foretrace.simulator.variation import Variation
 
 QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """Quantiles of the step time that a summary lists."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simulator.engine.changes import SWITCHES, Change, Throttle
-from simulator.errors import JobError
-from simulator.job import Job
-from simulator.network.link_changes import link_changes
+from foretrace.simulator.engine.changes import SWITCHES, Change, Throttle
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.link_changes import link_changes
 
 
 def changes_of(job: Job) -> list[Change | Throttle]:

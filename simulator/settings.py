@@ -12,8 +12,8 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.errors import ConfigError
-from simulator.variation import Variation
+from foretrace.simulator.errors import ConfigError
+from foretrace.simulator.variation import Variation
 
 TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {

@@ -14,31 +14,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simulator.builder.groups import Groups
-from simulator.builder.step import build, job_groups
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_settings
-from simulator.engine import choose
-from simulator.engine.changes import Above, Change, Throttle, of_links
-from simulator.folding import representatives
-from simulator.idle import idle
-from simulator.job import Job
-from simulator.memory.over_time import memory_over_time
-from simulator.memory.ranks import RankMemory, rank_memories
-from simulator.network.advice import slow_axes
-from simulator.network.cost import Network
-from simulator.network.link_changes import links_table
-from simulator.network.nccl import choice
-from simulator.network.uplinks import uplinks
-from simulator.program import Program
-from simulator.sampling import distribution, sample_steps, straggling
-from simulator.scenario import changes_of, ranks_of
-from simulator.summary import figures, job_name, memory_warnings
-from topologies.placement import place
-from traces.info import RunInfo
-from traces.run import Part, Run
-from traces.store import write_run
-from traces.timeline import MEMORY
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_settings
+from foretrace.simulator.engine import choose
+from foretrace.simulator.engine.changes import Above, Change, Throttle, of_links
+from foretrace.simulator.folding import representatives
+from foretrace.simulator.idle import idle
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.over_time import memory_over_time
+from foretrace.simulator.memory.ranks import RankMemory, rank_memories
+from foretrace.simulator.network.advice import slow_axes
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.link_changes import links_table
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.network.uplinks import uplinks
+from foretrace.simulator.program import Program
+from foretrace.simulator.sampling import distribution, sample_steps, straggling
+from foretrace.simulator.scenario import changes_of, ranks_of
+from foretrace.simulator.summary import figures, job_name, memory_warnings
+from foretrace.topologies.placement import place
+from foretrace.traces.info import RunInfo
+from foretrace.traces.run import Part, Run
+from foretrace.traces.store import write_run
+from foretrace.traces.timeline import MEMORY
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simulator.errors import SimulationError
-from simulator.intervals import intervals
-from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.memory.ranks import RankMemory, rank_memories
-from simulator.memory.remedies import as_flags
-from topologies.units import format_bytes, format_capacity
-from traces.analysis.metrics import summarize
-from traces.info import rank_list
-from traces.layout import Coord
-from traces.run import Run
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.intervals import intervals
+from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.memory.ranks import RankMemory, rank_memories
+from foretrace.simulator.memory.remedies import as_flags
+from foretrace.topologies.units import format_bytes, format_capacity
+from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.info import rank_list
+from foretrace.traces.layout import Coord
+from foretrace.traces.run import Run
 
 
 def job_name(job: Job) -> str:

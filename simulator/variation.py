@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from simulator.clock import to_ns
-from simulator.engine.changes import Throttle
-from simulator.errors import JobError
-from topologies.errors import UnitError
-from topologies.units import parse_time
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.engine.changes import Throttle
+from foretrace.simulator.errors import JobError
+from foretrace.topologies.errors import UnitError
+from foretrace.topologies.units import parse_time
 
 MOST_SAMPLES: Final = 1_000_000
 """Most steps that are drawn."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tracer.native.build import SWITCH
+from foretrace.tracer.native.build import SWITCH
 
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")

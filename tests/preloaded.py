@@ -22,7 +22,7 @@ import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel  # noqa: F401 - scripts use all of these
 
-from tracer.importing import Expectation
+from foretrace.tracer.importing import Expectation
 
 
 def asked(tell: int) -> dict[str, Any] | None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from random import SystemRandom
 
 from tests.forked import PRELOADED, Part, runs
-from tracer.attach import RUN_VARIABLE
-from tracer.launch import environment
+
+from foretrace.tracer.attach import RUN_VARIABLE
+from foretrace.tracer.launch import environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -244,7 +245,7 @@ class Runner:
     @staticmethod
     def env(path: Path | None = None) -> dict[str, str]:
         """Return an environment in which this checkout is importable, and which records into *path*."""
-        base = {**os.environ, "PYTHONPATH": str(ROOT)}
+        base = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         return base if path is None else environment(path, path.name, base)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tracer.rehearse import rehearsing
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import Rehearsal
+from foretrace.tracer.rehearse import rehearsing
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import Rehearsal
 
 LOADED = Loaded()
 """Starts when it is first needed, and ends with the process that runs the tests."""

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+FRONT = Path(__file__).parents[1] / "src" / "foretrace"
 PACKAGES = ("simulator", "tracer", "topologies", "traces")
-OURS = {*PACKAGES, "foretrace"}
 
 TRACES = {"numpy", "pyarrow"}
 SIMULATOR = {"topologies", "traces", "numpy", "pyarrow"}
@@ -21,7 +20,9 @@ TRACER = {"traces", "numpy", "pyarrow", "torch"}
 COMMAND = {"click", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "foretrace": {*PACKAGES, *COMMAND},
+    "": set(),
+    "__main__": {"cli"},
+    "cli": {*PACKAGES, *COMMAND, "foretrace"},
     "topologies": {"networkx"},
     "traces": TRACES,
     "traces.figures": TRACES | {"plotly"},
@@ -43,10 +44,9 @@ ONLY_INSIDE_FUNCTIONS = {"torch"}
 
 def modules() -> Iterator[tuple[str, Path]]:
     """Yield the name and path of every module of ours."""
-    yield "foretrace", ROOT / "foretrace.py"
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+    for folder in (FRONT, *(FRONT / package for package in PACKAGES)):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(FRONT).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
@@ -73,22 +73,23 @@ def _is_typing_only(node: ast.AST) -> bool:
 
 def violations(module: str, source: str) -> list[str]:
     """Return what *source*, as the module of that name, may not import, in words."""
-    prefixes = [name for name in MAY_IMPORT if f"{module}.".startswith(f"{name}.")]
+    prefixes = [name for name in MAY_IMPORT if name in ("", module) or module.startswith(f"{name}.")]
     allowed = MAY_IMPORT[max(prefixes, key=len)]
     if module.rpartition(".")[2].split("_")[-1] in TERMINAL:
         allowed = allowed | COMMAND
     own = module.partition(".")[0]
     found = []
-    for name, at_import in imports(source):
+    for full, at_import in imports(source):
+        name = full.removeprefix("foretrace.")
         package = name.partition(".")[0]
-        if package not in allowed | {own} and package not in sys.stdlib_module_names:
-            found.append(f"{module} imports {name}")
+        if package in PACKAGES and name == full:
+            found.append(f"{module} imports {full}: it is called foretrace.{full}")
+        elif package not in allowed | {own} and package not in sys.stdlib_module_names:
+            found.append(f"{module} imports {full}")
         elif package in ONLY_INSIDE_FUNCTIONS and at_import:
-            found.append(f"{module} imports {name} when it is imported itself")
+            found.append(f"{module} imports {full} when it is imported itself")
         elif package in PACKAGES and _is_cli(name) and not (package == own and _is_cli(module)):
-            found.append(f"{module} imports {name}: only a cli of its package imports a cli")
-        elif own != "foretrace" and package == "foretrace":
-            found.append(f"{module} imports {name}: the front door is for users")
+            found.append(f"{module} imports {full}: only a cli of its package imports a cli")
     return found
 
 
@@ -106,23 +107,24 @@ def test_a_module_imports_only_what_its_package_may(module: str, path: Path) -> 
     [
         ("simulator.builder.step", "import torch"),
         ("simulator.builder.step", "def build():\n    import torch"),
-        ("simulator.builder.step", "import tracer.record"),
-        ("simulator.builder.step", "from tracer import record"),
+        ("simulator.builder.step", "import foretrace.tracer.record"),
+        ("simulator.builder.step", "from foretrace.tracer import record"),
         ("simulator.builder.step", "from . import errors"),
         ("simulator.builder.step", "import simpy"),
-        ("simulator.builder.step", "from simulator.cli import simulate"),
+        ("simulator.builder.step", "from foretrace.simulator.cli import simulate"),
         ("simulator.builder.step", "import foretrace"),
         ("simulator.enginer", "import simpy"),
-        ("tracer.record", "from simulator.job import Job"),
-        ("tracer.record", "import topologies"),
+        ("tracer.record", "from foretrace.simulator.job import Job"),
+        ("tracer.record", "import foretrace.topologies"),
+        ("tracer.record", "import traces.store"),
         ("tracer.record", "import torch"),
         ("tracer.record", "class Hook:\n    import torch.distributed"),
         ("tracer.record", "try:\n    from torch import nn\nexcept ImportError:\n    pass"),
-        ("topologies.cluster", "from traces.layout import Layout"),
+        ("topologies.cluster", "from foretrace.traces.layout import Layout"),
         ("traces.analysis.metrics", "import plotly.graph_objects as go"),
-        ("traces.analysis.metrics", "from simulator import job"),
+        ("traces.analysis.metrics", "from foretrace.simulator import job"),
         ("traces.analysis.metrics", "import click"),
-        ("traces.report.html", "from traces.report.cli import report"),
+        ("traces.report.html", "from foretrace.traces.report.cli import report"),
     ],
 )
 def test_the_table_forbids(module: str, source: str) -> None:
@@ -133,12 +135,12 @@ def test_the_table_forbids(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("simulator.engine.event", "import simpy"),
-        ("simulator.cli", "import click, rich.table\nfrom simulator.builder.step import build"),
+        ("simulator.cli", "import click, rich.table\nfrom foretrace.simulator.builder.step import build"),
         ("tracer.record", "def record():\n    import torch"),
         ("tracer.record", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("traces.figures", "import plotly.graph_objects as go"),
         ("traces", "import numpy, pyarrow.fs, json"),
-        ("foretrace", "import click\nfrom tracer.errors import RecordError"),
+        ("cli", "import click\nfrom foretrace.tracer.errors import RecordError"),
     ],
 )
 def test_the_table_allows(module: str, source: str) -> None:
@@ -146,10 +148,10 @@ def test_the_table_allows(module: str, source: str) -> None:
 
 
 def test_importing_everything_loads_no_torch() -> None:
-    names = [name for name, _ in modules() if not name.endswith("__main__")]
+    names = [f"foretrace.{name}".removesuffix(".") for name, _ in modules() if name != "__main__"]
     script = (
         "import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]; print('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", script, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=FRONT.parent)
     assert (done.stdout.strip(), done.stderr) == ("False", "")

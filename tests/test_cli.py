@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import foretrace
-from simulator.flag_help import SETTINGS
+from foretrace import cli
+from foretrace.simulator.flag_help import SETTINGS
 
 SIMULATE = (
     "simulate --model llama3-8b --cluster dgx-h100 --gpus 16 --tp 2 --pp 2 --global-batch 32 --seq-len 2048"
@@ -42,11 +43,11 @@ def assert_one_line(result: subprocess.CompletedProcess[str], *words: str) -> No
 
 def test_help_lists_every_verb_and_imports_no_engine() -> None:
     code = (
-        "import sys, foretrace\n"
+        "import sys\nfrom foretrace import cli\n"
         "from click.testing import CliRunner\n"
-        "result = CliRunner().invoke(foretrace.main, ['--help'])\n"
+        "result = CliRunner().invoke(cli.main, ['--help'])\n"
         "assert result.exit_code == 0, result.output\n"
-        "assert all(verb in result.output for verb in foretrace.VERBS)\n"
+        "assert all(verb in result.output for verb in cli.VERBS)\n"
         "heavy = {'torch', 'numpy', 'pyarrow', 'simpy', 'networkx', 'plotly'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -55,25 +56,25 @@ def test_help_lists_every_verb_and_imports_no_engine() -> None:
 
 
 def test_every_verb_stands_below_one_heading() -> None:
-    assert sorted(sum(foretrace.SECTIONS.values(), ())) == sorted(foretrace.VERBS)
-    shown = CliRunner().invoke(foretrace.main, ["--help"], terminal_width=80).output
-    assert all(f"\n{heading}:\n" in shown for heading in foretrace.SECTIONS)
+    assert sorted(sum(cli.SECTIONS.values(), ())) == sorted(cli.VERBS)
+    shown = CliRunner().invoke(cli.main, ["--help"], terminal_width=80).output
+    assert all(f"\n{heading}:\n" in shown for heading in cli.SECTIONS)
 
 
 def commands_of(verb: str) -> Iterator[tuple[list[str], click.Command]]:
     """Yield the words and the command of *verb*, then of its parts."""
-    context = click.Context(foretrace.main)
-    found = foretrace.main.get_command(context, verb)
+    context = click.Context(cli.main)
+    found = cli.main.get_command(context, verb)
     assert found is not None
     yield [verb], found
     if isinstance(found, click.Group):
         yield from (([verb, name], part) for name, part in found.commands.items())
 
 
-@pytest.mark.parametrize("verb", sorted(foretrace.VERBS))
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
 def test_every_verb_and_every_option_explains_itself(verb: str) -> None:
     for words, command in commands_of(verb):
-        shown = CliRunner().invoke(foretrace.main, [*words, "--help"], terminal_width=80)
+        shown = CliRunner().invoke(cli.main, [*words, "--help"], terminal_width=80)
         assert shown.exit_code == 0, shown.output
         assert "Usage:" in shown.output
         assert [p.name for p in command.params if isinstance(p, click.Option) and not p.help] == []
@@ -81,7 +82,7 @@ def test_every_verb_and_every_option_explains_itself(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["bench", "topology", "validate"])
 def test_what_a_part_of_a_verb_does_fits_on_its_line(verb: str) -> None:
-    shown = CliRunner().invoke(foretrace.main, [verb, "--help"], terminal_width=80).output
+    shown = CliRunner().invoke(cli.main, [verb, "--help"], terminal_width=80).output
     parts = shown.partition("Commands:")[2].strip().splitlines()
     assert len(parts) == len(list(commands_of(verb))) - 1
     assert [line for line in parts if "..." in line] == []
@@ -89,7 +90,7 @@ def test_what_a_part_of_a_verb_does_fits_on_its_line(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["simulate", "memory", "config", "calibrate"])
 def test_settings_of_a_job_stand_below_headings_and_what_the_verb_writes_before_them(verb: str) -> None:
-    shown = CliRunner().invoke(foretrace.main, [verb, "--help"]).output
+    shown = CliRunner().invoke(cli.main, [verb, "--help"]).output
     own, *sections = shown.partition("\nOptions:\n")[2].split("\n\n")
     assert "--json" in own
     assert re.findall(r"^  (?! )[^-].*", own, re.MULTILINE) == []  # options alone, no arguments
@@ -108,10 +109,10 @@ def examples(text: str) -> list[list[str]]:
     return [one[1 : one.index("--")] if "--" in one else one[1:] for one in split]
 
 
-@pytest.mark.parametrize("verb", sorted(foretrace.VERBS))
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
 def test_examples_in_help_texts_are_commands_that_a_shell_takes(verb: str) -> None:
     for words, _ in commands_of(verb):
-        shown = CliRunner().invoke(foretrace.main, [*words, "--help"], terminal_width=80).output
+        shown = CliRunner().invoke(cli.main, [*words, "--help"], terminal_width=80).output
         assert all(len(line) <= 80 for line in shown.splitlines())
         for example in examples(shown):
             named = {tuple(path): command for path, command in commands_of(example[0])}
@@ -122,7 +123,7 @@ def test_examples_in_help_texts_are_commands_that_a_shell_takes(verb: str) -> No
 
 def test_long_examples_go_on_behind_a_backslash() -> None:
     flags = " ".join(f"--flag-{i} value" for i in range(9))
-    kept = foretrace.with_examples(f"Say it.\n\n    For example: foretrace x {flags}\n\nfor all of them")
+    kept = cli.with_examples(f"Say it.\n\n    For example: foretrace x {flags}\n\nfor all of them")
     assert kept.startswith("Say it.\n\nFor example:\n\n\b\n    foretrace x --flag-0 value")
     assert examples(kept.replace("\b\n", "  ")) == [["x", *flags.split()]]
     assert kept.endswith("value\n\nfor all of them")
@@ -142,7 +143,7 @@ def test_simulating_never_imports_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported')\n")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        f"import foretrace; foretrace.main({[*SIMULATE, '--json']!r})"
+        f"from foretrace import cli; cli.main({[*SIMULATE, '--json']!r})"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -233,9 +234,9 @@ class TestMistakes:
 
 @pytest.mark.parametrize("words", [[], ["validate"], ["topology"]])
 def test_a_command_without_a_verb_shows_its_help_on_lines_of_their_own(words: list[str]) -> None:
-    done = CliRunner().invoke(foretrace.main, words)
-    assert done.exit_code == (2 if foretrace._NO_WORDS else 0)  # click 8.1 ends well
-    assert done.output == CliRunner().invoke(foretrace.main, [*words, "--help"]).output
+    done = CliRunner().invoke(cli.main, words)
+    assert done.exit_code == (2 if cli._NO_WORDS else 0)  # click 8.1 ends well
+    assert done.output == CliRunner().invoke(cli.main, [*words, "--help"]).output
 
 
 @pytest.mark.parametrize("words", [["topology", "list"], ["topology", "list", "--json"], ["--help"]])

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from foretrace import main
-from simulator.validate.render import show
-from simulator.validate.scores import Failed, Scored, Validation
-from traces.info import RunInfo
-from traces.store import write_run
-from traces.timeline import timeline
+from foretrace.cli import main
+from foretrace.simulator.validate.render import show
+from foretrace.simulator.validate.scores import Failed, Scored, Validation
+from foretrace.traces.info import RunInfo
+from foretrace.traces.store import write_run
+from foretrace.traces.timeline import timeline
 
 SAID = "[/x] [bold] [lr=1e-3]"
 """A tag that closes nothing, as gloo's errors have; one that would be eaten; one that people write."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import foretrace
-from simulator.config import job_from
-from simulator.simulate import simulate
+from foretrace import cli
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
 
 SMALL = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "tp": 8, "global_batch": 8}
 FLAGS = "--model llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 8".split()
@@ -63,7 +63,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_one_line(words: list[str]) -> None:
-    found = CliRunner().invoke(foretrace.main, words)
+    found = CliRunner().invoke(cli.main, words)
     assert isinstance(found.exception, SystemExit), (words, found.exception)
     assert found.exit_code == 2, words
     assert found.stdout == "", words

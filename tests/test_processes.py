@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests import processes
 from tests.processes import MOST_RUNS, Runner, ended, split_off, started
-from traces.store import open_run
+
+from foretrace.traces.store import open_run
 
 FAILING = """
 mkdir made/run || exit 99

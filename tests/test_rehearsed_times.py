@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topologies.catalog import load_cluster
+from foretrace.topologies.catalog import load_cluster
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"

@@ -35,10 +35,10 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
 
     For example: foretrace topology list h100 aws
     """
-    from topologies.catalog import load_cluster, names
-    from topologies.facts import bandwidth, row
-    from topologies.render import add_row, print_table, table_of
-    from topologies.units import format_bytes
+    from foretrace.topologies.catalog import load_cluster, names
+    from foretrace.topologies.facts import bandwidth, row
+    from foretrace.topologies.render import add_row, print_table, table_of
+    from foretrace.topologies.units import format_bytes
 
     if devices and links:
         raise click.UsageError("--devices and --links: give one of them")
@@ -75,9 +75,9 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
 
 def _list_parts(words: tuple[str, ...], *, devices: bool, as_json: bool) -> None:
     """List the devices, or the links, of the catalogue whose names have all *words*."""
-    from topologies.catalog import device_names, link_names, load_device, load_link
-    from topologies.facts import device_row, link_row
-    from topologies.render import add_row, print_table, table_of
+    from foretrace.topologies.catalog import device_names, link_names, load_device, load_link
+    from foretrace.topologies.facts import device_row, link_row
+    from foretrace.topologies.render import add_row, print_table, table_of
 
     wanted = (one for one in (device_names() if devices else link_names()) if _named(one, words))
     rows = [device_row(load_device(one)) if devices else link_row(load_link(one)) for one in wanted]
@@ -119,11 +119,11 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
 
     NAME is one of `foretrace topology list`, or the path of a TOML file.
     """
-    from topologies.catalog import load_cluster
-    from topologies.facts import bandwidth, parts
-    from topologies.render import add_row, print_table, table_of
-    from topologies.tiers import tiers
-    from topologies.units import format_time
+    from foretrace.topologies.catalog import load_cluster
+    from foretrace.topologies.facts import bandwidth, parts
+    from foretrace.topologies.render import add_row, print_table, table_of
+    from foretrace.topologies.tiers import tiers
+    from foretrace.topologies.units import format_time
 
     cluster = load_cluster(name, n_gpus)
     distances = tiers(cluster)
@@ -160,8 +160,8 @@ def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
 
     Without n_gpus in the file, or --gpus, that is one node, and what joins nodes is not looked at.
     """
-    from topologies.catalog import load_cluster
-    from topologies.reach import Reach
+    from foretrace.topologies.catalog import load_cluster
+    from foretrace.topologies.reach import Reach
 
     cluster = load_cluster(path, n_gpus)
     graph = cluster.fabric()
@@ -194,8 +194,8 @@ def draw(name: str, *, n_gpus: int | None, output: str | None) -> None:
 
     For example: foretrace topology draw dgx-h100 --gpus 32 -o fabric.html
     """
-    from topologies.catalog import load_cluster
-    from topologies.draw import lines, page
+    from foretrace.topologies.catalog import load_cluster
+    from foretrace.topologies.draw import lines, page
 
     cluster = load_cluster(name, n_gpus)
     if output is None:
@@ -217,7 +217,7 @@ def read(path: str, *, device: str, output: str | None, as_json: bool) -> None:
 
     For example: nvidia-smi topo -m > topo.txt; foretrace topology read topo.txt -o mine.toml
     """
-    from topologies.discover import discover, to_toml
+    from foretrace.topologies.discover import discover, to_toml
 
     text = to_toml(discover(path), device)
     if output is not None:
@@ -239,7 +239,7 @@ def _write(path: str, text: str) -> None:
     import os
     from pathlib import Path
 
-    from topologies.errors import CatalogError
+    from foretrace.topologies.errors import CatalogError
 
     target = Path(path)
     final = target.resolve()  # where it is a link, what that leads to is replaced

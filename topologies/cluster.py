@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import networkx as nx
 
-from topologies.device import Device
-from topologies.digest import digest
-from topologies.errors import CatalogError
-from topologies.fabric import FabricSpec, build
-from topologies.link import LinkSpec
-from topologies.node import NodeSpec
+from foretrace.topologies.device import Device
+from foretrace.topologies.digest import digest
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.fabric import FabricSpec, build
+from foretrace.topologies.link import LinkSpec
+from foretrace.topologies.node import NodeSpec
 
 MOST_GPUS: Final = 1 << 24
 """Largest machine that is believed."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from topologies.errors import CatalogError
-from topologies.kernel import AttentionKernel, GemmTiles
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.kernel import AttentionKernel, GemmTiles
 
 KINDS: Final = ("gpu", "cpu")
 DTYPES: Final = ("fp4", "fp8", "bf16", "fp16", "tf32", "fp32")

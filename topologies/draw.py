@@ -10,9 +10,9 @@ from typing import Final
 
 import networkx as nx
 
-from topologies.cluster import Cluster
-from topologies.reach import LEVEL
-from topologies.units import format_bandwidth, format_time
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.reach import LEVEL
+from foretrace.topologies.units import format_bandwidth, format_time
 
 ROWS: Final = ("core", "spine", "leaf", "nic", "gpu", "nvswitch", "host")
 """Tiers from top to bottom."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import networkx as nx
 
-from topologies.errors import CatalogError, FabricError
-from topologies.node import wires
-from topologies.wiring import BUILDERS, GROUPED, KINDS, add, wire
+from foretrace.topologies.errors import CatalogError, FabricError
+from foretrace.topologies.node import wires
+from foretrace.topologies.wiring import BUILDERS, GROUPED, KINDS, add, wire
 
 if TYPE_CHECKING:
-    from topologies.cluster import Cluster
+    from foretrace.topologies.cluster import Cluster
 
 TIERS: Final = ("gpu", "nvswitch", "host", "nic", "leaf", "spine", "core")
 """What the part of a node's name before the colon may be, from the device outward."""

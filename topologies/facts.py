@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from topologies.cluster import Cluster
-from topologies.device import KEYS, Device
-from topologies.fabric import FabricSpec
-from topologies.link import LinkSpec
-from topologies.units import format_bandwidth, format_bytes, format_flops, format_time
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.device import KEYS, Device
+from foretrace.topologies.fabric import FabricSpec
+from foretrace.topologies.link import LinkSpec
+from foretrace.topologies.units import format_bandwidth, format_bytes, format_flops, format_time
 
 
 def row(cluster: Cluster) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from topologies.cluster import Cluster
-from topologies.errors import FabricError
-from topologies.reach import LEVEL, Reach
-from topologies.shape import GroupShape, Members, ways_out
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import FabricError
+from foretrace.topologies.reach import LEVEL, Reach
+from foretrace.topologies.shape import GroupShape, Members, ways_out
 
 _Node = tuple[int, tuple[int, ...]]
 """The number of a node, and the places in it of its members."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
-from topologies.errors import CatalogError
+from foretrace.topologies.errors import CatalogError
 
 MOST_EFFICIENT: Final = 1.25
 """Most of its data sheet's peak that a card can reach: GeForce cards run up to a fifth above its clock."""

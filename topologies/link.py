@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import Any, Final
 
-from topologies.errors import CatalogError
+from foretrace.topologies.errors import CatalogError
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 """Operations whose use of a link may have been measured."""

@@ -8,8 +8,8 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any, Final
 
-from topologies.errors import CatalogError
-from topologies.link import LinkSpec
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.link import LinkSpec
 
 Wire = tuple[str, str, float, float, str]
 """Two ends, bytes per second in each direction, latency in seconds, kind."""

@@ -7,15 +7,15 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
-from topologies.cluster import Cluster, Others
-from topologies.device import DTYPES, KEYS, NOT_GIVEN, Device
-from topologies.errors import CatalogError
-from topologies.fabric import FabricSpec, Link
-from topologies.link import COLLECTIVES, Curve, LinkSpec, Table
-from topologies.node import NodeSpec
-from topologies.parse_kernel import kernels_from, tiles_from
-from topologies.reader import Section, number, text, truth, whole
-from topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
+from foretrace.topologies.cluster import Cluster, Others
+from foretrace.topologies.device import DTYPES, KEYS, NOT_GIVEN, Device
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.fabric import FabricSpec, Link
+from foretrace.topologies.link import COLLECTIVES, Curve, LinkSpec, Table
+from foretrace.topologies.node import NodeSpec
+from foretrace.topologies.parse_kernel import kernels_from, tiles_from
+from foretrace.topologies.reader import Section, number, text, truth, whole
+from foretrace.topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
 
 
 def device_from(section: Section) -> Device:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from topologies.kernel import AttentionKernel, AttentionPass, GemmTiles
-from topologies.reader import Section, number, whole
-from topologies.units import parse_time
+from foretrace.topologies.kernel import AttentionKernel, AttentionPass, GemmTiles
+from foretrace.topologies.reader import Section, number, whole
+from foretrace.topologies.units import parse_time
 
 
 def tiles_from(section: Section) -> GemmTiles | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from topologies.cluster import Cluster
-from topologies.errors import CatalogError
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import CatalogError
 
 
 def place(world_size: int, cluster: Cluster, policy: str = "packed") -> Sequence[int]:

@@ -18,9 +18,9 @@ from typing import Final
 
 import networkx as nx
 
-from topologies.errors import FabricError
-from topologies.rings import ring_bytes_per_s
-from topologies.shape import GroupShape, Tier, ways_out
+from foretrace.topologies.errors import FabricError
+from foretrace.topologies.rings import ring_bytes_per_s
+from foretrace.topologies.shape import GroupShape, Tier, ways_out
 
 LEVEL: Final = {"gpu": 0, "nic": 1, "leaf": 2, "spine": 3, "core": 4}
 """Height of the tiers that traffic between domains climbs; ``nvswitch`` and ``host`` lie inside a domain."""

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from topologies.errors import CatalogError, TopologyError, UnitError
+from foretrace.topologies.errors import CatalogError, TopologyError, UnitError
 
 T = TypeVar("T")
 _REQUIRED: Final = object()

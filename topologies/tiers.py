@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from topologies.cluster import Cluster
-from topologies.reach import LEVEL, Reach
-from topologies.shape import Tier
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.reach import LEVEL, Reach
+from foretrace.topologies.shape import Tier
 
 
 def tiers(cluster: Cluster) -> list[Tier]:

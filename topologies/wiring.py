@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import networkx as nx
 
-from topologies.errors import FabricError
+from foretrace.topologies.errors import FabricError
 
 if TYPE_CHECKING:
-    from topologies.cluster import Cluster
-    from topologies.link import LinkSpec
+    from foretrace.topologies.cluster import Cluster
+    from foretrace.topologies.link import LinkSpec
 
 Nics = list[list[str]]
 """Names of the NICs of every node."""

@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from topologies.catalog import load_cluster, load_link, names
-from topologies.cluster import Cluster
-from topologies.errors import CatalogError
-from topologies.fabric import FabricSpec
+from foretrace.topologies.catalog import load_cluster, load_link, names
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.fabric import FabricSpec
 
 MACHINES: Final = (
     (r"jean.?zay.*v100|v100.*jean.?zay", "jean-zay-v100"),

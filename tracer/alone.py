@@ -11,8 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tracer.launched import own_name
-from tracer.run_directory import ALONE, with_words
+from foretrace.tracer.launched import own_name
+from foretrace.tracer.run_directory import ALONE, with_words
 
 
 def folder(target: Path, *, is_shared: bool) -> Path:

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.importing import Expectation
-from tracer.optimizing import optimizer_steps
-from tracer.record import Recording, activate
-from tracer.run_directory import RESTART
-from tracer.window import Window
-from tracer.with_group import begin_now, expect
+from foretrace.tracer.importing import Expectation
+from foretrace.tracer.optimizing import optimizer_steps
+from foretrace.tracer.record import Recording, activate
+from foretrace.tracer.run_directory import RESTART
+from foretrace.tracer.window import Window
+from foretrace.tracer.with_group import begin_now, expect
 
 RUN_VARIABLE: Final = "FORETRACE_RUN"
 """Environment variable with the absolute path of the run directory."""

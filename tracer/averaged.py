@@ -14,9 +14,9 @@ from math import ceil, prod
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from tracer.groups import GroupInfo, Groups
-from tracer.records import Communication
-from traces.layout import AXES
+from foretrace.tracer.groups import GroupInfo, Groups
+from foretrace.tracer.records import Communication
+from foretrace.traces.layout import AXES
 
 MOST_BESIDE: Final = 0.01
 """What else a group sums up in a step at most, over the gradients: a loss, norms, statistics of a batch."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals, past_torch
-from tracer.lane import NOBODY
-from tracer.records import Block
+from foretrace.tracer import internals, past_torch
+from foretrace.tracer.lane import NOBODY
+from foretrace.tracer.records import Block
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 LOSS: Final = Block("loss")
 """Owner of the backward pass before it enters the model."""

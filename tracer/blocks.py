@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tracer.records import Block
-from tracer.wrapped import PASSING, compiled_of, holders, inside
+from foretrace.tracer.records import Block
+from foretrace.tracer.wrapped import PASSING, compiled_of, holders, inside
 
 WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", *PASSING.values()})
 """Names under which FSDP1, activation checkpointing, and what only passes calls on hold what they wrap."""

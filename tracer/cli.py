@@ -81,9 +81,9 @@ def _record(
     context: click.Context, command: tuple[str, ...], output: Path | None, *, as_json: bool, **asked: Any
 ) -> None:
     """Record *command* and say what there is; *asked* as ``tracer.launch.launch`` takes it."""
-    from tracer.launch import launch
-    from tracer.launched import is_first, is_one_of_many
-    from tracer.run_directory import beside, no_empty_folders
+    from foretrace.tracer.launch import launch
+    from foretrace.tracer.launched import is_first, is_one_of_many
+    from foretrace.tracer.run_directory import beside, no_empty_folders
 
     path = _free_directory(command) if output is None else output
     if is_one_of_many() and output is None:
@@ -110,7 +110,7 @@ def _tell_all(runs: Sequence[Path], path: Path, status: int, *, ranks: str, as_j
 
     Only the last attempt has the exit *status* of the command; *ranks* and *as_json* as for `_told`.
     """
-    from tracer.run_directory import attempt
+    from foretrace.tracer.run_directory import attempt
 
     last = max(attempt(path, one) for one in runs)
     told = [
@@ -130,7 +130,7 @@ def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, An
         ranks: the ranks that were chosen, empty: all.
         as_json: say nothing.
     """
-    from tracer.finish import finish, why_it_failed, why_nothing
+    from foretrace.tracer.finish import finish, why_it_failed, why_nothing
 
     summary = finish(path.absolute()) if path.is_dir() else None
     why = why_it_failed(path) if status and path.is_dir() else []
@@ -150,7 +150,7 @@ def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, An
 
 def _merge(parts: tuple[str, ...], output: Path | None, *, as_json: bool) -> None:
     """Join run directories and say what has become of them."""
-    from tracer.merge import merge
+    from foretrace.tracer.merge import merge
 
     if output is None:
         raise click.UsageError("--merge needs -o DIRECTORY for the joined run")
@@ -173,7 +173,7 @@ def _show(path: Path, summary: Mapping[str, Any]) -> None:
 
 def _sentence(summary: Mapping[str, Any]) -> str:
     """Return what was recorded, in words."""
-    from traces.report.format import format_time
+    from foretrace.traces.report.format import format_time
 
     stored, n = summary["n_ranks_stored"], summary["world_size"]
     ranks = f"{n} rank{'s' if n > 1 else ''}"
@@ -185,7 +185,7 @@ def _sentence(summary: Mapping[str, Any]) -> str:
 
 def _free_directory(command: tuple[str, ...]) -> Path:
     """Return a directory below ``runs`` that is not there yet, named after the script of *command*."""
-    from tracer.run_directory import next_free
+    from foretrace.tracer.run_directory import next_free
 
     scripts = [Path(word).stem for word in command if word.endswith(".py")]
     return next_free(scripts[0] if scripts else Path(command[0]).name if command else "run")
@@ -206,9 +206,9 @@ def detect(*, output: Path, processes: int, as_json: bool) -> None:
 
     Measures matrix products, memory bandwidth, and collectives of real gloo processes; some 15 seconds.
     """
-    from tracer.detect import measure, to_toml
-    from traces.replacing import check_can_write
-    from traces.writer import write_atomically
+    from foretrace.tracer.detect import measure, to_toml
+    from foretrace.traces.replacing import check_can_write
+    from foretrace.traces.writer import write_atomically
 
     check_can_write(output)
     measured = measure(processes)

@@ -16,16 +16,16 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
-from tracer.clock import now_ns
-from tracer.implementations import Implementations
-from tracer.lane import NOBODY
-from tracer.operators import RECORDED, Operator, dtype_name
-from tracer.records import Communication
-from tracer.stamps import cuda_stamp
+from foretrace.tracer import internals
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.implementations import Implementations
+from foretrace.tracer.lane import NOBODY
+from foretrace.tracer.operators import RECORDED, Operator, dtype_name
+from foretrace.tracer.records import Communication
+from foretrace.tracer.stamps import cuda_stamp
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 _DISTRIBUTED: Final = "distributed_c10d.py"
 """File of the Python functions that return a work to their caller, which then waits in Python."""

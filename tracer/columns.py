@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tracer.records import Block, Communication, Segment, StepWindow
-from tracer.stamps import Stamp
-from traces.timeline import DEFAULTS, TIMELINE
+from foretrace.tracer.records import Block, Communication, Segment, StepWindow
+from foretrace.tracer.stamps import Stamp
+from foretrace.traces.timeline import DEFAULTS, TIMELINE
 
 MIN_GLUE_NS: Final = 20_000
 """Shortest own time of a module that only calls others which is worth a span: below, it is the host's

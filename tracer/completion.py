@@ -33,12 +33,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from tracer import internals
-from tracer.clock import now_ns
-from tracer.device_works import DeviceWorks
-from tracer.records import Communication
-from tracer.stamps import NAP_S
-from tracer.watchers import Watch, Watchers
+from foretrace.tracer import internals
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.device_works import DeviceWorks
+from foretrace.tracer.records import Communication
+from foretrace.tracer.stamps import NAP_S
+from foretrace.tracer.watchers import Watch, Watchers
 
 LOOSE_NS: Final = 200_000
 """Time after which an unfinished communication may be handed to a watcher: what is waited for at once, as by

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from tracer.device_file import DeviceFigures, device_toml
-from tracer.errors import RecordError
-from traces.report.format import format_share
+from foretrace.tracer.device_file import DeviceFigures, device_toml
+from foretrace.tracer.errors import RecordError
+from foretrace.traces.report.format import format_share
 
 TIMEOUT_S: Final = 180
 """How long the processes may take; some 15 s on a machine that has nothing else to do."""
@@ -146,10 +146,17 @@ def measure(n_processes: int) -> Measured:
 
 def _run_workers(n_processes: int, n_computing: int, scratch: Path) -> list[dict[str, Any]]:
     """Run one worker per rank to its end and return what each has found."""
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tracer.detect_worker", str(scratch), str(n_processes), str(n_computing)]
+    command = [
+        sys.executable,
+        "-m",
+        "foretrace.tracer.detect_worker",
+        str(scratch),
+        str(n_processes),
+        str(n_computing),
+    ]
     workers = [
         subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE, text=True)
         for rank in range(n_processes)

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any
 
-from tracer import internals
-from tracer.clock import now_ns
-from tracer.records import Communication
-from tracer.stamps import GATE, Stamp, cuda_stamp
+from foretrace.tracer import internals
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.records import Communication
+from foretrace.tracer.stamps import GATE, Stamp, cuda_stamp
 
 
 class DeviceWorks(ABC):

@@ -17,9 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tracer.clock import CommonClock, Measurement, answer, measured, now_ns
-from traces.info import Clock
-from traces.writer import write_atomically
+from foretrace.tracer.clock import CommonClock, Measurement, answer, measured, now_ns
+from foretrace.traces.info import Clock
+from foretrace.traces.writer import write_atomically
 
 FIRST_S: Final = 2.0
 """Time from the start of a run to its second measurement; it doubles from then on."""

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tracer.modules import ModuleHook
-    from tracer.session import Session
+    from foretrace.tracer.modules import ModuleHook
+    from foretrace.tracer.session import Session
 
 EXPORTING: Final = "torch.export._trace"
 """Module of exports; takes a while to import, and most trainings never do."""

@@ -11,17 +11,17 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import ipc
 
-from tracer.errors import RecordError
-from tracer.ingest.ingest import ingest
-from tracer.kernels import KERNELS, KINETO
-from tracer.run_directory import REFUSED
-from traces.analysis.hang import hang
-from traces.analysis.metrics import summarize
-from traces.analysis.mismatch import mismatches
-from traces.errors import TraceError
-from traces.info import RunInfo
-from traces.store import open_run, write_info
-from traces.timeline import MEMORY
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.tracer.kernels import KERNELS, KINETO
+from foretrace.tracer.run_directory import REFUSED
+from foretrace.traces.analysis.hang import hang
+from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.analysis.mismatch import mismatches
+from foretrace.traces.errors import TraceError
+from foretrace.traces.info import RunInfo
+from foretrace.traces.store import open_run, write_info
+from foretrace.traces.timeline import MEMORY
 
 NOTHING: Final = "no process of the command called init_process_group or stepped an optimizer"
 """Why a command was not recorded that has left nothing at all."""

@@ -42,7 +42,7 @@ def give_up(work: Any) -> bool:
 
 def _library() -> ctypes.CDLL:
     """Return torch's library for processors, which a process that has a group has loaded."""
-    from tracer.native.compiler import folder
+    from foretrace.tracer.native.compiler import folder
 
     return ctypes.CDLL(str(folder() / "lib" / "libtorch_cpu.so"))
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
-from traces.errors import LayoutError
-from traces.info import stable_group_id
-from traces.layout import AXES, Group, Layout
+from foretrace.traces.errors import LayoutError
+from foretrace.traces.info import stable_group_id
+from foretrace.traces.layout import AXES, Group, Layout
 
 AXIS_WORDS: Final = {
     "dp": ("dp", "ddp", "fsdp", "efsdp", "hsdp", "data", "replicate", "shard"),

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from tracer import internals
-from tracer.completion import Completions
-from tracer.importing import Expectation
-from tracer.parallelism import MeshHook
-from tracer.process import is_distributed
+from foretrace.tracer import internals
+from foretrace.tracer.completion import Completions
+from foretrace.tracer.importing import Expectation
+from foretrace.tracer.parallelism import MeshHook
+from foretrace.tracer.process import is_distributed
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 
 class Hook(Protocol):
@@ -25,12 +25,12 @@ class Hook(Protocol):
 
 def install(session: Session) -> list[Hook]:
     """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
-    from tracer.backward import BackwardHook
-    from tracer.exporting import EXPORTING, ExportHook
-    from tracer.modules import ModuleHook
-    from tracer.recomputing import CheckpointHook
-    from tracer.steps import OptimizerHook
-    from tracer.waits import GraphHook, StreamHook
+    from foretrace.tracer.backward import BackwardHook
+    from foretrace.tracer.exporting import EXPORTING, ExportHook
+    from foretrace.tracer.modules import ModuleHook
+    from foretrace.tracer.recomputing import CheckpointHook
+    from foretrace.tracer.steps import OptimizerHook
+    from foretrace.tracer.waits import GraphHook, StreamHook
 
     hooks: list[Hook]
     if session.native is None:
@@ -39,8 +39,8 @@ def install(session: Session) -> list[Hook]:
         exports = _when_imported(session, "modules", EXPORTING, lambda _: ExportHook(session, modules))
         hooks = [session.backward, modules, exports]
     else:
-        from tracer.native.hooks import NativeModuleHook
-        from tracer.native.wrappers import NativeBackwardHook
+        from foretrace.tracer.native.hooks import NativeModuleHook
+        from foretrace.tracer.native.wrappers import NativeBackwardHook
 
         session.backward = NativeBackwardHook(session, session.native)
         hooks = [session.backward, NativeModuleHook(session, session.native)]
@@ -51,16 +51,16 @@ def install(session: Session) -> list[Hook]:
 def _distributed(session: Session) -> list[Hook]:
     import torch.distributed as dist
 
-    from tracer.collectives import CollectiveHook
-    from tracer.waits import BatchHook, BlockingHook, WaitHook
+    from foretrace.tracer.collectives import CollectiveHook
+    from foretrace.tracer.waits import BatchHook, BlockingHook, WaitHook
 
     hooks: list[Hook]
     if session.native is None:
         session.completions = Completions(dist.Work.wait, session.rank)
         hooks = [CollectiveHook(session), WaitHook(session), BatchHook(session)]
     else:
-        from tracer.native.hooks import NativeCollectiveHook
-        from tracer.native.wrappers import NativeWaitHook
+        from foretrace.tracer.native.hooks import NativeCollectiveHook
+        from foretrace.tracer.native.wrappers import NativeWaitHook
 
         hooks = [NativeCollectiveHook(session, session.native), NativeWaitHook(session.native)]
     hooks += [BlockingHook(session), MeshHook(session)]
@@ -79,18 +79,18 @@ def _when_imported(session: Session, name: str, module: str, make: Callable[[Ses
 
 
 def _symmetric(session: Session) -> Hook:
-    from tracer.symmetric import SymmetricHook
+    from foretrace.tracer.symmetric import SymmetricHook
 
     return SymmetricHook(session)
 
 
 def _pipeline(session: Session) -> Hook:
-    from tracer.pipeline import PipelineHook
+    from foretrace.tracer.pipeline import PipelineHook
 
     if session.native is None:
         session.pipeline = PipelineHook(session)
     else:
-        from tracer.native.wrappers import NativePipelineHook
+        from foretrace.tracer.native.wrappers import NativePipelineHook
 
         session.pipeline = NativePipelineHook(session, session.native)
     hook: Hook = session.pipeline

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tracer import internals
+from foretrace.tracer import internals
 
 FIRST: Final = "BackendSelect"
 """The dispatch key at which a call is seen first."""

@@ -10,10 +10,10 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from traces.console import stdout
+from foretrace.traces.console import stdout
 
 if TYPE_CHECKING:
-    from traces.info import RunInfo
+    from foretrace.traces.info import RunInfo
 
 
 @click.command()
@@ -32,8 +32,8 @@ def ingest(paths: tuple[str, ...], output: str, name: str, *, as_json: bool) -> 
 
     Kineto and other Chrome traces; plain, .gz or .zip. The kind is detected from the contents.
     """
-    from tracer.ingest.ingest import ingest as take_over
-    from tracer.ingest.joining import said
+    from foretrace.tracer.ingest.ingest import ingest as take_over
+    from foretrace.tracer.ingest.joining import said
 
     with _Bar(paths, quiet=as_json) as bar:
         info = take_over(paths, output, name=name, progress=bar.advance)

@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.clock import now_ns
-from tracer.records import Communication
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.records import Communication
 
 SLOTS: Final = 64
 """Communications that are kept."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.window import Window
+from foretrace.tracer.window import Window
 
 KINETO: Final = "kineto"
 """Folder of the run directory that holds the traces."""

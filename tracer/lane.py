@@ -7,10 +7,10 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Final
 
-from tracer import internals
-from tracer.clock import now_ns
-from tracer.records import Block, Position, Segment
-from tracer.stamps import ComputeStream, Stamp
+from foretrace.tracer import internals
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.records import Block, Position, Segment
+from foretrace.tracer.stamps import ComputeStream, Stamp
 
 NOBODY: Final = Block("")
 """Owner of time that is not compute, although a block is running: the end of a backward pass."""

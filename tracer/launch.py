@@ -12,14 +12,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tracer import on_cpu
-from tracer.attach import DEPTH_VARIABLE, NAME_VARIABLE, RANKS_VARIABLE, RUN_VARIABLE, STEPS_VARIABLE
-from tracer.errors import LaunchError, RecordError
-from tracer.launched import is_one_of_many
-from tracer.native.build import ensure
-from tracer.run_directory import check_new, no_empty_folders
-from tracer.window import Window
-from traces.errors import reason
+from foretrace.tracer import on_cpu
+from foretrace.tracer.attach import (
+    DEPTH_VARIABLE,
+    NAME_VARIABLE,
+    RANKS_VARIABLE,
+    RUN_VARIABLE,
+    STEPS_VARIABLE,
+)
+from foretrace.tracer.errors import LaunchError, RecordError
+from foretrace.tracer.launched import is_one_of_many
+from foretrace.tracer.native.build import ensure
+from foretrace.tracer.run_directory import check_new, no_empty_folders
+from foretrace.tracer.window import Window
+from foretrace.traces.errors import reason
 
 SITE: Final = Path(__file__).resolve().parent / "site"
 """Folder whose ``sitecustomize`` Python runs first in every process of the command."""

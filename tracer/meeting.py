@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlparse
 
-from tracer import internals
+from foretrace.tracer import internals
 
 PATIENCE_S: Final = 60.0
 """How long the old store may stay: rank 0 may have much left to write, or the script holds its store."""

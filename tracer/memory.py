@@ -11,8 +11,8 @@ from typing import Final
 import pyarrow as pa
 from pyarrow import ipc
 
-from tracer.clock import now_ns
-from traces.timeline import MEMORY
+from foretrace.tracer.clock import now_ns
+from foretrace.traces.timeline import MEMORY
 
 MOST_SAMPLES: Final = 20_000
 """Samples that are kept: 2 MB."""

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tracer.errors import RecordError
-from tracer.finish import finish
-from tracer.kernels import KINETO
-from traces.info import RunInfo, rank_list
-from traces.run import Run
-from traces.store import open_run, write_info
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.finish import finish
+from foretrace.tracer.kernels import KINETO
+from foretrace.traces.info import RunInfo, rank_list
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_info
 
 
 def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, ValuesView
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.blocks import find_blocks
-from tracer.lane import NOBODY
-from tracer.records import Block
-from tracer.shape import untimed
-from tracer.stamps import ComputeStream
+from foretrace.tracer.blocks import find_blocks
+from foretrace.tracer.lane import NOBODY
+from foretrace.tracer.records import Block
+from foretrace.tracer.shape import untimed
+from foretrace.tracer.stamps import ComputeStream
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 _TAG: Final = "foretrace"
 """Key in the metadata of an autograd node that has an owner."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from tracer.errors import RecordError
+from foretrace.tracer.errors import RecordError
 
 OLDEST: Final = (2, 6)
 """The oldest torch that recording was tried with, as ``pyproject.toml`` says."""

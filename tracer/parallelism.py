@@ -7,13 +7,13 @@ import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracer import internals
-from tracer.groups import Groups, axis_of
-from tracer.wrapped import around, inside, said_by_holders, said_by_parts
-from traces.layout import AXES
+from foretrace.tracer import internals
+from foretrace.tracer.groups import Groups, axis_of
+from foretrace.tracer.wrapped import around, inside, said_by_holders, said_by_parts
+from foretrace.traces.layout import AXES
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 
 SHARDING: Final = ("sharding", "shard_ranks", "reshard_after_forward")

@@ -14,13 +14,13 @@ from math import prod
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
-from tracer.averaged import Averaged
-from tracer.inputs import Sides, input_of, sides_of
-from tracer.wrapped import whole_shape
+from foretrace.tracer import internals
+from foretrace.tracer.averaged import Averaged
+from foretrace.tracer.inputs import Sides, input_of, sides_of
+from foretrace.tracer.wrapped import whole_shape
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 MOST_SHAPES: Final = 1024
 """Shapes of inputs that are told apart."""

@@ -6,8 +6,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any, Final
 
-from tracer import internals
-from tracer.importing import Expectation
+from foretrace.tracer import internals
+from foretrace.tracer.importing import Expectation
 
 LIBRARY: Final = "megatron.core.pipeline_parallel.schedules"
 """Its ``custom_backward`` differentiates outputs that were freed, for which it asks the engine itself."""

@@ -17,12 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.clock import now_ns
-from tracer.groups import Groups
-from tracer.records import Communication
-from tracer.stamps import GATE, Resolver
-from traces.timeline import FORMAT_VERSION
-from traces.writer import write_atomically
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.groups import Groups
+from foretrace.tracer.records import Communication
+from foretrace.tracer.stamps import GATE, Resolver
+from foretrace.traces.timeline import FORMAT_VERSION
+from foretrace.traces.writer import write_atomically
 
 STALL_NS: Final = 1_000_000_000
 """Age of a communication, or of the last that was issued, from which on the file is written."""

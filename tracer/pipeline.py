@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
-from tracer.records import Block, Position
+from foretrace.tracer import internals
+from foretrace.tracer.records import Block, Position
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 _ACTIVATIONS: Final = Block("activations")
 _GRADIENTS: Final = Block("gradients")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
 
-from tracer import internals
-from tracer.shape import short_name
+from foretrace.tracer import internals
+from foretrace.tracer.shape import short_name
 
 PRODUCTS: Final = frozenset(
     f"{name}Backward0"

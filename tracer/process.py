@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tracer.groups import Groups
+from foretrace.tracer.groups import Groups
 
 
 def is_distributed() -> bool:

@@ -10,12 +10,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer import internals
-from tracer.lane import NOBODY
-from tracer.records import Block
+from foretrace.tracer import internals
+from foretrace.tracer.lane import NOBODY
+from foretrace.tracer.records import Block
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 
 class CheckpointHook:

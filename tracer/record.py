@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracer import alone, on_cpu
-from tracer.clock import CommonClock, now_ns
-from tracer.errors import RecordError
-from tracer.guarded import is_interrupt
-from tracer.launched import is_first, is_told_world, own_name
-from tracer.native import build
-from tracer.process import is_distributed
-from tracer.run_directory import AGAIN, check_new, with_words
-from tracer.window import Window
-from tracer.with_group import expect, first_line, follow, forget
+from foretrace.tracer import alone, on_cpu
+from foretrace.tracer.clock import CommonClock, now_ns
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.guarded import is_interrupt
+from foretrace.tracer.launched import is_first, is_told_world, own_name
+from foretrace.tracer.native import build
+from foretrace.tracer.process import is_distributed
+from foretrace.tracer.run_directory import AGAIN, check_new, with_words
+from foretrace.tracer.window import Window
+from foretrace.tracer.with_group import expect, first_line, follow, forget
 
 if TYPE_CHECKING:
-    from tracer.drift import RunClock
-    from tracer.session import Session
+    from foretrace.tracer.drift import RunClock
+    from foretrace.tracer.session import Session
 
 
 DEPTHS: Final = ("light", "kernels")
@@ -99,9 +99,9 @@ class Recording:
             RunError: the directory cannot be written, or holds a run already.
             RecordError: no rank is to be recorded, or torch lacks what recording needs.
         """
-        from tracer.needed import check
-        from tracer.session import Session
-        from tracer.sink import FLUSH_S
+        from foretrace.tracer.needed import check
+        from foretrace.tracer.session import Session
+        from foretrace.tracer.sink import FLUSH_S
 
         self.awaits_group = False
         self._is_alone = not is_distributed()
@@ -161,7 +161,7 @@ class Recording:
 
     def leave(self) -> None:
         """End, because the process does."""
-        from tracer.watchers import leave
+        from foretrace.tracer.watchers import leave
 
         self.end()
         leave()
@@ -279,14 +279,14 @@ def _joined(folder: Path) -> tuple[int, int, RunClock]:
     Args:
         folder: where ranks of one machine tell each other how their clock drifts.
     """
-    from tracer.drift import RunClock
+    from foretrace.tracer.drift import RunClock
 
     if not is_distributed():
         return 0, 1, RunClock(CommonClock(now_ns()))
     import torch.distributed as dist
 
-    from tracer import internals
-    from tracer.clock import JOIN_TIMEOUT, synchronise
+    from foretrace.tracer import internals
+    from foretrace.tracer.clock import JOIN_TIMEOUT, synchronise
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     _n_recordings[0] += 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from tracer.groups import GroupInfo
-from tracer.stamps import Stamp
+from foretrace.tracer.groups import GroupInfo
+from foretrace.tracer.stamps import Stamp
 
 P2P: Final = frozenset({"send", "recv"})
 """Kinds of point-to-point transfers."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from tracer.errors import RecordError
+from foretrace.tracer.errors import RecordError
 
 REFUSED: Final = ".not-recording"
 """File of the run directory in which a process says why it is not recorded; the recorder takes it away."""

@@ -11,26 +11,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.drift import RunClock
-from tracer.guarded import Guarded
-from tracer.hooks import Hook, install
-from tracer.issued import Issued
-from tracer.kernels import kernel_trace
-from tracer.lane import Lane
-from tracer.memory import MemoryLog
-from tracer.native.choice import compiled_hooks
-from tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
-from tracer.passes import Passes
-from tracer.pending import Pending
-from tracer.process import in_children, versions
-from tracer.shape import describe_machine, describe_model
-from tracer.sink import FLUSH_S, Sink
-from tracer.stamps import Resolver
-from tracer.steps import Steps
-from tracer.training import Training
-from tracer.window import Window
-from traces.info import RunInfo
-from traces.store import SpanWriter, write_info
+from foretrace.tracer.drift import RunClock
+from foretrace.tracer.guarded import Guarded
+from foretrace.tracer.hooks import Hook, install
+from foretrace.tracer.issued import Issued
+from foretrace.tracer.kernels import kernel_trace
+from foretrace.tracer.lane import Lane
+from foretrace.tracer.memory import MemoryLog
+from foretrace.tracer.native.choice import compiled_hooks
+from foretrace.tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
+from foretrace.tracer.passes import Passes
+from foretrace.tracer.pending import Pending
+from foretrace.tracer.process import in_children, versions
+from foretrace.tracer.shape import describe_machine, describe_model
+from foretrace.tracer.sink import FLUSH_S, Sink
+from foretrace.tracer.stamps import Resolver
+from foretrace.tracer.steps import Steps
+from foretrace.tracer.training import Training
+from foretrace.tracer.window import Window
+from foretrace.traces.info import RunInfo
+from foretrace.traces.store import SpanWriter, write_info
 
 HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
 """Names of the hooks, as warnings call them."""

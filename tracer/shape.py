@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
-from tracer import internals
-from tracer.blocks import class_name, plain_name
-from tracer.wrapped import held_whole, inside, whole_shape
+from foretrace.tracer import internals
+from foretrace.tracer.blocks import class_name, plain_name
+from foretrace.tracer.wrapped import held_whole, inside, whole_shape
 
 MOST_ENTRIES: Final = 400
 """Entries of a structure that a description holds; a transformer has 10 to 30, for equal layers share one."""

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from tracer.columns import Row, Segments, communication_row, step_row, table
-from tracer.records import Communication, Segment, StepWindow
-from tracer.stamps import GATE, CudaStamp, Resolver
-from tracer.streams import Streams
-from tracer.under_way import UnderWay
-from traces.writer import SpanWriter
+from foretrace.tracer.columns import Row, Segments, communication_row, step_row, table
+from foretrace.tracer.records import Communication, Segment, StepWindow
+from foretrace.tracer.stamps import GATE, CudaStamp, Resolver
+from foretrace.tracer.streams import Streams
+from foretrace.tracer.under_way import UnderWay
+from foretrace.traces.writer import SpanWriter
 
 FLUSH_S: Final = 1.0
 """Seconds between two batches."""

@@ -6,7 +6,7 @@ import re
 from types import MappingProxyType
 from typing import Final
 
-from tracer.errors import RecordError
+from foretrace.tracer.errors import RecordError
 
 _UNITS: Final = MappingProxyType(
     {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
-from tracer.clock import now_ns
+from foretrace.tracer.clock import now_ns
 
 RENEW_NS: Final = 1_000_000_000
 """Age at which an anchor is renewed. ``Event.elapsed_time`` is a 32-bit float of milliseconds: over one

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tracer.optimizing import optimizer_steps
-from tracer.records import Block, StepWindow
-from tracer.stamps import Stamp
+from foretrace.tracer.optimizing import optimizer_steps
+from foretrace.tracer.records import Block, StepWindow
+from foretrace.tracer.stamps import Stamp
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 
 class Steps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final
 
-from tracer.records import Communication
+from foretrace.tracer.records import Communication
 
 GLOO_THREADS: Final = 2
 """Worker threads of a gloo process group (``ProcessGroupGloo::Options::threads``)."""

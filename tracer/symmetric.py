@@ -12,15 +12,15 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
-from tracer.clock import now_ns
-from tracer.implementations import Implementations
-from tracer.operators import dtype_name
-from tracer.records import Communication
-from tracer.stamps import cuda_stamp
+from foretrace.tracer import internals
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.implementations import Implementations
+from foretrace.tracer.operators import dtype_name
+from foretrace.tracer.records import Communication
+from foretrace.tracer.stamps import cuda_stamp
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 
 def _gathered(args: Any, kwargs: Any, n: int) -> int:

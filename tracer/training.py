@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from tracer.inputs import input_of
-from tracer.parallelism import data_parallel, tensor_parallel
-from tracer.precision import Precision
-from tracer.process import process_groups
-from tracer.records import Block, Position
-from tracer.shape import describe_model
-from tracer.steps import Steps
-from tracer.wrapped import cutting_sequences
-from traces.layout import AXES
-from traces.model_parts import joined_models
+from foretrace.tracer.inputs import input_of
+from foretrace.tracer.parallelism import data_parallel, tensor_parallel
+from foretrace.tracer.precision import Precision
+from foretrace.tracer.process import process_groups
+from foretrace.tracer.records import Block, Position
+from foretrace.tracer.shape import describe_model
+from foretrace.tracer.steps import Steps
+from foretrace.tracer.wrapped import cutting_sequences
+from foretrace.traces.layout import AXES
+from foretrace.traces.model_parts import joined_models
 
 UNNAMED: Final = (
     "matrices are cut by columns over a mesh whose dimensions have no names: its ranks are taken for those "

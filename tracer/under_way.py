@@ -12,8 +12,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Final
 
-from tracer.records import Communication
-from tracer.stamps import Resolver
+from foretrace.tracer.records import Communication
+from foretrace.tracer.stamps import Resolver
 
 MOST_UNDER_WAY: Final = 65_536
 """Communications that are followed at once: some 40 MB."""

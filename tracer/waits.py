@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from tracer import internals
-from tracer.stamps import GATE
-from tracer.watchers import join
+from foretrace.tracer import internals
+from foretrace.tracer.stamps import GATE
+from foretrace.tracer.watchers import join
 
 if TYPE_CHECKING:
-    from tracer.session import Session
+    from foretrace.tracer.session import Session
 
 
 class WaitHook:

@@ -14,9 +14,9 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Final
 
-from tracer.clock import now_ns
-from tracer.giving_up import give_up
-from tracer.records import Communication
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.giving_up import give_up
+from foretrace.tracer.records import Communication
 
 Batch = list[Communication]
 

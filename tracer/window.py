@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from tracer.errors import RecordError
-from traces.errors import LayoutError
-from traces.ranks import ranks_in
+from foretrace.tracer.errors import RecordError
+from foretrace.traces.errors import LayoutError
+from foretrace.traces.ranks import ranks_in
 
 _ENDLESS: Final = 1 << 31
 """A step that no training reaches: the column is 32 bits wide."""

@@ -11,12 +11,12 @@ from importlib import import_module
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.guarded import is_interrupt
-from tracer.meeting import Meeting
-from tracer.run_directory import REFUSED
+from foretrace.tracer.guarded import is_interrupt
+from foretrace.tracer.meeting import Meeting
+from foretrace.tracer.run_directory import REFUSED
 
 if TYPE_CHECKING:
-    from tracer.record import Recording
+    from foretrace.tracer.record import Recording
 
 _expecting: Final[list[Recording]] = []
 """Recordings that begin with the process group."""
@@ -71,14 +71,14 @@ def _led(function: Any, elsewhere: Callable[..., None]) -> Callable[..., None]:
 
 def _to_joined(*args: Any, **kwargs: Any) -> None:
     """Stand in torch for ``init_process_group``, and see nothing of this module there."""
-    from tracer.with_group import joined
+    from foretrace.tracer.with_group import joined
 
     joined(*args, **kwargs)
 
 
 def _to_left(*args: Any, **kwargs: Any) -> None:
     """Stand in torch for ``destroy_process_group``."""
-    from tracer.with_group import left
+    from foretrace.tracer.with_group import left
 
     left(*args, **kwargs)
 

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tracer.internals import FSDP1
+from foretrace.tracer.internals import FSDP1
 
 HOLDERS: Final = frozenset({"DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "Float16Module"})
 """Classes that call a model of their own, and whose subclasses do."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from traces.console import stdout
-from traces.flags import usd_per_hour
+from foretrace.traces.console import stdout
+from foretrace.traces.flags import usd_per_hour
 
 if TYPE_CHECKING:
-    from traces.analysis.hang import Wait
-    from traces.analysis.mismatch import Mismatch
-    from traces.run import Run
+    from foretrace.traces.analysis.hang import Wait
+    from foretrace.traces.analysis.mismatch import Mismatch
+    from foretrace.traces.run import Run
 
 PERFETTO_SPANS: Final = 5_000_000
 """Spans that Perfetto's page can hold: it needs 2 to 4 times the file in a memory of 2 GB
@@ -41,15 +41,21 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
     RUN is a run directory, one .arrow, .arrows or .parquet file, or a URL. Simulated and recorded runs, and
     runs still being written, are read alike.
     """
-    from traces.analysis.bus_limits import parse_limit
-    from traces.analysis.everything import analysis
-    from traces.analysis.findings import findings
-    from traces.analysis.hang import hang
-    from traces.analysis.metrics import summarize
-    from traces.analysis.mismatch import mismatches
-    from traces.errors import RunError
-    from traces.opening import open_whole
-    from traces.render import show_analysis, show_critical_path, show_findings, show_hang, show_mismatches
+    from foretrace.traces.analysis.bus_limits import parse_limit
+    from foretrace.traces.analysis.everything import analysis
+    from foretrace.traces.analysis.findings import findings
+    from foretrace.traces.analysis.hang import hang
+    from foretrace.traces.analysis.metrics import summarize
+    from foretrace.traces.analysis.mismatch import mismatches
+    from foretrace.traces.errors import RunError
+    from foretrace.traces.opening import open_whole
+    from foretrace.traces.render import (
+        show_analysis,
+        show_critical_path,
+        show_findings,
+        show_hang,
+        show_mismatches,
+    )
 
     limit = None if bus_limit is None else parse_limit(bus_limit)
     try:
@@ -80,9 +86,9 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
 
 def _say_stuck(run: str, *, as_json: bool) -> bool:
     """Say what a run waits for of which nothing else can be read; return whether anything is known."""
-    from traces.analysis.hang import hang
-    from traces.analysis.mismatch import mismatches
-    from traces.render import show_hang, show_mismatches
+    from foretrace.traces.analysis.hang import hang
+    from foretrace.traces.analysis.mismatch import mismatches
+    from foretrace.traces.render import show_hang, show_mismatches
 
     stuck, differing = hang(run, None), mismatches(run, None)
     if not stuck and not differing:
@@ -105,7 +111,7 @@ def _stuck(waits: Sequence[Wait], differing: Sequence[Mismatch]) -> dict[str, An
 
 def _steps_of_ranks(opened: Run) -> list[dict[str, Any]]:
     """Return as JSON what each step of each rank is made of."""
-    from traces.analysis.metrics import breakdown
+    from foretrace.traces.analysis.metrics import breakdown
 
     names = ("rank", "step", "represents", "window_ns", "ns", "shares", "hidden_ns")
     return [{name: getattr(row, name) for name in names} for row in breakdown(opened)]
@@ -122,9 +128,9 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
     The causes add up to the difference in step time. Give the simulated run first: the ratio is then
     simulated / measured.
     """
-    from traces.compare import compare as compare_runs
-    from traces.opening import open_whole
-    from traces.render import show_comparison
+    from foretrace.traces.compare import compare as compare_runs
+    from foretrace.traces.opening import open_whole
+    from foretrace.traces.render import show_comparison
 
     found = compare_runs(*(open_whole(path, partial=partial) for path in (a, b)))
     if as_json:
@@ -157,11 +163,11 @@ def export(
 
         foretrace export runs/a -o a.pftrace.gz
     """
-    from traces.export import export as export_run
-    from traces.info import rank_list
-    from traces.opening import open_whole
-    from traces.ranks import ranks_in
-    from traces.render import show_warnings
+    from foretrace.traces.export import export as export_run
+    from foretrace.traces.info import rank_list
+    from foretrace.traces.opening import open_whole
+    from foretrace.traces.ranks import ranks_in
+    from foretrace.traces.render import show_warnings
 
     opened = open_whole(run, partial=partial)
     named = {None: opened.stored_ranks, "all": opened.ranks}

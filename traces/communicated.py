@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from traces.columns import int64, is_one_of, labels
-from traces.report.format import format_si
-from traces.run import Run
+from foretrace.traces.columns import int64, is_one_of, labels
+from foretrace.traces.report.format import format_si
+from foretrace.traces.run import Run
 
 COMMUNICATION: Final = ("collective", "p2p")
 """Categories of spans that are communication."""

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from traces.analysis.causes import causes, precedence
-from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from traces.errors import RunError
-from traces.join import JoinedSpans, join_spans
-from traces.run import Run
+from foretrace.traces.analysis.causes import causes, precedence
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.errors import RunError
+from foretrace.traces.join import JoinedSpans, join_spans
+from foretrace.traces.run import Run
 
 _BACKWARD: Final = ("compute:backward", "compute:backward_input", "compute:backward_weight")
 """Causes that are the backward, whole or in the two parts that some schedules run apart."""
@@ -102,7 +102,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return the comparison as a notebook shows it."""
-        shown: str = import_module("traces.notebook").comparison_html(self)  # which needs this module
+        shown: str = import_module("foretrace.traces.notebook").comparison_html(
+            self
+        )  # which needs this module
         return shown
 
     def to_dict(self) -> dict[str, Any]:

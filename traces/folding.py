@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.layout import Group
+from foretrace.traces.layout import Group
 
 _Meetings = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
 """Distinct pairs of a group and a peer, and for each span which of them it names."""

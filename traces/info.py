@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from traces.errors import RunError, TraceError
-from traces.info_values import info_values
-from traces.layout import Group, Layout
-from traces.model_parts import joined_models
-from traces.timeline import FORMAT_VERSION
+from foretrace.traces.errors import RunError, TraceError
+from foretrace.traces.info_values import info_values
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.model_parts import joined_models
+from foretrace.traces.timeline import FORMAT_VERSION
 
 ORIGINS: Final = ("simulated", "recorded", "ingested")
 """Where a timeline comes from; ``"ingested"`` was recorded by another tool."""

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from traces.errors import RunError, TraceError
-from traces.layout import Group, Layout
+from foretrace.traces.errors import RunError, TraceError
+from foretrace.traces.layout import Group, Layout
 
 SHOWN_CHARACTERS: Final = 60
 """Most characters of a wrong value that an error shows, so that it stays one line."""

@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from traces.analysis.arrivals import arrivals
-from traces.analysis.windows import windows
-from traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
-from traces.communicated import Channels, Communicated, channels, compared
-from traces.run import Run
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
+from foretrace.traces.communicated import Channels, Communicated, channels, compared
+from foretrace.traces.run import Run
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.errors import LayoutError
+from foretrace.traces.errors import LayoutError
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 """Axes along which ranks communicate, innermost first."""

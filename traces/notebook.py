@@ -6,14 +6,14 @@ import html
 from collections.abc import Iterable
 from typing import Final
 
-from traces.analysis.metrics import summarize
-from traces.compare import Comparison
-from traces.errors import TraceError
-from traces.report.format import format_share, format_time
-from traces.report.kinds import Kinds
-from traces.report.naming import subtitle, title
-from traces.report.words import headline, story
-from traces.run import Run
+from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.compare import Comparison
+from foretrace.traces.errors import TraceError
+from foretrace.traces.report.format import format_share, format_time
+from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.report.naming import subtitle, title
+from foretrace.traces.report.words import headline, story
+from foretrace.traces.run import Run
 
 _TABLE: Final = "border-collapse:collapse;font:13px system-ui,sans-serif"
 _LEFT: Final = "text-align:left;padding:2px 14px 2px 0;font-weight:400;opacity:.75"

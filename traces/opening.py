@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from traces.errors import RunError
-from traces.info import rank_list
-from traces.run import Run
-from traces.store import open_run
+from foretrace.traces.errors import RunError
+from foretrace.traces.info import rank_list
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 
 def open_whole(path: str, *, partial: bool) -> Run:

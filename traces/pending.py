@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from traces.errors import TraceError
+from foretrace.traces.errors import TraceError
 
 P2P: Final = ("send", "recv")
 UNEVEN: Final = ("all_to_all",)

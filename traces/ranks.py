@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from traces.errors import LayoutError
+from foretrace.traces.errors import LayoutError
 
 MOST_RANKS: Final = 1 << 20
 """Largest world that is believed."""

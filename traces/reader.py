@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs, ipc
 
-from traces.errors import RunError, TimelineError, reason
-from traces.info import RunInfo, merged
-from traces.run import Part, Run
-from traces.timeline import FORMAT_VERSION, MEMORY, checked
-from traces.writer import SPANS
+from foretrace.traces.errors import RunError, TimelineError, reason
+from foretrace.traces.info import RunInfo, merged
+from foretrace.traces.run import Part, Run
+from foretrace.traces.timeline import FORMAT_VERSION, MEMORY, checked
+from foretrace.traces.writer import SPANS
 
 INFO_KEY: Final = b"foretrace.run"
 """Schema metadata under which a single file carries the text of ``run.json``."""

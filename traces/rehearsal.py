@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyarrow import ipc
 
-from traces.errors import RunError
-from traces.info_values import info_values
-from traces.layout import Group, Layout
-from traces.writer import file_options, write_atomically
+from foretrace.traces.errors import RunError
+from foretrace.traces.info_values import info_values
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.writer import file_options, write_atomically
 
 REHEARSAL_VERSION: Final = 1
 """Version of the format; readers refuse a newer one."""

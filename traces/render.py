@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from traces.analysis.critical_path import GAP, CriticalPath, critical_path
-from traces.analysis.findings import LEAST_SHARE, Finding
-from traces.analysis.gaps import gaps_on_path
-from traces.analysis.hang import Wait
-from traces.analysis.metrics import Breakdown, breakdown
-from traces.analysis.mismatch import Mismatch
-from traces.compare import Comparison, typical_step
-from traces.console import stdout
-from traces.report.format import format_share, format_si, format_time
-from traces.run import Run
+from foretrace.traces.analysis.critical_path import GAP, CriticalPath, critical_path
+from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
+from foretrace.traces.analysis.gaps import gaps_on_path
+from foretrace.traces.analysis.hang import Wait
+from foretrace.traces.analysis.metrics import Breakdown, breakdown
+from foretrace.traces.analysis.mismatch import Mismatch
+from foretrace.traces.compare import Comparison, typical_step
+from foretrace.traces.console import stdout
+from foretrace.traces.report.format import format_share, format_si, format_time
+from foretrace.traces.run import Run
 
 SHOWN_RANKS: Final = 16
 """Most ranks with a row of their own; more are shown as one row per pipeline stage."""

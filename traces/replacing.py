@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from traces.errors import RunError, reason
+from foretrace.traces.errors import RunError, reason
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from traces.errors import RunError
-from traces.folding import Expander
-from traces.info import Clock, RunInfo, rank_list
-from traces.timeline import empty
+from foretrace.traces.errors import RunError
+from foretrace.traces.folding import Expander
+from foretrace.traces.info import Clock, RunInfo, rank_list
+from foretrace.traces.timeline import empty
 
 _Derived = TypeVar("_Derived")
 
@@ -112,7 +112,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the run as a notebook shows it."""
-        shown: str = import_module("traces.notebook").run_html(self)  # which needs this module
+        shown: str = import_module("foretrace.traces.notebook").run_html(self)  # which needs this module
         return shown
 
     def _rank_spans(self, rank: int) -> pa.Table:

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
-from traces.errors import RunError, TimelineError, reason
-from traces.info import RunInfo
-from traces.reader import INFO_KEY, open_run
-from traces.run import Run
-from traces.timeline import MEMORY, checked
-from traces.writer import COMPACT_ROWS, SPANS, SpanWriter, file_options, write_atomically
+from foretrace.traces.errors import RunError, TimelineError, reason
+from foretrace.traces.info import RunInfo
+from foretrace.traces.reader import INFO_KEY, open_run
+from foretrace.traces.run import Run
+from foretrace.traces.timeline import MEMORY, checked
+from foretrace.traces.writer import COMPACT_ROWS, SPANS, SpanWriter, file_options, write_atomically
 
 __all__ = ["INFO_KEY", "Run", "SpanWriter", "open_run", "write_info", "write_run"]
 

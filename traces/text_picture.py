@@ -7,15 +7,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from traces.analysis.windows import windows
-from traces.report.cells import rank_step
-from traces.report.colours import fill, mix, palette
-from traces.report.format import format_time
-from traces.report.kinds import Kinds
-from traces.report.labels import Labels
-from traces.report.overview import BINS, NOTHING, PAIR, slices
-from traces.report.rows import picks, rows_of
-from traces.run import Run
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.report.cells import rank_step
+from foretrace.traces.report.colours import fill, mix, palette
+from foretrace.traces.report.format import format_time
+from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.overview import BINS, NOTHING, PAIR, slices
+from foretrace.traces.report.rows import picks, rows_of
+from foretrace.traces.run import Run
 
 LEAST_WIDTH: Final = 24
 """Slices below which a picture says nothing."""

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from traces.errors import TimelineError
+from foretrace.traces.errors import TimelineError
 
 FORMAT_VERSION: Final = 1
 """Version of the columns below and of ``run.json``; readers refuse a newer one."""

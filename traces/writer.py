@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
-from traces.errors import RunError, reason
-from traces.replacing import replacing
-from traces.timeline import TIMELINE, checked, timeline
+from foretrace.traces.errors import RunError, reason
+from foretrace.traces.replacing import replacing
+from foretrace.traces.timeline import TIMELINE, checked, timeline
 
 SPANS: Final = "spans"
 """Folder of the run directory that holds one file per rank."""

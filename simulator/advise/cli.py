@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.settings import MOST
+from foretrace.simulator.settings import MOST
 
 if TYPE_CHECKING:
-    from simulator.advise.ladder import Question
+    from foretrace.simulator.advise.ladder import Question
 
 
 @click.command()
@@ -52,10 +52,10 @@ def advise(*, as_json: bool, **flags: Any) -> None:
 
     foretrace advise --model llama2-13b --cluster dgx-a100 --gpus 4 --seq-len 4096
     """
-    from simulator.advise.ladder import climb
-    from simulator.advise.words import sentence, verdict
-    from simulator.config import job_settings
-    from traces.console import telling
+    from foretrace.simulator.advise.ladder import climb
+    from foretrace.simulator.advise.words import sentence, verdict
+    from foretrace.simulator.config import job_settings
+    from foretrace.traces.console import telling
 
     question = _question(flags)
     with telling("trying", quiet=as_json) as tell:
@@ -83,9 +83,9 @@ def advise(*, as_json: bool, **flags: Any) -> None:
 
 
 def _question(flags: dict[str, Any]) -> Question:
-    from simulator.advise.ladder import Question
-    from simulator.models.sources import load_model
-    from topologies.catalog import load_cluster
+    from foretrace.simulator.advise.ladder import Question
+    from foretrace.simulator.models.sources import load_model
+    from foretrace.topologies.catalog import load_cluster
 
     return Question(
         model=load_model(flags["model"]),
@@ -118,8 +118,8 @@ def _show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from topologies.units import format_capacity
-    from traces.console import stdout
+    from foretrace.topologies.units import format_capacity
+    from foretrace.traces.console import stdout
 
     console, asked = stdout(), found["question"]
     gpus = "one GPU" if asked["gpus"] == 1 else f"{asked['gpus']} GPUs"

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from simulator.advise.ways import MODEL_PARALLEL, WAYS, Settings, Way
-from simulator.errors import EngineError, SimulationError
-from simulator.job import Job
-from simulator.memory.ranks import RankMemory, rank_memories
-from simulator.models.model import Model
-from simulator.search.best import cheapest
-from simulator.search.space import Space
-from simulator.search.ties import difference
-from simulator.simulate import simulate
-from topologies.cluster import Cluster
-from topologies.errors import TopologyError
-from traces.errors import TraceError
-from traces.layout import Layout
+from foretrace.simulator.advise.ways import MODEL_PARALLEL, WAYS, Settings, Way
+from foretrace.simulator.errors import EngineError, SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import RankMemory, rank_memories
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.search.best import cheapest
+from foretrace.simulator.search.space import Space
+from foretrace.simulator.search.ties import difference
+from foretrace.simulator.simulate import simulate
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
+from foretrace.traces.layout import Layout
 
 MOST_SEQUENCES: Final = 64
 """Largest micro-batch that is tried."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from simulator.advise.ladder import Question, Rung, longest, preferred, simplest, tied
-from simulator.advise.ways import MODEL_PARALLEL
-from simulator.intervals import interval
-from simulator.job import Job
-from simulator.search.ties import difference
-from simulator.workload.micro_batch import layer_blocks
-from topologies.units import format_bytes, format_capacity, format_time
-from traces.report.format import format_share
+from foretrace.simulator.advise.ladder import Question, Rung, longest, preferred, simplest, tied
+from foretrace.simulator.advise.ways import MODEL_PARALLEL
+from foretrace.simulator.intervals import interval
+from foretrace.simulator.job import Job
+from foretrace.simulator.search.ties import difference
+from foretrace.simulator.workload.micro_batch import layer_blocks
+from foretrace.topologies.units import format_bytes, format_capacity, format_time
+from foretrace.traces.report.format import format_share
 
 LEAST_CAUSE: Final = 1e-3
 """Least share of a step that is named as a cause."""

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from simulator.builder.groups import axis_of
-from simulator.builder.instances import Message
-from simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
-from simulator.builder.stages import Unit
-from simulator.clock import to_ns
-from simulator.compute.timing import ComputeModel
-from simulator.engine.slowdown import MILLION
-from simulator.job import Job
-from simulator.program import Label
-from simulator.workload.ops import Block, Comm, Op, Phase
+from foretrace.simulator.builder.groups import axis_of
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
+from foretrace.simulator.builder.stages import Unit
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine.slowdown import MILLION
+from foretrace.simulator.job import Job
+from foretrace.simulator.program import Label
+from foretrace.simulator.workload.ops import Block, Comm, Op, Phase
 
 KINDS: Final = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """Phase of a block that each kind of action goes through."""
@@ -211,7 +211,7 @@ class Chains:
 def host_work(job: Job) -> float:
     """Return the time of the host per operation in *job*, over that of the device's ``launch_s``.
 
-    >>> from simulator.config import job_from
+    >>> from foretrace.simulator.config import job_from
     >>> where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 64, "tp": 8}
     >>> [round(host_work(job_from({**where, "pp": pp, "framework": "nanotron"})), 2) for pp in (1, 2)]
     [2.1, 9.45]

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final
 
-from simulator.builder.groups import OF_REPLICAS, Groups
-from simulator.builder.instances import Message
-from simulator.builder.program_builder import DP, DP_COPIES, Task, Template
-from simulator.builder.stages import Unit
-from simulator.builder.tensors import Bucket, buckets, tensors
-from simulator.job import FULLY_SHARDED, Job
-from simulator.program import Label
-from simulator.workload.lora import NF4_BITS
-from simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.builder.groups import OF_REPLICAS, Groups
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.program_builder import DP, DP_COPIES, Task, Template
+from foretrace.simulator.builder.stages import Unit
+from foretrace.simulator.builder.tensors import Bucket, buckets, tensors
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.program import Label
+from foretrace.simulator.workload.lora import NF4_BITS
+from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 DDP_BUCKET_BYTES: Final = 25 * 2**20
 """Default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel, 25 MiB."""

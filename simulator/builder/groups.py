@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from math import gcd
 
-from traces.layout import Coord, Group, Layout
+from foretrace.traces.layout import Coord, Group, Layout
 
 SCOPES = (
     *("tp", "etp", "cp", "ep", "dp", "edp", "pp", "world"),

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.builder.groups import Groups
-from simulator.program import Int32Array, Int64Array, Transfer
-from simulator.workload.dispatch import Routing
-from traces.layout import Group
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.program import Int32Array, Int64Array, Transfer
+from foretrace.simulator.workload.dispatch import Routing
+from foretrace.traces.layout import Group
 
 
 class Message(NamedTuple):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from simulator.builder.chain import Chains, Pass
-from simulator.builder.gradients import DataParallel
-from simulator.builder.offload import Offload
-from simulator.builder.pipeline import Visit
-from simulator.builder.program_builder import COMPUTE, Task, Template
-from simulator.builder.scales import write_amax
-from simulator.builder.stages import Unit
-from simulator.clock import to_ns
-from simulator.compute.timing import ComputeModel
-from simulator.job import Job
-from simulator.program import Label
-from simulator.workload.ops import DTYPE_BYTES, Op, memory
-from simulator.workload.recompute import recomputes
+from foretrace.simulator.builder.chain import Chains, Pass
+from foretrace.simulator.builder.gradients import DataParallel
+from foretrace.simulator.builder.offload import Offload
+from foretrace.simulator.builder.pipeline import Visit
+from foretrace.simulator.builder.program_builder import COMPUTE, Task, Template
+from foretrace.simulator.builder.scales import write_amax
+from foretrace.simulator.builder.stages import Unit
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.job import Job
+from foretrace.simulator.program import Label
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, memory
+from foretrace.simulator.workload.recompute import recomputes
 
 UNSHARDED_UNITS: Final = 2
 """Units that may be whole at once under full sharding: the one in use and the one gathered ahead.

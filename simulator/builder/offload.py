@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from simulator.builder.program_builder import COPY, HOST, Task, Template
-from simulator.builder.stages import Unit
-from simulator.clock import to_ns
-from simulator.job import Job
-from simulator.memory.activations import kept_bytes
-from simulator.program import Label
-from simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.builder.program_builder import COPY, HOST, Task, Template
+from foretrace.simulator.builder.stages import Unit
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.activations import kept_bytes
+from foretrace.simulator.program import Label
+from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 HOST_ADAM_PARAMS_PER_S: Final = 1.4e9
 """Parameters that the processors of a node update per second.

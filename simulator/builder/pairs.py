@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from simulator.builder.program_builder import STREAMS, Template
+from foretrace.simulator.builder.program_builder import STREAMS, Template
 
 BLOCKING: Final = tuple(STREAMS.index(axis) for axis in ("tp", "cp", "ep"))
 """Streams of communication that the main line of an action waits for."""

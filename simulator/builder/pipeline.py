@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from simulator.builder.instances import Message
-from simulator.builder.program_builder import STREAMS, Task, Template
-from simulator.builder.stages import n_stages
-from simulator.program import Label
-from simulator.schedules import Action, Plan, holders
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.program_builder import STREAMS, Task, Template
+from foretrace.simulator.builder.stages import n_stages
+from foretrace.simulator.program import Label
+from foretrace.simulator.schedules import Action, Plan, holders
 
 
 class Visit(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from simulator.builder.instances import Answers, Message, communications
-from simulator.builder.template import COMPUTE, COPY, DP, DP_COPIES, HOST, STREAMS, Task, Template
-from simulator.builder.template_arrays import TemplateArrays, Waits, gathered
-from simulator.program import Int32Array, Int64Array, Label, Program
+from foretrace.simulator.builder.instances import Answers, Message, communications
+from foretrace.simulator.builder.template import COMPUTE, COPY, DP, DP_COPIES, HOST, STREAMS, Task, Template
+from foretrace.simulator.builder.template_arrays import TemplateArrays, Waits, gathered
+from foretrace.simulator.program import Int32Array, Int64Array, Label, Program
 
 __all__ = [
     "COMPUTE",

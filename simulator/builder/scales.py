@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.builder.instances import Message
-from simulator.builder.program_builder import STREAMS, Task, Template
-from simulator.job import Job
-from simulator.program import Label
-from simulator.workload.linear import job_recipe
-from simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.program_builder import STREAMS, Task, Template
+from foretrace.simulator.job import Job
+from foretrace.simulator.program import Label
+from foretrace.simulator.workload.linear import job_recipe
+from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 PRODUCTS: Final = 4
 """Matrices of a layer that have scales: two of attention, two of the MLP."""
@@ -28,7 +28,7 @@ TENSORS: Final = {"F": 3, "B": 2, "I": 2}
 def amax_scope(job: Job) -> str:
     """Return whose ranks agree on scales in *job*: ``"stage"``, ``"tp"``, or nobody, ``""``.
 
-    >>> from simulator.config import job_from
+    >>> from foretrace.simulator.config import job_from
     >>> where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8, "tp": 2}
     >>> amax_scope(job_from(where)), amax_scope(job_from({**where, "fp8": True}))
     ('', 'stage')

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
-from simulator.errors import JobError
+from foretrace.simulator.errors import JobError
 
 ENDS: Final = ("none", "embedding", "head", "both")
 """Ends of the model that may count as a layer each when layers are shared out."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from simulator.builder.stage_layers import ranges, split_by_cost, split_layers
-from simulator.errors import JobError
-from simulator.job import Job
-from simulator.models.model import Model
-from simulator.schedules import MOST_PASSES, Action, Plan, pairs, plan
-from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
-from simulator.workload.ops import Block
+from foretrace.simulator.builder.stage_layers import ranges, split_by_cost, split_layers
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.schedules import MOST_PASSES, Action, Plan, pairs, plan
+from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
+from foretrace.simulator.workload.ops import Block
 
 
 def job_plan(job: Job) -> Plan:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from simulator.builder.groups import Groups
-from simulator.builder.instances import Costs, Message, Network
-from simulator.builder.program_builder import Place, ProgramBuilder
-from simulator.builder.scales import amax_scope
-from simulator.builder.stages import job_plan
-from simulator.builder.templates import Templates
-from simulator.compute.timing import ComputeModel
-from simulator.folding import representatives
-from simulator.job import Job
-from simulator.network.occupancy import occupied
-from simulator.program import Program, Transfer
-from simulator.schedules import Action, has_two_copies, held_stages
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.instances import Costs, Message, Network
+from foretrace.simulator.builder.program_builder import Place, ProgramBuilder
+from foretrace.simulator.builder.scales import amax_scope
+from foretrace.simulator.builder.stages import job_plan
+from foretrace.simulator.builder.templates import Templates
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.folding import representatives
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.occupancy import occupied
+from foretrace.simulator.program import Program, Transfer
+from foretrace.simulator.schedules import Action, has_two_copies, held_stages
 
 
 def build(

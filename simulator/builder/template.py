@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from simulator.builder.instances import Message
-from simulator.program import Label
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.program import Label
 
 STREAMS: Final = (
     *("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "host"),

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simulator.builder.instances import Message
-from simulator.builder.template import DP, DP_COPIES, Task, Template
-from simulator.errors import JobError
-from simulator.program import Int64Array, Label
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.template import DP, DP_COPIES, Task, Template
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.program import Int64Array, Label
 
 MOST: Final = {"ns": 2**53, "FLOPs": 2**62, "bytes": 2**62}
 """Most of a unit in one operation: 64 bits hold it, and the times of a thousand in a row."""

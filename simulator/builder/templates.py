@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from simulator.builder.chain import Chains, host_work
-from simulator.builder.gradients import DataParallel
-from simulator.builder.groups import Groups
-from simulator.builder.instances import Message
-from simulator.builder.line import MainLine
-from simulator.builder.offload import Offload
-from simulator.builder.pairs import write_both
-from simulator.builder.pipeline import Pipeline, Visit
-from simulator.builder.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
-from simulator.builder.scales import amax_scope
-from simulator.builder.stages import Unit, job_pairs, scatters_p2p, units_by_stage
-from simulator.clock import to_ns
-from simulator.compute.timing import ComputeModel
-from simulator.engine.slowdown import MILLION
-from simulator.job import Job
-from simulator.program import Label
-from simulator.schedules import Plan
-from simulator.workload.linear import hidden_bytes, tokens_per_shard
-from simulator.workload.micro_batch import optimizer_ops
-from simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.builder.chain import Chains, host_work
+from foretrace.simulator.builder.gradients import DataParallel
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.line import MainLine
+from foretrace.simulator.builder.offload import Offload
+from foretrace.simulator.builder.pairs import write_both
+from foretrace.simulator.builder.pipeline import Pipeline, Visit
+from foretrace.simulator.builder.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
+from foretrace.simulator.builder.scales import amax_scope
+from foretrace.simulator.builder.stages import Unit, job_pairs, scatters_p2p, units_by_stage
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine.slowdown import MILLION
+from foretrace.simulator.job import Job
+from foretrace.simulator.program import Label
+from foretrace.simulator.schedules import Plan
+from foretrace.simulator.workload.linear import hidden_bytes, tokens_per_shard
+from foretrace.simulator.workload.micro_batch import optimizer_ops
+from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 SCALAR_BYTES: Final = 4
 """One fp32 number per rank: a sum of squares, a loss."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from simulator.builder.stages import Unit
-from simulator.job import Job
-from simulator.models.model import Linear
-from simulator.workload.linear import parts_of
-from simulator.workload.ops import Block
+from foretrace.simulator.builder.stages import Unit
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Linear
+from foretrace.simulator.workload.linear import parts_of
+from foretrace.simulator.workload.ops import Block
 
 
 def tensors(job: Job, unit: Unit, scope: str) -> tuple[int, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.workload.ops import Op
-from topologies.device import Device
-from topologies.kernel import AttentionPass
+from foretrace.simulator.workload.ops import Op
+from foretrace.topologies.device import Device
+from foretrace.topologies.kernel import AttentionPass
 
 PRODUCTS: Final = {"attention": (1, 1), "attention_backward": (3, 2)}
 """Matrix products over the scores, of the width of a key and of a value: scores and output; backward the

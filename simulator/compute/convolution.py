@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.workload.ops import Op
-from topologies.device import Device
+from foretrace.simulator.workload.ops import Op
+from foretrace.topologies.device import Device
 
 CONVOLUTION: Final = "convolution"
 """``Op.kernel`` of a product whose members are the groups of a convolution."""

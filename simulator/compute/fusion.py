@@ -14,8 +14,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from simulator.job import Job
-from simulator.workload.ops import DTYPE_BYTES, Addressed, Op, Piece, elementwise, memory
+from foretrace.simulator.job import Job
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Addressed, Op, Piece, elementwise, memory
 
 
 class Apart(NamedTuple):

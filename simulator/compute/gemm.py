@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from simulator.compute.convolution import CONVOLUTION, direct_s
-from simulator.compute.grouped import members, members_s, plain_bytes
-from simulator.compute.tiling import Rates, tiled_s
-from simulator.workload.ops import DTYPE_BYTES, Op, result_bytes
-from topologies.device import Device
+from foretrace.simulator.compute.convolution import CONVOLUTION, direct_s
+from foretrace.simulator.compute.grouped import members, members_s, plain_bytes
+from foretrace.simulator.compute.tiling import Rates, tiled_s
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, result_bytes
+from foretrace.topologies.device import Device
 
 SUMS_EXPOSED: Final = 0.25
 """Share of the traffic of sums in the output that no main loop hides.

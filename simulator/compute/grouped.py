@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.compute.tiling import Floats, Rates, blended_s, choices, tile_s
-from simulator.workload.ops import Op, operand_bytes, result_bytes
+from foretrace.simulator.compute.tiling import Floats, Rates, blended_s, choices, tile_s
+from foretrace.simulator.workload.ops import Op, operand_bytes, result_bytes
 
 
 def members(op: Op) -> Floats:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from simulator.errors import SimulationError
-from simulator.network.cost import Network
-from simulator.validate.hardware import device_of
-from simulator.validate.kernels import measured_ops
-from simulator.validate.loops import BURST, model_of
-from simulator.validate.table import Row
-from topologies.catalog import load_cluster
-from topologies.errors import TopologyError
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.validate.hardware import device_of
+from foretrace.simulator.validate.kernels import measured_ops
+from foretrace.simulator.validate.loops import BURST, model_of
+from foretrace.simulator.validate.table import Row
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.errors import TopologyError
 
 
 class Promise(NamedTuple):

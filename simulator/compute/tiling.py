@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from topologies.kernel import GemmTiles
+from foretrace.topologies.kernel import GemmTiles
 
 Floats = npt.NDArray[np.float64]
 

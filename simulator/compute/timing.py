@@ -9,12 +9,12 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Final
 
-from simulator.clock import to_ns
-from simulator.compute.attention import PRODUCTS, attention_s, latency_of
-from simulator.compute.gemm import UNALIGNED, gemm_s, unaligned_rate
-from simulator.workload.ops import Comm, Op
-from topologies.device import Device
-from topologies.units import format_bandwidth, format_flops, format_time
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.compute.attention import PRODUCTS, attention_s, latency_of
+from foretrace.simulator.compute.gemm import UNALIGNED, gemm_s, unaligned_rate
+from foretrace.simulator.workload.ops import Comm, Op
+from foretrace.topologies.device import Device
+from foretrace.topologies.units import format_bandwidth, format_flops, format_time
 
 FITTED_SIDE: Final = 256
 """Shortest side of the products that the three constants of a device without tiles were fitted on."""

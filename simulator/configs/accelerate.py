@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.configs.deepspeed import STAGES
-from simulator.configs.rules import Instead, Leave, Reading, Rule, Use, flag, one_of, whole, words
+from foretrace.simulator.configs.deepspeed import STAGES
+from foretrace.simulator.configs.rules import Instead, Leave, Reading, Rule, Use, flag, one_of, whole, words
 
 _LAUNCH: Final = Leave("where processes start; not how long a step takes")
 _LOADING: Final = Leave("how weights are loaded or saved; not how long a step takes")

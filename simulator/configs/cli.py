@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from simulator.flags import JobCommand, job_settings_options, tool
+from foretrace.simulator.flags import JobCommand, job_settings_options, tool
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from simulator.configs.write import Written
-    from simulator.job import Job
+    from foretrace.simulator.configs.write import Written
+    from foretrace.simulator.job import Job
 
 WIDEST_VALUE: Final = 40
 """Most letters that a value may take in a table."""
@@ -39,10 +39,10 @@ def config(
 
         foretrace config run.toml --to megatron
     """
-    from simulator.config import job_from, job_settings, write_config
-    from simulator.configs.read import read_files
-    from simulator.configs.write import written
-    from traces.writer import write_atomically
+    from foretrace.simulator.config import job_from, job_settings, write_config
+    from foretrace.simulator.configs.read import read_files
+    from foretrace.simulator.configs.write import written
+    from foretrace.traces.writer import write_atomically
 
     found = read_files(files, flags)
     job = job_from(found.settings)
@@ -65,7 +65,7 @@ def config(
 
 def show_differences(made: Written) -> None:
     """Print what a tool cannot be told."""
-    from traces.console import stdout
+    from foretrace.traces.console import stdout
 
     console = stdout()
     if made.asks:
@@ -77,8 +77,8 @@ def show_differences(made: Written) -> None:
 
 def _show(job: Job, files: Sequence[Mapping[str, Any]]) -> None:
     """Print what became of the settings of each file."""
-    from simulator.summary import job_name
-    from traces.console import stdout
+    from foretrace.simulator.summary import job_name
+    from foretrace.traces.console import stdout
 
     console = stdout()
     console.print(job_name(job), style="bold", markup=False)

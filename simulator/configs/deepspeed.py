@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.configs.rules import Assumed, Leave, Reading, Rule, Use, flag, one_of, whole, words
+from foretrace.simulator.configs.rules import Assumed, Leave, Reading, Rule, Use, flag, one_of, whole, words
 
 STAGES: Final[Mapping[int, str]] = MappingProxyType({0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"})
 """What each ZeRO stage is called here."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from simulator.configs.shell import arguments
-from simulator.errors import ConfigError
+from foretrace.simulator.configs.shell import arguments
+from foretrace.simulator.errors import ConfigError
 
 NATIVE: Final = "foretrace"
 MODEL_CONFIG: Final = "huggingface"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.flags import Command
+from foretrace.simulator.flags import Command
 
 if TYPE_CHECKING:
-    from simulator.job import Job
+    from foretrace.simulator.job import Job
 
 
 def settings_file_options(command: Command) -> Command:
@@ -39,11 +39,11 @@ def settings_files(file: str | None, config: str | None, files: Sequence[str]) -
 
 def job_of(paths: Sequence[str], given: Mapping[str, Any]) -> tuple[Job, list[dict[str, Any]]]:
     """Return the job that flags and files of settings describe, and how files of other tools were read."""
-    from simulator.config import job_from
+    from foretrace.simulator.config import job_from
 
     if not paths:
         return job_from(given), []
-    from simulator.configs.read import read_files
+    from foretrace.simulator.configs.read import read_files
 
     found = read_files(paths, given)
     return job_from(found.settings), found.describe()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simulator.configs.deepspeed import shares_states
-from simulator.configs.megatron_rules import VOCABULARIES
-from simulator.configs.rules import MODEL, Assumed, Reading
-from simulator.errors import ConfigError
-from simulator.nearest import near_multiples
+from foretrace.simulator.configs.deepspeed import shares_states
+from foretrace.simulator.configs.megatron_rules import VOCABULARIES
+from foretrace.simulator.configs.rules import MODEL, Assumed, Reading
+from foretrace.simulator.errors import ConfigError
+from foretrace.simulator.nearest import near_multiples
 
 _NEEDED: Final = {"n_layers": "num-layers", "hidden": "hidden-size", "n_heads": "num-attention-heads"}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from simulator.configs.rules import Leave, Rule
+from foretrace.simulator.configs.rules import Leave, Rule
 
 _LEARNS = Leave("learning rates and their like: every step takes as long")
 _LOGS = Leave("says what is logged or measured; not how long a step takes")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from simulator.configs.rules import Leave
+from foretrace.simulator.configs.rules import Leave
 
 
 def stage_counts(value: Any) -> Any:

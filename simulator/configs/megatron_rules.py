@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.configs.megatron_ignored import IGNORED
-from simulator.configs.megatron_layout import stage_counts
-from simulator.configs.rules import Leave, Rule, Use, one_of, whole, words
+from foretrace.simulator.configs.megatron_ignored import IGNORED
+from foretrace.simulator.configs.megatron_layout import stage_counts
+from foretrace.simulator.configs.rules import Leave, Rule, Use, one_of, whole, words
 
 VOCABULARIES: Final[Mapping[str, int]] = MappingProxyType(
     {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "BertWordPieceLowerCase": 30522}

@@ -7,8 +7,19 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.configs.rules import MODEL, Leave, Reading, Rule, Use, flag, negated, one_of, whole, words
-from simulator.models.hf import model_from_config
+from foretrace.simulator.configs.rules import (
+    MODEL,
+    Leave,
+    Reading,
+    Rule,
+    Use,
+    flag,
+    negated,
+    one_of,
+    whole,
+    words,
+)
+from foretrace.simulator.models.hf import model_from_config
 
 _LEARNS: Final = Leave("learning rates and their like: every step takes as long")
 _LOGS: Final = Leave("says what is logged or measured; not how long a step takes")

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from simulator.config import read_config
-from simulator.configs import accelerate, deepspeed, megatron, megatron_rules, nanotron, torchtitan
-from simulator.configs.documents import MODEL_CONFIG, NATIVE, Document, open_document
-from simulator.configs.rules import MODEL, Ignored, Reading, Rule, Used, apply, flattened
-from simulator.configs.settle import settled
-from simulator.errors import ConfigError
+from foretrace.simulator.config import read_config
+from foretrace.simulator.configs import accelerate, deepspeed, megatron, megatron_rules, nanotron, torchtitan
+from foretrace.simulator.configs.documents import MODEL_CONFIG, NATIVE, Document, open_document
+from foretrace.simulator.configs.rules import MODEL, Ignored, Reading, Rule, Used, apply, flattened
+from foretrace.simulator.configs.settle import settled
+from foretrace.simulator.errors import ConfigError
 
 Flat = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 

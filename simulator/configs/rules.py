@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from simulator.errors import ConfigError
+from foretrace.simulator.errors import ConfigError
 
 MODEL: Final = "model."
 CONVENTION: Final = "convention."

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.configs.rules import CONVENTION, MODEL
-from simulator.errors import ConfigError
-from simulator.models.sources import load_model
-from simulator.nearest import near_multiples
-from simulator.settings import CONVENTIONS, KINDS, SHAPE
+from foretrace.simulator.configs.rules import CONVENTION, MODEL
+from foretrace.simulator.errors import ConfigError
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.nearest import near_multiples
+from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE
 
 _PLACES: Final = {"cpu": "host", "nvme": "nvme"}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.configs.rules import Leave, Reading, Rule, Use, flag, whole, words
+from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, flag, whole, words
 
 FLAVORS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {

@@ -10,18 +10,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from simulator.builder.stages import stage_layers
-from simulator.config import job_from, job_settings
-from simulator.configs import write_megatron, write_tables
-from simulator.configs.documents import Document, parse_yaml
-from simulator.configs.read import read_documents
-from simulator.configs.shell import arguments
-from simulator.configs.torchtitan import FLAVORS
-from simulator.errors import SimulationError
-from simulator.job import Job
-from simulator.models.sources import model_fields
-from simulator.schedules import SCHEDULES
-from simulator.settings import CONVENTIONS, SHAPE
+from foretrace.simulator.builder.stages import stage_layers
+from foretrace.simulator.config import job_from, job_settings
+from foretrace.simulator.configs import write_megatron, write_tables
+from foretrace.simulator.configs.documents import Document, parse_yaml
+from foretrace.simulator.configs.read import read_documents
+from foretrace.simulator.configs.shell import arguments
+from foretrace.simulator.configs.torchtitan import FLAVORS
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import model_fields
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.settings import CONVENTIONS, SHAPE
 
 
 class Target(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from simulator.builder.stages import stage_layers
-from simulator.configs.megatron_layout import layout_word
-from simulator.dealing import counted_layers
-from simulator.job import Job
-from simulator.models.model import Model
-from simulator.schedules import SCHEDULES
+from foretrace.simulator.builder.stages import stage_layers
+from foretrace.simulator.configs.megatron_layout import layout_word
+from foretrace.simulator.dealing import counted_layers
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.schedules import SCHEDULES
 
 _STRATEGIES: Final = {"zero2": "optim_grads", "zero3": "optim_grads_params", "fsdp": "optim_grads_params"}
 _CONTEXTS: Final = {"ring": "p2p", "ulysses": "a2a", "all_gather": "all_gather"}

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simulator.configs.torchtitan import FLAVORS, SCHEDULES
-from simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.configs.torchtitan import FLAVORS, SCHEDULES
+from foretrace.simulator.job import FULLY_SHARDED, Job
 
 _STAGES: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

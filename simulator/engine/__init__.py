@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Final
 
-from simulator.errors import EngineError
+from foretrace.simulator.errors import EngineError
 
 ENGINES: Final = ("auto", "event", "compiled", "contended", "contended-compiled")
 """Names of engines: on SimPy, on numba, or the one that is sooner done; both again with shared links."""

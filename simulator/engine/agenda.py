@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.deadlock import NEVER
-from simulator.engine.jit import jit
-from simulator.engine.shared_gpus import DUE
-from simulator.program import Int64Array
+from foretrace.simulator.engine.deadlock import NEVER
+from foretrace.simulator.engine.jit import jit
+from foretrace.simulator.engine.shared_gpus import DUE
+from foretrace.simulator.program import Int64Array
 
 Heap = list[tuple[int, int]]
 """What happens when: a time in ns and a number for what."""

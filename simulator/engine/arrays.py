@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.engine.deadlock import NEVER
-from simulator.engine.jit import jit
-from simulator.program import Int32Array, Int64Array
+from foretrace.simulator.engine.deadlock import NEVER
+from foretrace.simulator.engine.jit import jit
+from foretrace.simulator.program import Int32Array, Int64Array
 
 
 def previous_on_stream(rank: Int32Array, stream: Int32Array, n_streams: int) -> Int64Array:

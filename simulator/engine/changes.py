@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simulator.errors import EngineError, ProgramError
-from simulator.program import Int64Array
+from foretrace.simulator.errors import EngineError, ProgramError
+from foretrace.simulator.program import Int64Array
 
 NEAR, FAR, IN, OUT = "near", "far", "in", "out"
 

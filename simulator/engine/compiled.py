@@ -14,15 +14,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from simulator.engine.arrays import csr, successors
-from simulator.engine.arrays import previous as previous_of
-from simulator.engine.changes import Change, Throttle, without_links
-from simulator.engine.deadlock import NEVER, explain
-from simulator.engine.jit import jit, words
-from simulator.engine.spans import spans
-from simulator.engine.together import Together, numbered
-from simulator.errors import ProgramError
-from simulator.program import Int32Array, Int64Array, Program, transfer_ns
+from foretrace.simulator.engine.arrays import csr, successors
+from foretrace.simulator.engine.arrays import previous as previous_of
+from foretrace.simulator.engine.changes import Change, Throttle, without_links
+from foretrace.simulator.engine.deadlock import NEVER, explain
+from foretrace.simulator.engine.jit import jit, words
+from foretrace.simulator.engine.spans import spans
+from foretrace.simulator.engine.together import Together, numbered
+from foretrace.simulator.errors import ProgramError
+from foretrace.simulator.program import Int32Array, Int64Array, Program, transfer_ns
 
 NAME: Final = "compiled"
 """Name of this engine in summaries."""

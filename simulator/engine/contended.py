@@ -18,13 +18,24 @@ import numpy as np
 import pyarrow as pa
 from simpy import Environment, Event
 
-from simulator.engine.changes import FAR, IN, NEAR, OUT, Above, Change, Throttle, Way, of_gpus, of_links
-from simulator.engine.event import State, finish
-from simulator.engine.filled import Filled, filled
-from simulator.engine.link_clock import LinkClock
-from simulator.engine.spans import spans
-from simulator.network.fluid import Fluid
-from simulator.program import Int64Array, Program, transfer_ns
+from foretrace.simulator.engine.changes import (
+    FAR,
+    IN,
+    NEAR,
+    OUT,
+    Above,
+    Change,
+    Throttle,
+    Way,
+    of_gpus,
+    of_links,
+)
+from foretrace.simulator.engine.event import State, finish
+from foretrace.simulator.engine.filled import Filled, filled
+from foretrace.simulator.engine.link_clock import LinkClock
+from foretrace.simulator.engine.spans import spans
+from foretrace.simulator.network.fluid import Fluid
+from foretrace.simulator.program import Int64Array, Program, transfer_ns
 
 NAME: Final = "contended"
 """Name of this engine in summaries."""

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from simulator.engine.changes import SWITCHES, WAYS, Above, Change, Throttle, Way, of_gpus, of_links
-from simulator.engine.fair import Floats, Ways
-from simulator.engine.filled import Filled, of_rates
-from simulator.engine.link_clock import LinkClock
-from simulator.engine.spans import spans
-from simulator.engine.together import Together, compiling, numbered
-from simulator.program import Int64Array, Program, transfer_ns
+from foretrace.simulator.engine.changes import SWITCHES, WAYS, Above, Change, Throttle, Way, of_gpus, of_links
+from foretrace.simulator.engine.fair import Floats, Ways
+from foretrace.simulator.engine.filled import Filled, of_rates
+from foretrace.simulator.engine.link_clock import LinkClock
+from foretrace.simulator.engine.spans import spans
+from foretrace.simulator.engine.together import Together, compiling, numbered
+from foretrace.simulator.program import Int64Array, Program, transfer_ns
 
 __all__ = ["NAME", "Clock", "compiling", "loads", "run", "times", "watched"]
 

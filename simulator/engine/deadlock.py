@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from simulator.program import Int64Array, Program
+from foretrace.simulator.program import Int64Array, Program
 
 NEVER: Final = -1
 """Start or end of a task that has not started or ended."""

@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 from simpy import Environment, Event
 
-from simulator.engine.changes import Change, Throttle, without_links
-from simulator.engine.deadlock import NEVER, explain
-from simulator.engine.gpus import Gpus
-from simulator.engine.spans import spans
-from simulator.errors import ProgramError
-from simulator.program import Int64Array, Program, transfer_ns
+from foretrace.simulator.engine.changes import Change, Throttle, without_links
+from foretrace.simulator.engine.deadlock import NEVER, explain
+from foretrace.simulator.engine.gpus import Gpus
+from foretrace.simulator.engine.spans import spans
+from foretrace.simulator.errors import ProgramError
+from foretrace.simulator.program import Int64Array, Program, transfer_ns
 
 NAME: Final = "event"
 """Name of this engine in summaries."""

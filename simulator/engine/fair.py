@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.deadlock import NEVER
-from simulator.engine.jit import jit
-from simulator.network.fluid import FULL, ROUNDING_NS
-from simulator.program import Int64Array
+from foretrace.simulator.engine.deadlock import NEVER
+from foretrace.simulator.engine.jit import jit
+from foretrace.simulator.network.fluid import FULL, ROUNDING_NS
+from foretrace.simulator.program import Int64Array
 
 Floats = NDArray[np.float64]
 Ways = tuple[Int64Array, Int64Array, Floats]

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.changes import Way
-from simulator.network.fluid import Span
-from simulator.program import Int64Array
+from foretrace.simulator.engine.changes import Way
+from foretrace.simulator.network.fluid import Span
+from foretrace.simulator.program import Int64Array
 
 UNIT: Final = 2.0**-40
 """Share of a link that is counted as one: sums of whole numbers come back to zero exactly."""

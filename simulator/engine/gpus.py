@@ -7,9 +7,9 @@ from collections.abc import Generator, Sequence
 
 from simpy import Environment, Event
 
-from simulator.engine.changes import Throttle
-from simulator.engine.slowdown import due_ns, slowdown
-from simulator.program import Program
+from foretrace.simulator.engine.changes import Throttle
+from foretrace.simulator.engine.slowdown import due_ns, slowdown
+from foretrace.simulator.program import Program
 
 
 class Gpus:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from simulator.engine.changes import Above, Change, Throttle
-from simulator.program import Int64Array, Program, transfer_ns
+from foretrace.simulator.engine.changes import Above, Change, Throttle
+from foretrace.simulator.program import Int64Array, Program, transfer_ns
 
 
 class LinkClock(ABC):

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.engine.fair import Floats
-from simulator.engine.jit import jit
-from simulator.program import Int64Array
+from foretrace.simulator.engine.fair import Floats
+from foretrace.simulator.engine.jit import jit
+from foretrace.simulator.program import Int64Array
 
 Log = list[tuple[int, int, float]]
 """Entries of time in ns, number of a communication, and the rate that it has from then on."""

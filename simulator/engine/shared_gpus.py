@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine import slowdown
-from simulator.engine.jit import jit
-from simulator.program import Int64Array, Program
+from foretrace.simulator.engine import slowdown
+from foretrace.simulator.engine.jit import jit
+from foretrace.simulator.program import Int64Array, Program
 
 RANK, STREAM, BOUND, SINCE, DUE = range(5)
 """Columns of ``Gpus.of_task``."""

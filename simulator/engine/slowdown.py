@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
-from simulator.network.fluid import ROUNDING_NS
+from foretrace.simulator.network.fluid import ROUNDING_NS
 
 MILLION: Final = 1_000_000
 """Parts of a whole."""

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from simulator.program import Int64Array, Program
-from traces.timeline import timeline
+from foretrace.simulator.program import Int64Array, Program
+from foretrace.traces.timeline import timeline
 
 STEP: Final = "step"
 """Stream, category and kind of the rows that mark the window of a step."""

@@ -14,31 +14,31 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.engine.agenda import Heap
-from simulator.engine.agenda import due as _due_now
-from simulator.engine.agenda import plan as _planned
-from simulator.engine.arrays import csr as _csr
-from simulator.engine.arrays import previous as _previous
-from simulator.engine.arrays import successors as _successors
-from simulator.engine.changes import Throttle
-from simulator.engine.deadlock import NEVER, explain
-from simulator.engine.fair import Floats, Ways
-from simulator.engine.fair import move as _move
-from simulator.engine.fair import next_end as _next_end
-from simulator.engine.fair import share as _share
-from simulator.engine.jit import jit, words
-from simulator.engine.rates import Rates
-from simulator.engine.rates import columns as _columns
-from simulator.engine.rates import no_rates as _no_rates
-from simulator.engine.rates import note as _note
-from simulator.engine.shared_gpus import Gpus, gpus_of
-from simulator.engine.shared_gpus import compute as _compute
-from simulator.engine.shared_gpus import end_kernels as _end_kernels
-from simulator.engine.shared_gpus import launch as _launch
-from simulator.engine.shared_gpus import start_moving as _start_moving
-from simulator.engine.shared_gpus import throttle as _throttle
-from simulator.errors import ProgramError
-from simulator.program import Int32Array, Int64Array, Program
+from foretrace.simulator.engine.agenda import Heap
+from foretrace.simulator.engine.agenda import due as _due_now
+from foretrace.simulator.engine.agenda import plan as _planned
+from foretrace.simulator.engine.arrays import csr as _csr
+from foretrace.simulator.engine.arrays import previous as _previous
+from foretrace.simulator.engine.arrays import successors as _successors
+from foretrace.simulator.engine.changes import Throttle
+from foretrace.simulator.engine.deadlock import NEVER, explain
+from foretrace.simulator.engine.fair import Floats, Ways
+from foretrace.simulator.engine.fair import move as _move
+from foretrace.simulator.engine.fair import next_end as _next_end
+from foretrace.simulator.engine.fair import share as _share
+from foretrace.simulator.engine.jit import jit, words
+from foretrace.simulator.engine.rates import Rates
+from foretrace.simulator.engine.rates import columns as _columns
+from foretrace.simulator.engine.rates import no_rates as _no_rates
+from foretrace.simulator.engine.rates import note as _note
+from foretrace.simulator.engine.shared_gpus import Gpus, gpus_of
+from foretrace.simulator.engine.shared_gpus import compute as _compute
+from foretrace.simulator.engine.shared_gpus import end_kernels as _end_kernels
+from foretrace.simulator.engine.shared_gpus import launch as _launch
+from foretrace.simulator.engine.shared_gpus import start_moving as _start_moving
+from foretrace.simulator.engine.shared_gpus import throttle as _throttle
+from foretrace.simulator.errors import ProgramError
+from foretrace.simulator.program import Int32Array, Int64Array, Program
 
 Changes = tuple[Int64Array, Int64Array, Floats]
 """When each change happens, to which link (or minus one minus the rank, to its GPU), and what it is then."""

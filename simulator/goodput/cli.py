@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from simulator.flags import dollars
-from traces.flags import Number
-from traces.report.format import format_share
+from foretrace.simulator.flags import dollars
+from foretrace.traces.flags import Number
+from foretrace.traces.report.format import format_share
 
 
 @click.command()
@@ -56,10 +56,10 @@ def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
 
     foretrace goodput runs/rehearsal --tokens 15T --price '2.5 USD/h' --by 2027-03-01
     """
-    from simulator.goodput.plan import plan
-    from simulator.goodput.training import parse_count, training_of, with_overrides
-    from topologies.units import parse_price, parse_time
-    from traces.store import open_run
+    from foretrace.simulator.goodput.plan import plan
+    from foretrace.simulator.goodput.training import parse_count, training_of, with_overrides
+    from foretrace.topologies.units import parse_price, parse_time
+    from foretrace.traces.store import open_run
 
     training = with_overrides(
         training_of(open_run(run), tokens_per_step=flags["tokens_per_step"]),
@@ -84,9 +84,9 @@ def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
 
 
 def _risks(flags: Mapping[str, Any]) -> Any:
-    from simulator.goodput.plan import Risks
-    from simulator.goodput.stragglers import parse_stragglers
-    from topologies.units import parse_bandwidth, parse_time
+    from foretrace.simulator.goodput.plan import Risks
+    from foretrace.simulator.goodput.stragglers import parse_stragglers
+    from foretrace.topologies.units import parse_bandwidth, parse_time
 
     times = {
         "mtbf_gpu_s": "mtbf_gpu",
@@ -118,7 +118,7 @@ def _show(found: Mapping[str, Any]) -> None:
     from rich.padding import Padding
     from rich.table import Table
 
-    from traces.console import stdout
+    from foretrace.traces.console import stdout
 
     console = stdout()
     console.print(f"[bold]{escape(found['name'])}[/]: {_count(found['tokens'])} tokens")
@@ -133,7 +133,7 @@ def _show(found: Mapping[str, Any]) -> None:
 
 
 def _cost(found: Mapping[str, Any]) -> str:
-    from simulator.price import whose
+    from foretrace.simulator.price import whose
 
     price = whose(found["price_from"], found["usd_per_gpu_hour"], given=not found["price_from"])
     return (

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import GoodputError
+from foretrace.simulator.errors import GoodputError
 
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S

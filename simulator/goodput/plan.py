@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import GoodputError
-from simulator.goodput.failures import (
+from foretrace.simulator.errors import GoodputError
+from foretrace.simulator.goodput.failures import (
     CHECKPOINT_BYTES_PER_PARAM,
     DAY_S,
     HOUR_S,
@@ -23,9 +23,9 @@ from simulator.goodput.failures import (
     optimal_interval_s,
     sampled_times_s,
 )
-from simulator.goodput.stragglers import SlowGpus, Stragglers
-from simulator.goodput.training import Training
-from traces.report.format import format_share
+from foretrace.simulator.goodput.stragglers import SlowGpus, Stragglers
+from foretrace.simulator.goodput.training import Training
+from foretrace.traces.report.format import format_share
 
 STORAGE_BYTES_PER_S: Final = 2e9
 """What one node writes of a checkpoint per second where nothing is said: an assumption, and shown as one."""

@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import GoodputError
-from traces.report.format import format_share
+from foretrace.simulator.errors import GoodputError
+from foretrace.traces.report.format import format_share
 
 _POINT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%\s*:\s*([0-9]+(?:\.[0-9]+)?)")
 _Factor = TypeVar("_Factor", float, NDArray[np.float64])

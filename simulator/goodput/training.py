@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Final
 
-from simulator.errors import GoodputError
-from traces.analysis.metrics import breakdown, summarize
-from traces.run import Run
+from foretrace.simulator.errors import GoodputError
+from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.run import Run
 
 INTERVAL_LEVEL: Final = 0.8
 """Share of measured runs within the intervals that a simulated run carries (``simulator.intervals``)."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from simulator.compute.fusion import is_clamped_apart, is_separate
-from simulator.job import Job
-from simulator.models.model import share
-from simulator.workload.linear import (
+from foretrace.simulator.compute.fusion import is_clamped_apart, is_separate
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import share
+from foretrace.simulator.workload.linear import (
     expert_tokens,
     hidden_bytes,
     job_recipe,
@@ -22,8 +22,8 @@ from simulator.workload.linear import (
     tokens_per_rank,
     tokens_per_shard,
 )
-from simulator.workload.ops import DTYPE_BYTES, operand_bytes
-from simulator.workload.routing import routed_tokens
+from foretrace.simulator.workload.ops import DTYPE_BYTES, operand_bytes
+from foretrace.simulator.workload.routing import routed_tokens
 
 WHOLE_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType({"all_gather": 0, "ring": 2, "ulysses": 1})
 """Shares of keys and values that a context-parallel rank holds at once; 0 means those of all ranks.

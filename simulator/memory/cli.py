@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
-from simulator.flags import JobCommand, job_settings_options
+from foretrace.simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
+from foretrace.simulator.flags import JobCommand, job_settings_options
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from simulator.job import Job
-    from simulator.memory.ranks import RankMemory
-    from simulator.memory.remedies import Remedy
+    from foretrace.simulator.job import Job
+    from foretrace.simulator.memory.ranks import RankMemory
+    from foretrace.simulator.memory.remedies import Remedy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,9 +57,9 @@ def describe(job: Job) -> dict[str, Any]:
     Args:
         job: what to run, and on what.
     """
-    from simulator.memory.ranks import rank_memories
-    from simulator.memory.remedies import changes
-    from simulator.summary import job_name
+    from foretrace.simulator.memory.ranks import rank_memories
+    from foretrace.simulator.memory.remedies import changes
+    from foretrace.simulator.summary import job_name
 
     ranks, limit = rank_memories(job), job.cluster.device.memory_bytes
     fullest = max(ranks, key=lambda rank: rank.peak_bytes)
@@ -91,13 +91,13 @@ def _change(one: Remedy) -> dict[str, Any]:
 
 def _slack_bytes(job: Job, peak_bytes: int) -> int:
     """Return what the caching allocator keeps beside tensors if it can; it frees that before it fails."""
-    from simulator.memory.reserved import reserved_bytes
+    from foretrace.simulator.memory.reserved import reserved_bytes
 
     return round((peak_bytes - reserved_bytes(job)) * job.profile.allocator_slack)
 
 
 def _rank(job: Job, rank: RankMemory) -> dict[str, Any]:
-    from traces.layout import Coord
+    from foretrace.traces.layout import Coord
 
     layout = job.layout
     return {
@@ -124,8 +124,8 @@ def _show(found: dict[str, Any]) -> None:
     """Print the verdict, what the fullest rank holds, the other ranks, and the changes that would help."""
     from rich.markup import escape
 
-    from topologies.units import format_bytes, format_capacity
-    from traces.console import stdout
+    from foretrace.topologies.units import format_bytes, format_capacity
+    from foretrace.traces.console import stdout
 
     console = stdout(highlight=True)
     limit, peak = found["memory_limit_bytes"], found["peak_memory_bytes"]
@@ -159,7 +159,7 @@ def _items(found: dict[str, Any]) -> Table:
     """Return what the fullest rank holds at its worst moment, largest first."""
     from rich.table import Table
 
-    from topologies.units import format_bytes
+    from foretrace.topologies.units import format_bytes
 
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
     table.add_column(justify="right")
@@ -175,7 +175,7 @@ def _stages(found: dict[str, Any]) -> Table:
     """Return the fullest pipeline ranks, fullest first."""
     from rich.table import Table
 
-    from topologies.units import format_bytes
+    from foretrace.topologies.units import format_bytes
 
     table = Table(box=None, header_style="dim")
     for name in ("stage", "ranks", "layers", "in flight", "peak", "largest"):
@@ -202,8 +202,8 @@ def _changes(found: dict[str, Any]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from simulator.memory.remedies import as_flags
-    from topologies.units import format_bytes
+    from foretrace.simulator.memory.remedies import as_flags
+    from foretrace.topologies.units import format_bytes
 
     closest = sorted(found["would_need_less"], key=lambda one: one["peak_memory_bytes"])[:SHOWN_CLOSEST]
     table = Table(box=None, show_header=False)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from simulator.job import Job
-from simulator.memory.activations import layer_input_bytes, logits_bytes, n_logits
-from simulator.memory.states import (
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.activations import layer_input_bytes, logits_bytes, n_logits
+from foretrace.simulator.memory.states import (
     Unit,
     bucket_bytes,
     gathered_parameters_bytes,
@@ -19,8 +19,8 @@ from simulator.memory.states import (
     step_copy_bytes,
     whole_gradient_bytes,
 )
-from simulator.workload.linear import hidden_bytes, tokens_per_rank
-from simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.workload.linear import hidden_bytes, tokens_per_rank
+from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 IN_LOSS: Final = "in the loss"
 AT_HEAD: Final = "in the backward of the head"

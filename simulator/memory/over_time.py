@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simulator.memory.ranks import RankMemory
-from simulator.memory.stage import FIXED
-from simulator.program import Int64Array
-from traces.timeline import MEMORY
+from foretrace.simulator.memory.ranks import RankMemory
+from foretrace.simulator.memory.stage import FIXED
+from foretrace.simulator.program import Int64Array
+from foretrace.traces.timeline import MEMORY
 
 RETURNS: Final = ("backward", "backward_weight")
 """Kinds whose end frees what the forward of the micro-batch kept."""

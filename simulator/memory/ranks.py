@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from simulator.builder.stages import job_pairs, job_plan, n_stages, stage_layers
-from simulator.job import Job
-from simulator.memory.activations import layer_input_bytes
-from simulator.memory.stage import Peak, StageMemory, stage_memory
-from simulator.schedules import Action, held_stages, in_flight
+from foretrace.simulator.builder.stages import job_pairs, job_plan, n_stages, stage_layers
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.activations import layer_input_bytes
+from foretrace.simulator.memory.stage import Peak, StageMemory, stage_memory
+from foretrace.simulator.schedules import Action, held_stages, in_flight
 
 SHARED: Final = ("gathered", "buffers", "reserved")
 """Categories of which a rank needs as much as the most demanding of its stages; the others add up. So does

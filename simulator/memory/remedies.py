@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from simulator.errors import SimulationError
-from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.memory.ranks import rank_memories
-from topologies.errors import TopologyError
-from traces.errors import TraceError
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
 
 NOT_POSSIBLE: Final = (SimulationError, TopologyError, TraceError)
 

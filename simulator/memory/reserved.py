@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.job import Job
+from foretrace.simulator.job import Job
 
 COMMUNICATOR_BYTES: Final = 410_000_000
 """Buffers of NCCL for one communicator of 8 ranks.

@@ -6,19 +6,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from simulator.job import Job
-from simulator.memory.activations import (
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.activations import (
     head_bytes,
     kept_bytes,
     layer_input_bytes,
     recomputed_bytes,
     working_bytes,
 )
-from simulator.memory.moments import AT_LAYER, Held, fullest_moment
-from simulator.memory.reserved import reserved_bytes
-from simulator.memory.states import StateBytes, sharding_units, stage_states, state_bytes
-from simulator.workload.ops import DTYPE_BYTES
-from simulator.workload.recompute import as_kept, recomputes
+from foretrace.simulator.memory.moments import AT_LAYER, Held, fullest_moment
+from foretrace.simulator.memory.reserved import reserved_bytes
+from foretrace.simulator.memory.states import StateBytes, sharding_units, stage_states, state_bytes
+from foretrace.simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.workload.recompute import as_kept, recomputes
 
 __all__ = ["FIXED", "Peak", "StageMemory", "StateBytes", "stage_memory", "state_bytes"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simulator.job import Job
-from simulator.models.model import Linear, share
-from simulator.workload.linear import job_recipe
-from simulator.workload.lora import NF4_BITS, adapter_params
-from simulator.workload.mtp import copied_embedding_params, join_linear
-from simulator.workload.ops import DTYPE_BYTES, operand_bytes
-from simulator.workload.recipes import layouts
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Linear, share
+from foretrace.simulator.workload.linear import job_recipe
+from foretrace.simulator.workload.lora import NF4_BITS, adapter_params
+from foretrace.simulator.workload.mtp import copied_embedding_params, join_linear
+from foretrace.simulator.workload.ops import DTYPE_BYTES, operand_bytes
+from foretrace.simulator.workload.recipes import layouts
 
 
 class StateBytes(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from simulator.errors import ModelError
-from simulator.nearest import near_divisors
+from foretrace.simulator.errors import ModelError
+from foretrace.simulator.nearest import near_divisors
 
 if TYPE_CHECKING:
-    from simulator.models.model import Model
+    from foretrace.simulator.models.model import Model
 
 _AT_LEAST_ONE: Final = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "vocab")
 _NOT_NEGATIVE: Final = (

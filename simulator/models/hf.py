@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from simulator.errors import ModelError
-from simulator.models.hf_config import Config, Shape
-from simulator.models.hf_experts import EXPERTS
-from simulator.models.hf_llama import llama, qwen3
-from simulator.models.hf_plain import bert, bloom, falcon, gpt2, gpt_neox
-from simulator.models.model import Model
+from foretrace.simulator.errors import ModelError
+from foretrace.simulator.models.hf_config import Config, Shape
+from foretrace.simulator.models.hf_experts import EXPERTS
+from foretrace.simulator.models.hf_llama import llama, qwen3
+from foretrace.simulator.models.hf_plain import bert, bloom, falcon, gpt2, gpt_neox
+from foretrace.simulator.models.model import Model
 
 
 def model_from_config(config: Mapping[str, object], *, where: str = "config.json") -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.errors import ModelError
+from foretrace.simulator.errors import ModelError
 
 Shape = dict[str, int | bool | str]
 """Fields of a model, by name."""

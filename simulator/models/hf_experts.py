@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from simulator.models.hf_config import Config, Shape
-from simulator.models.hf_llama import llama, qwen3
+from foretrace.simulator.models.hf_config import Config, Shape
+from foretrace.simulator.models.hf_llama import llama, qwen3
 
 
 def _mixtral(config: Config) -> Shape:

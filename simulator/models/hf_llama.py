@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.models.hf_config import Config, Shape
+from foretrace.simulator.models.hf_config import Config, Shape
 
 
 def llama(config: Config) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.models.hf_config import Config, Shape
+from foretrace.simulator.models.hf_config import Config, Shape
 
 
 class Names(NamedTuple):

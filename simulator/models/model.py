@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from simulator.models.check import check
+from foretrace.simulator.models.check import check
 
 
 class Linear(NamedTuple):

@@ -12,15 +12,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from simulator.errors import ModelError
-from simulator.models.hf import model_from_config
-from simulator.models.model import Model
-from simulator.nearest import near_name
+from foretrace.simulator.errors import ModelError
+from foretrace.simulator.models.hf import model_from_config
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.nearest import near_name
 
 
 def names() -> list[str]:
     """Return the names of the presets, sorted."""
-    folder = resources.files("simulator") / "presets"
+    folder = resources.files("foretrace.simulator") / "presets"
     return sorted(
         entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
     )
@@ -89,7 +89,7 @@ def model_from_fields(values: Mapping[str, object], *, where: str) -> Model:
 
 @cache
 def _preset(name: str) -> Model:
-    text = (resources.files("simulator") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (resources.files("foretrace.simulator") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
     return _model({"name": name, **tomllib.loads(text)}, where=name)
 
 

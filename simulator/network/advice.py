@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from simulator.network.cost import Network
-from topologies.units import format_time
-from traces.layout import Layout
+from foretrace.simulator.network.cost import Network
+from foretrace.topologies.units import format_time
+from foretrace.traces.layout import Layout
 
 CHATTY: Final = {"tp": "all_reduce", "cp": "all_gather", "ep": "all_to_all"}
 """Axes that communicate in every layer of every micro-batch, and what they do most."""

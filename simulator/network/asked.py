@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Final
 
-from simulator.network.collectives import bus_factor, ring_steps
-from simulator.network.nccl import IN_ALL, NVLS_INTRA_S, OVER_PCIE, PROTOCOLS, Choice, Protocol
+from foretrace.simulator.network.collectives import bus_factor, ring_steps
+from foretrace.simulator.network.nccl import IN_ALL, NVLS_INTRA_S, OVER_PCIE, PROTOCOLS, Choice, Protocol
 
 Parts = tuple[float, float]
 """Latency and wire time, in seconds."""

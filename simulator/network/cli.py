@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from simulator.network.cost import Network
-    from simulator.program import Transfer
+    from foretrace.simulator.network.cost import Network
+    from foretrace.simulator.program import Transfer
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "p2p", "barrier")
 
@@ -49,11 +49,11 @@ def cost(
 
         foretrace topology cost dgx-h100 all_reduce "1 GiB" --gpus 64 --ranks 0:64:8
     """
-    from simulator.errors import SimulationError
-    from simulator.network.cost import Network
-    from simulator.network.nccl import choice
-    from topologies.catalog import load_cluster
-    from topologies.units import parse_bytes
+    from foretrace.simulator.errors import SimulationError
+    from foretrace.simulator.network.cost import Network
+    from foretrace.simulator.network.nccl import choice
+    from foretrace.topologies.catalog import load_cluster
+    from foretrace.topologies.units import parse_bytes
 
     kind = _kind(kind)
     network = Network(load_cluster(name, n_gpus), choice=choice(nccl_algo, nccl_proto))
@@ -75,7 +75,7 @@ def cost(
 
 def _kind(text: str) -> str:
     """Return the operation that *text* spells, with or without strokes. Raises SimulationError."""
-    from simulator.errors import SimulationError
+    from foretrace.simulator.errors import SimulationError
 
     found = {kind.replace("_", ""): kind for kind in KINDS}.get(re.sub("[^a-z0-9]", "", text.lower()))
     if found is None:
@@ -85,7 +85,7 @@ def _kind(text: str) -> str:
 
 def _ranks(text: str, n_gpus: int) -> list[int]:
     """Return the ranks that *text* lists; all of them if it is empty. Raises SimulationError."""
-    from simulator.errors import SimulationError
+    from foretrace.simulator.errors import SimulationError
 
     if not text:
         return list(range(n_gpus))
@@ -109,8 +109,8 @@ def _part(text: str) -> range:
 def _cost(
     network: Network, kind: str, size_bytes: int, group: list[int], imbalance: float | None
 ) -> Transfer:
-    from simulator.errors import SimulationError
-    from simulator.network.exchange import skewed
+    from foretrace.simulator.errors import SimulationError
+    from foretrace.simulator.network.exchange import skewed
 
     if kind == "barrier":
         return network.barrier(group)
@@ -127,7 +127,7 @@ def _document(
     network: Network, kind: str, size_bytes: int, group: list[int], transfer: Transfer
 ) -> dict[str, Any]:
     """Return everything as plain JSON types."""
-    from simulator.network.collectives import bus_factor
+    from foretrace.simulator.network.collectives import bus_factor
 
     shape = network.shape(group)
     named = "all_reduce" if kind == "barrier" else kind
@@ -157,8 +157,8 @@ def _show(found: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from topologies.units import format_bandwidth, format_bytes, format_time
-    from traces.console import stdout
+    from foretrace.topologies.units import format_bandwidth, format_bytes, format_time
+    from foretrace.traces.console import stdout
 
     size = f" of {format_bytes(found['size_bytes'])}" if found["size_bytes"] else ""
     nodes = "1 node" if found["n_nodes"] == 1 else f"{found['n_nodes']} nodes"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from math import log, log2
 from typing import Final
 
-from simulator.network.nccl import NVLS_INTRA_S, NVLS_RANKS
-from topologies.link import Curve, Table
+from foretrace.simulator.network.nccl import NVLS_INTRA_S, NVLS_RANKS
+from foretrace.topologies.link import Curve, Table
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 

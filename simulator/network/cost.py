@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from simulator.clock import to_ns
-from simulator.errors import SimulationError
-from simulator.network.collectives import KINDS, ring_steps
-from simulator.network.exchange import is_even, load, over_links
-from simulator.network.experts import over_nics, over_rails
-from simulator.network.nccl import P2P_CHANNELS, Choice
-from simulator.network.way import Way
-from simulator.network.ways import Between
-from simulator.network.within import Within
-from simulator.program import Transfer
-from simulator.workload.dispatch import Routing
-from topologies.cluster import Cluster
-from topologies.folded import reach
-from topologies.reach import Reach
-from topologies.shape import GroupShape
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.collectives import KINDS, ring_steps
+from foretrace.simulator.network.exchange import is_even, load, over_links
+from foretrace.simulator.network.experts import over_nics, over_rails
+from foretrace.simulator.network.nccl import P2P_CHANNELS, Choice
+from foretrace.simulator.network.way import Way
+from foretrace.simulator.network.ways import Between
+from foretrace.simulator.network.within import Within
+from foretrace.simulator.program import Transfer
+from foretrace.simulator.workload.dispatch import Routing
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.folded import reach
+from foretrace.topologies.reach import Reach
+from foretrace.topologies.shape import GroupShape
 
 
 class Network:

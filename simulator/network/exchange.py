@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from simulator.errors import SimulationError
-from topologies.shape import GroupShape
+from foretrace.simulator.errors import SimulationError
+from foretrace.topologies.shape import GroupShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.errors import SimulationError
-from simulator.network.collectives import bus_factor
-from simulator.network.way import Way
-from simulator.network.ways_simple import Inside
-from simulator.workload.dispatch import Routing, exchange_s, handed_on_s, rdma_exchange_s
-from topologies.cluster import Cluster
-from topologies.shape import GroupShape
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.collectives import bus_factor
+from foretrace.simulator.network.way import Way
+from foretrace.simulator.network.ways_simple import Inside
+from foretrace.simulator.workload.dispatch import Routing, exchange_s, handed_on_s, rdma_exchange_s
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.shape import GroupShape
 
 LARGE: Final = 1 << 29
 """Bytes at which a collective inside a node goes as fast as it can."""

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from simulator.errors import SimulationError
+from foretrace.simulator.errors import SimulationError
 
 Link = Any
 """Whatever names a link and can be the key of a mapping."""

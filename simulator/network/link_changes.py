@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from simulator.clock import to_ns
-from simulator.engine.changes import FAR, IN, NEAR, OUT, SWITCHES, Change, Way
-from simulator.engine.filled import Filled
-from simulator.errors import JobError
-from simulator.program import Int64Array
-from topologies.errors import UnitError
-from topologies.units import parse_time
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.engine.changes import FAR, IN, NEAR, OUT, SWITCHES, Change, Way
+from foretrace.simulator.engine.filled import Filled
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.program import Int64Array
+from foretrace.topologies.errors import UnitError
+from foretrace.topologies.units import parse_time
 
 LINKS = pa.schema(
     [

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from simulator.errors import SimulationError
+from foretrace.simulator.errors import SimulationError
 
 
 class Protocol(NamedTuple):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.builder.instances import Message
-from simulator.engine.slowdown import MILLION
-from simulator.network import nccl
-from simulator.network.collectives import bus_factor
-from simulator.program import Transfer
-from topologies.device import Device
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.engine.slowdown import MILLION
+from foretrace.simulator.network import nccl
+from foretrace.simulator.network.collectives import bus_factor
+from foretrace.simulator.program import Transfer
+from foretrace.topologies.device import Device
 
 CHANNELS: Final = {"near": 24, "far": 16}
 """Channels of a collective, inside a node and across nodes.

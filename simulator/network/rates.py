@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from simulator.network.nccl import (
+from foretrace.simulator.network.nccl import (
     CHANNEL_BYTES_PER_S,
     FEW_CHANNELS,
     FLUSH_S,
@@ -24,8 +24,8 @@ from simulator.network.nccl import (
     WITHOUT_FLUSH,
     Protocol,
 )
-from topologies.cluster import Cluster
-from topologies.shape import GroupShape
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.shape import GroupShape
 
 
 def rate(cluster: Cluster, shape: GroupShape, protocol: Protocol, kind: str = "all_reduce") -> float:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from math import log2
 from typing import Final, NamedTuple
 
-from simulator.network.collectives import ring_steps, tree_hops
-from simulator.network.nccl import LL_TREE, Protocol
-from topologies.shape import GroupShape
+from foretrace.simulator.network.collectives import ring_steps, tree_hops
+from foretrace.simulator.network.nccl import LL_TREE, Protocol
+from foretrace.topologies.shape import GroupShape
 
 TREE_SHARE: Final = 0.92
 """What NCCL takes a tree to reach of the bandwidth between nodes, before it is halved."""

@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from simulator.builder.groups import Groups
-from simulator.engine.changes import IN, OUT, Above, Way
-from simulator.network.cost import Network
-from simulator.program import Int64Array, Program
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.engine.changes import IN, OUT, Above, Way
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Int64Array, Program
 
 SLACK: Final = 1 - 1e-9
 """Share of a link that is counted as all of it, so that rounding never fills one that is just full."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from simulator.errors import SimulationError
-from simulator.network.collectives import bus_factor, ring_steps, tree_factor, tree_hops
-from simulator.network.exchange import Load
-from simulator.network.nccl import (
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.collectives import bus_factor, ring_steps, tree_factor, tree_hops
+from foretrace.simulator.network.exchange import Load
+from foretrace.simulator.network.nccl import (
     LL_TREE,
     NVLS_INTRA_S,
     NVLS_NET_S,
@@ -24,13 +24,22 @@ from simulator.network.nccl import (
     Protocol,
     unable,
 )
-from simulator.network.rates import channels_most, counted, fill_s, most, net_hop_s, rate, ring_hop_s, wait_s
-from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
-from simulator.network.way import Way, way_of
-from simulator.network.ways_simple import ANYWHERE, SERIAL, SIMPLE_WAYS, Cost, Inside, Out, chain_s
-from simulator.workload.dispatch import CROWD_SHARE
-from topologies.cluster import Cluster
-from topologies.shape import GroupShape
+from foretrace.simulator.network.rates import (
+    channels_most,
+    counted,
+    fill_s,
+    most,
+    net_hop_s,
+    rate,
+    ring_hop_s,
+    wait_s,
+)
+from foretrace.simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
+from foretrace.simulator.network.way import Way, way_of
+from foretrace.simulator.network.ways_simple import ANYWHERE, SERIAL, SIMPLE_WAYS, Cost, Inside, Out, chain_s
+from foretrace.simulator.workload.dispatch import CROWD_SHARE
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.shape import GroupShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from math import ceil, log2
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from simulator.network.collectives import bus_factor, ring_steps
-from simulator.network.nccl import (
+from foretrace.simulator.network.collectives import bus_factor, ring_steps
+from foretrace.simulator.network.nccl import (
     COLLNET_S,
     PAT_BASE_S,
     PAT_NET,
@@ -21,7 +21,7 @@ from simulator.network.nccl import (
     POST_S,
     PROTOCOLS,
 )
-from topologies.shape import GroupShape
+from foretrace.topologies.shape import GroupShape
 
 Inside = Callable[[str, float, int, float], tuple[float, float]]
 """Latency and wire time of a collective inside a node: kind, bytes, ranks, bytes per second of a rank."""

@@ -6,13 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulator.errors import SimulationError
-from simulator.network import asked
-from simulator.network.asked import LONG_BYTES, Free, Parts, narrowed
-from simulator.network.collectives import bus_factor, half_size_s, measured_s, nvls_factor, ring_steps
-from simulator.network.nccl import NVLS_RANKS, OVER_PCIE, Choice, unable
-from topologies.cluster import Cluster
-from topologies.link import LinkSpec
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network import asked
+from foretrace.simulator.network.asked import LONG_BYTES, Free, Parts, narrowed
+from foretrace.simulator.network.collectives import (
+    bus_factor,
+    half_size_s,
+    measured_s,
+    nvls_factor,
+    ring_steps,
+)
+from foretrace.simulator.network.nccl import NVLS_RANKS, OVER_PCIE, Choice, unable
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.link import LinkSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.errors import CalibrationError
-from simulator.job import Job
-from simulator.recorded.calibration import Calibration, constants_of
-from simulator.recorded.compute import compute_factors, measured, pass_seconds
-from simulator.recorded.network import network_factors
-from simulator.simulate import Simulation, simulate
-from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from traces.report.format import format_share
-from traces.run import Run
+from foretrace.simulator.errors import CalibrationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.recorded.calibration import Calibration, constants_of
+from foretrace.simulator.recorded.compute import compute_factors, measured, pass_seconds
+from foretrace.simulator.recorded.network import network_factors
+from foretrace.simulator.simulate import Simulation, simulate
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.report.format import format_share
+from foretrace.traces.run import Run
 
 LEAST_STEPS: Final = 4
 """Averaged steps that a calibration needs: two to fit on, two held back."""

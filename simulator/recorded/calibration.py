@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.errors import CalibrationError
-from simulator.job import Job
-from topologies.cluster import Cluster, processor_share
-from topologies.device import Device
+from foretrace.simulator.errors import CalibrationError
+from foretrace.simulator.job import Job
+from foretrace.topologies.cluster import Cluster, processor_share
+from foretrace.topologies.device import Device
 
 COMPUTE: Final = ("products", "attention", "memory", "copies", "optimizer", "fixed", "launch")
 LINKS: Final = ("near", "far")

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.flags import JobCommand, job_settings_options
-from traces.console import stdout, telling
-from traces.report.format import format_share
+from foretrace.simulator.flags import JobCommand, job_settings_options
+from foretrace.traces.console import stdout, telling
+from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
-    from simulator.recorded.calibrate import Calibrated
-    from simulator.recorded.one_time import OneTime
+    from foretrace.simulator.recorded.calibrate import Calibrated
+    from foretrace.simulator.recorded.one_time import OneTime
 
 
 OF_ALL: Final = "near.others.wire"
@@ -73,10 +73,10 @@ def calibrate(
         return
     if run is None:
         raise click.UsageError("RUN or --step-time: a recording, or the time of a step that was measured")
-    from simulator.recorded.calibrate import calibrate as calibrate_on
-    from simulator.recorded.like import job_like
-    from traces.store import open_run
-    from traces.writer import write_atomically
+    from foretrace.simulator.recorded.calibrate import calibrate as calibrate_on
+    from foretrace.simulator.recorded.like import job_like
+    from foretrace.traces.store import open_run
+    from foretrace.traces.writer import write_atomically
 
     opened = open_run(run)
     job = job_like(opened, given)
@@ -94,13 +94,13 @@ def _on_time(
     file: str | None, text: str, given: dict[str, Any], output: str | None, *, as_json: bool
 ) -> None:
     """Calibrate the job of *file* and flags on a measured time of its step."""
-    from simulator.config import job_from
-    from simulator.configs.read import read_files
-    from simulator.errors import CalibrationError
-    from simulator.recorded.one_time import calibrate_on_time
-    from topologies.errors import TopologyError
-    from topologies.units import parse_time
-    from traces.writer import write_atomically
+    from foretrace.simulator.config import job_from
+    from foretrace.simulator.configs.read import read_files
+    from foretrace.simulator.errors import CalibrationError
+    from foretrace.simulator.recorded.one_time import calibrate_on_time
+    from foretrace.topologies.errors import TopologyError
+    from foretrace.topologies.units import parse_time
+    from foretrace.traces.writer import write_atomically
 
     try:
         measured_s = float(text)
@@ -121,7 +121,7 @@ def _on_time(
 
 def _show_on_time(found: OneTime, output: str | None) -> None:
     """Print the two factors, what they do to the step that was measured, and what they hold for."""
-    from topologies.units import format_time
+    from foretrace.topologies.units import format_time
 
     console, one = stdout(), found.calibration
     console.print(
@@ -163,7 +163,7 @@ def _factors() -> Table:
 
 def _show(found: Calibrated, output: str | None) -> None:
     """Print the factors with their errors, what they do to held-back steps, and what the run cannot say."""
-    from topologies.units import format_time
+    from foretrace.topologies.units import format_time
 
     console, one = stdout(), found.calibration
     console.print(

@@ -15,15 +15,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from simulator.compute.timing import ComputeModel, factor_of, fixed_s
-from simulator.errors import CalibrationError
-from simulator.job import FULLY_SHARDED, Job
-from simulator.recorded.calibration import Factor
-from simulator.recorded.least_squares import Fit, Floats, fit_factors, median_error
-from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
-from simulator.workload.ops import DTYPE_BYTES, Comm, Op, memory
-from traces.columns import int64, labels
-from traces.run import Run
+from foretrace.simulator.compute.timing import ComputeModel, factor_of, fixed_s
+from foretrace.simulator.errors import CalibrationError
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.recorded.calibration import Factor
+from foretrace.simulator.recorded.least_squares import Fit, Floats, fit_factors, median_error
+from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Comm, Op, memory
+from foretrace.traces.columns import int64, labels
+from foretrace.traces.run import Run
 
 PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
 EXPECTED: Final[Mapping[str, float]] = MappingProxyType(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from simulator.errors import LikeError
+from foretrace.simulator.errors import LikeError
 
 TOP_K: Final = (
     "top_k",

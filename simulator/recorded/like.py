@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.config import job_from
-from simulator.errors import LikeError, TableError
-from simulator.idle import why_idle
-from simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
-from simulator.models.model import Model
-from simulator.recorded.machine import why_not_catalogue
-from simulator.recorded.model import recorded_model
-from simulator.recorded.observed import (
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import LikeError, TableError
+from foretrace.simulator.idle import why_idle
+from foretrace.simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.recorded.machine import why_not_catalogue
+from foretrace.simulator.recorded.model import recorded_model
+from foretrace.simulator.recorded.observed import (
     keeps_gathered,
     kinds_of_work,
     n_microbatches_of,
@@ -26,11 +26,11 @@ from simulator.recorded.observed import (
     sums_norm,
     virtual_stages,
 )
-from simulator.recorded.recomputed import recomputed
-from simulator.settings import CONVENTIONS, KINDS, TABLES
-from simulator.validate.hardware import device_of
-from topologies.catalog import load_cluster, names
-from traces.run import Run
+from foretrace.simulator.recorded.recomputed import recomputed
+from foretrace.simulator.settings import CONVENTIONS, KINDS, TABLES
+from foretrace.simulator.validate.hardware import device_of
+from foretrace.topologies.catalog import load_cluster, names
+from foretrace.traces.run import Run
 
 OWN: Final = ("model", "cluster", "gpus", "global_batch", "steps", *TABLES["variation"])
 """Settings that are not taken over from a simulated run: they come from elsewhere, or are of it alone."""

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from topologies.catalog import load_cluster, names
-from topologies.errors import TopologyError
-from traces.run import Run
+from foretrace.topologies.catalog import load_cluster, names
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.run import Run
 
 WORDS: Final = frozenset({"name", "description", "sources", "digest"})
 """What is not compared figure by figure."""

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from simulator.errors import LikeError, ModelError
-from simulator.models.hf import model_from_config
-from simulator.models.model import Model
-from simulator.recorded.experts import experts_of, is_of_experts
+from foretrace.simulator.errors import LikeError, ModelError
+from foretrace.simulator.models.hf import model_from_config
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.recorded.experts import experts_of, is_of_experts
 
 HEAD_WIDTHS: Final = ("head_dim", "head_size", "attention_head_size", "d_head", "d_k", "dim_head")
 HEAD_COUNTS: Final = (

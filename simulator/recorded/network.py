@@ -15,16 +15,16 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from simulator.errors import SimulationError
-from simulator.job import Job
-from simulator.network.cost import Network
-from simulator.network.nccl import choice
-from simulator.recorded.calibration import OTHERS, Factor
-from simulator.recorded.least_squares import Floats, fit_factors, median_error
-from topologies.placement import place
-from traces.analysis.collectives import in_averaged_steps
-from traces.columns import int64, is_one_of, labels
-from traces.run import Run
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.recorded.calibration import OTHERS, Factor
+from foretrace.simulator.recorded.least_squares import Floats, fit_factors, median_error
+from foretrace.topologies.placement import place
+from foretrace.traces.analysis.collectives import in_averaged_steps
+from foretrace.traces.columns import int64, is_one_of, labels
+from foretrace.traces.run import Run
 
 APART: Final = 4.0
 """Ratio of the largest to the smallest size from which on latency and bandwidth are told apart."""

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from traces.columns import factorized, int64, is_one_of, labels
-from traces.run import Run
+from foretrace.traces.columns import factorized, int64, is_one_of, labels
+from foretrace.traces.run import Run
 
 NORM_BYTES: Final = 64
 """Most bytes of an all-reduce that sums the norm of all gradients."""

@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulator.compute.timing import ComputeModel
-from simulator.engine import require_numba
-from simulator.errors import CalibrationError
-from simulator.job import Job
-from simulator.network.cost import Network
-from simulator.network.nccl import choice
-from simulator.recorded.calibration import (
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine import require_numba
+from foretrace.simulator.errors import CalibrationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.recorded.calibration import (
     COMPUTE,
     LINKS,
     OTHERS,
@@ -27,11 +27,11 @@ from simulator.recorded.calibration import (
     constants_of,
     job_kind,
 )
-from simulator.simulate import simulate
-from simulator.validate.calibrate import OUTLIER, errors, fit, usual_spread
-from simulator.validate.curve import curve_of
-from topologies.placement import place
-from topologies.units import format_time
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.validate.calibrate import OUTLIER, errors, fit, usual_spread
+from foretrace.simulator.validate.curve import curve_of
+from foretrace.topologies.placement import place
+from foretrace.topologies.units import format_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from traces.columns import int64, labels
-from traces.run import Run
+from foretrace.traces.columns import int64, labels
+from foretrace.traces.run import Run
 
 WHOLE: Final = 0.75
 """Share of the FLOPs of a block from which it is taken to be computed again as a whole."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from traces.console import telling
+from foretrace.traces.console import telling
 
 if TYPE_CHECKING:
-    from simulator.simulate import Progress, Simulation
-    from topologies.cluster import Cluster
+    from foretrace.simulator.simulate import Progress, Simulation
+    from foretrace.topologies.cluster import Cluster
 
 TAKEN: Final = ("cluster", "gpus", "placement", "nccl_algo", "nccl_proto")
 """Settings of a job that a rehearsal leaves open; all others are those of the script."""
@@ -31,7 +31,7 @@ def timed(
     Raises:
         click.UsageError: no machine is named, or a setting is the script's to make.
     """
-    from simulator.rehearsed.run import simulate_rehearsal
+    from foretrace.simulator.rehearsed.run import simulate_rehearsal
 
     if "cluster" not in settings:
         raise click.UsageError(f"--rehearsal {path}: name a machine, as --cluster dgx-h100")
@@ -60,8 +60,8 @@ def machine_of(name: str, calibration: str | None, n_gpus: int | None = None) ->
         CalibrationError: it cannot be read, or is of another machine.
         TopologyError: there is no such machine.
     """
-    from simulator.recorded.calibration import read_calibration
-    from topologies.catalog import load_cluster
+    from foretrace.simulator.recorded.calibration import read_calibration
+    from foretrace.topologies.catalog import load_cluster
 
     found = load_cluster(name, n_gpus)
     if calibration is None:
@@ -82,14 +82,14 @@ def time_and_show(
     as_json: bool,
 ) -> dict[str, Any]:
     """Time the rehearsal at *path*, write the run, print it unless *as_json*; return the figures."""
-    from simulator.render import document, show
+    from foretrace.simulator.render import document, show
 
     with telling("simulating", quiet=as_json) as tell:
         simulation = timed(path, settings, tell, calibration=calibration)
     if output is not None:
         simulation.write(output)
     if report is not None:
-        from traces.report.html import write_report
+        from foretrace.traces.report.html import write_report
 
         write_report(report, simulation.run)
     if not as_json:
@@ -108,8 +108,8 @@ def search_machines(ctx: click.Context, flags: Mapping[str, Any], *, as_json: bo
     Raises:
         click.UsageError: a flag is given that chooses among layouts, which are the script's.
     """
-    from simulator.rehearsed.machines import AS_IS, LINKS, compared_machines
-    from simulator.rehearsed.render import show_machines
+    from foretrace.simulator.rehearsed.machines import AS_IS, LINKS, compared_machines
+    from foretrace.simulator.rehearsed.render import show_machines
 
     given = [
         name for name in flags if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.rehearsed.rank import OP
-from simulator.simulate import Simulation
-from topologies.cluster import Cluster
-from traces.analysis.metrics import summarize
-from traces.rehearsal import RankTables, Rehearsal
+from foretrace.simulator.rehearsed.rank import OP
+from foretrace.simulator.simulate import Simulation
+from foretrace.topologies.cluster import Cluster
+from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.rehearsal import RankTables, Rehearsal
 
 UNCOUNTED: Final = frozenset({"recompute", "optimizer"})
 """Kinds of places whose FLOPs are not the model's: what is computed again, and products of an optimizer."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from simulator.profiles import load_framework
-from traces.rehearsal import RankTables
+from foretrace.simulator.profiles import load_framework
+from foretrace.traces.rehearsal import RankTables
 
 PYTORCH: Final = "torchtitan"
 """Profile of PyTorch itself, whose separate kernels a rehearsed script has but for those below."""

@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.errors import ConfigError, JobError, SimulationError
-from simulator.goodput.training import parse_count
-from simulator.rehearsed.notes import elsewhere
-from simulator.rehearsed.run import simulate_rehearsal
-from simulator.search.what_if import half_as_fast
-from simulator.simulate import Progress
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.errors import TopologyError
-from topologies.units import parse_price
-from traces.rehearsal import read_rehearsal
+from foretrace.simulator.errors import ConfigError, JobError, SimulationError
+from foretrace.simulator.goodput.training import parse_count
+from foretrace.simulator.rehearsed.notes import elsewhere
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.simulator.search.what_if import half_as_fast
+from foretrace.simulator.simulate import Progress
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import TopologyError
+from foretrace.topologies.units import parse_price
+from foretrace.traces.rehearsal import read_rehearsal
 
 AS_IS: Final = "as they are"
 LINKS: Final[Mapping[str, Callable[[Cluster], Cluster]]] = {AS_IS: replace, "half as fast": half_as_fast}

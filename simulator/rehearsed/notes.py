@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from simulator.rehearsed.figures import stage_of
-from simulator.rehearsed.program import Joiner
-from simulator.rehearsed.rank import OP
-from simulator.rehearsed.works import Priced, counts_of
-from topologies.cluster import Cluster
-from topologies.units import format_bytes
-from traces.rehearsal import RankTables, Rehearsal
-from traces.report.format import format_share
+from foretrace.simulator.rehearsed.figures import stage_of
+from foretrace.simulator.rehearsed.program import Joiner
+from foretrace.simulator.rehearsed.rank import OP
+from foretrace.simulator.rehearsed.works import Priced, counts_of
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.units import format_bytes
+from foretrace.traces.rehearsal import RankTables, Rehearsal
+from foretrace.traces.report.format import format_share
 
 SHOWN: Final = 5
 """Most unknown operators that a note lists."""

@@ -7,12 +7,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from simulator.network.collectives import KINDS
-from simulator.network.cost import Network
-from simulator.program import Int32Array, Program, Transfer
-from simulator.rehearsed.exchanges import even, sent_bytes
-from simulator.rehearsed.rank import Meeting, RankTask
-from traces.layout import Group
+from foretrace.simulator.network.collectives import KINDS
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Int32Array, Program, Transfer
+from foretrace.simulator.rehearsed.exchanges import even, sent_bytes
+from foretrace.simulator.rehearsed.rank import Meeting, RankTask
+from foretrace.traces.layout import Group
 
 LIKE: Final = {"gather": "all_gather", "scatter": "all_gather"}
 """Collectives that are priced as another: a root takes in, or sends out, what an all-gather moves."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from simulator.clock import to_ns
-from simulator.engine.slowdown import MILLION
-from simulator.program import Label
-from simulator.rehearsed.exchanges import Splits, splits_of
-from simulator.rehearsed.works import Priced
-from traces.layout import Group
-from traces.rehearsal import HOST_KINDS, ON_HOST, OUTSIDE, WHAT, RankTables
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.engine.slowdown import MILLION
+from foretrace.simulator.program import Label
+from foretrace.simulator.rehearsed.exchanges import Splits, splits_of
+from foretrace.simulator.rehearsed.works import Priced
+from foretrace.traces.layout import Group
+from foretrace.traces.rehearsal import HOST_KINDS, ON_HOST, OUTSIDE, WHAT, RankTables
 
 OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""

@@ -8,10 +8,10 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.search.render import amount
-from topologies.units import format_bytes, format_time
-from traces.console import stdout
-from traces.report.format import format_share
+from foretrace.simulator.search.render import amount
+from foretrace.topologies.units import format_bytes, format_time
+from foretrace.traces.console import stdout
+from foretrace.traces.report.format import format_share
 
 WIDE: Final = 120
 """Letters from which a line holds all figures."""

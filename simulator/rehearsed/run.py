@@ -10,25 +10,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from simulator.compute.timing import ComputeModel
-from simulator.engine import choose
-from simulator.errors import JobError
-from simulator.network.cost import Network
-from simulator.network.nccl import choice
-from simulator.program import Program
-from simulator.rehearsed.figures import figures, pipeline_of, steps_of
-from simulator.rehearsed.kernels import described, separate_parts
-from simulator.rehearsed.notes import notes
-from simulator.rehearsed.program import Joiner, RankTasks, assembled
-from simulator.rehearsed.rank import OP, RankTask, RankWriter
-from simulator.rehearsed.streams import on_device, rules
-from simulator.rehearsed.windows import closed
-from simulator.rehearsed.works import Priced, precision_of, priced
-from simulator.simulate import Progress, Simulation
-from topologies.cluster import Cluster
-from topologies.placement import place
-from traces.info import RunInfo
-from traces.rehearsal import (
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine import choose
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.program import Program
+from foretrace.simulator.rehearsed.figures import figures, pipeline_of, steps_of
+from foretrace.simulator.rehearsed.kernels import described, separate_parts
+from foretrace.simulator.rehearsed.notes import notes
+from foretrace.simulator.rehearsed.program import Joiner, RankTasks, assembled
+from foretrace.simulator.rehearsed.rank import OP, RankTask, RankWriter
+from foretrace.simulator.rehearsed.streams import on_device, rules
+from foretrace.simulator.rehearsed.windows import closed
+from foretrace.simulator.rehearsed.works import Priced, precision_of, priced
+from foretrace.simulator.simulate import Progress, Simulation
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.placement import place
+from foretrace.traces.info import RunInfo
+from foretrace.traces.rehearsal import (
     ON_HOST,
     OUTSIDE,
     RankTables,
@@ -37,7 +37,7 @@ from traces.rehearsal import (
     read_rehearsal,
     rehearsal_folder,
 )
-from traces.timeline import MEMORY
+from foretrace.traces.timeline import MEMORY
 
 OPERATIONS_PER_KERNEL: Final = 0.65
 """Operations of a model, which ``launch`` of a device is the host's time of, per kernel of eager PyTorch: the

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from topologies.device import Device
-from traces.rehearsal import RankTables
+from foretrace.topologies.device import Device
+from foretrace.traces.rehearsal import RankTables
 
 ASYNCHRONOUS: Final = "what is asynchronous runs beside the stream that issued it until it is waited for"
 

@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from simulator.engine.spans import STEP
-from simulator.program import Int64Array
-from simulator.rehearsed.figures import steps_of
-from traces.rehearsal import Rehearsal
+from foretrace.simulator.engine.spans import STEP
+from foretrace.simulator.program import Int64Array
+from foretrace.simulator.rehearsed.figures import steps_of
+from foretrace.traces.rehearsal import Rehearsal
 
 TIMES: Final = ("start_ns", "duration_ns")
 

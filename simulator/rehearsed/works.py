@@ -10,16 +10,16 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, STATE_BYTES
-from simulator.compute.convolution import CONVOLUTION
-from simulator.compute.gemm import UNALIGNED
-from simulator.compute.timing import ComputeModel
-from simulator.engine.slowdown import MILLION
-from simulator.errors import JobError
-from simulator.program import Int64Array
-from simulator.workload.ops import DTYPE_BYTES, Addressed, Op
-from topologies.device import Device
-from traces.rehearsal import CONVERSION, HOST_KINDS, ON_HOST
+from foretrace.simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, STATE_BYTES
+from foretrace.simulator.compute.convolution import CONVOLUTION
+from foretrace.simulator.compute.gemm import UNALIGNED
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine.slowdown import MILLION
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.program import Int64Array
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Addressed, Op
+from foretrace.topologies.device import Device
+from foretrace.traces.rehearsal import CONVERSION, HOST_KINDS, ON_HOST
 
 ATTENTION_KERNEL: Final = "flash2"
 """Kernel that ``scaled_dot_product_attention`` takes first on a GPU, as in frameworks/torchtitan.toml."""

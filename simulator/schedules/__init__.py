@@ -12,8 +12,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from simulator.errors import ScheduleError
-from simulator.schedules.actions import (
+from foretrace.simulator.errors import ScheduleError
+from foretrace.simulator.schedules.actions import (
     ACTION_KINDS,
     Action,
     Build,
@@ -22,7 +22,7 @@ from simulator.schedules.actions import (
     holders,
     in_flight,
 )
-from simulator.schedules.alternating import (
+from foretrace.simulator.schedules.alternating import (
     combined_1f1b,
     combined_pairs,
     interleaved_1f1b,
@@ -31,9 +31,9 @@ from simulator.schedules.alternating import (
     zb_h1,
     zb_h2,
 )
-from simulator.schedules.folded import dualpipe, dualpipe_pairs, dualpipe_v, dualpipe_v_pairs, zb_v
-from simulator.schedules.one_pass import gpipe, looped_bfs, naive
-from simulator.schedules.table import check, read_csv, read_pairs, write_csv
+from foretrace.simulator.schedules.folded import dualpipe, dualpipe_pairs, dualpipe_v, dualpipe_v_pairs, zb_v
+from foretrace.simulator.schedules.one_pass import gpipe, looped_bfs, naive
+from foretrace.simulator.schedules.table import check, read_csv, read_pairs, write_csv
 
 __all__ = [
     "ACTION_KINDS",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simulator.schedules.actions import Action, Plan, Script
+from foretrace.simulator.schedules.actions import Action, Plan, Script
 
 
 def one_f_one_b(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from simulator.schedules.actions import Action, Plan, Script
+from foretrace.simulator.schedules.actions import Action, Plan, Script
 
 STAGES: Final = 2
 """Stages per rank of all of them: rank *r* of *p* has stages *r* and *2p - 1 - r*."""

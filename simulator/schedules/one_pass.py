@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.schedules.actions import Action, Plan
+from foretrace.simulator.schedules.actions import Action, Plan
 
 
 def naive(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:

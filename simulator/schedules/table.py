@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from simulator.errors import ScheduleError
-from simulator.schedules.actions import Action, Plan, holders
+from foretrace.simulator.errors import ScheduleError
+from foretrace.simulator.schedules.actions import Action, Plan, holders
 
 _ACTION: Final = re.compile(r"(\d+)([FBIW])(\d+)")
 _PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")

@@ -20,23 +20,23 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, Final
 
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.engine import choose, require_numba
-from simulator.errors import SimulationError
-from simulator.job import Job
-from simulator.memory.ranks import rank_memories
-from simulator.network.cost import Network
-from simulator.network.nccl import choice
-from simulator.program import Program
-from simulator.search.found import Counts, Found, Timed, best_of, order_of, summarised
-from simulator.search.garbage import few_collections
-from simulator.search.layouts import PipelineTimes
-from simulator.search.least_memory import LeastMemory
-from simulator.search.space import Family
-from simulator.simulate import simulate
-from simulator.variation import Variation
-from topologies.placement import place
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine import choose, require_numba
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.program import Program
+from foretrace.simulator.search.found import Counts, Found, Timed, best_of, order_of, summarised
+from foretrace.simulator.search.garbage import few_collections
+from foretrace.simulator.search.layouts import PipelineTimes
+from foretrace.simulator.search.least_memory import LeastMemory
+from foretrace.simulator.search.space import Family
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.variation import Variation
+from foretrace.topologies.placement import place
 
 Progress = Callable[[str], None]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.search.flags import several
-from traces.flags import Number
-from traces.report.format import format_share
+from foretrace.simulator.search.flags import several
+from foretrace.traces.flags import Number
+from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
-    from simulator.search.bubbles import Bubble
+    from foretrace.simulator.search.bubbles import Bubble
 
 
 @click.command()
@@ -35,8 +35,8 @@ def bubble(*, as_json: bool, **flags: Any) -> None:
 
         foretrace bubble --stages 32 --micro-batches 8,16,32,64 --schedule 1f1b,interleaved-1f1b
     """
-    from simulator.errors import ScheduleError
-    from simulator.search import bubbles
+    from foretrace.simulator.errors import ScheduleError
+    from foretrace.simulator.search import bubbles
 
     stages, virtual = flags["stages"], flags["virtual_stages"]
     rows: list[Bubble] = []
@@ -61,7 +61,7 @@ def bubble(*, as_json: bool, **flags: Any) -> None:
 def _show(rows: list[Bubble], refused: list[str], passing: dict[str, int | None], efficiency: float) -> None:
     from rich.table import Table
 
-    from traces.console import stdout
+    from foretrace.traces.console import stdout
 
     console = stdout()
     table = Table(box=None, header_style="dim", pad_edge=False)

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from simulator.errors import ScheduleError
-from simulator.schedules import SCHEDULES, Action, held_stages, in_flight, plan
+from foretrace.simulator.errors import ScheduleError
+from foretrace.simulator.schedules import SCHEDULES, Action, held_stages, in_flight, plan
 
 FORWARD: Final = 1
 BACKWARD: Final = 2

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.errors import ConfigError, JobError
-from simulator.search.flags import search_options
-from simulator.search.garbage import few_collections
+from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.search.flags import search_options
+from foretrace.simulator.search.garbage import few_collections
 
 if TYPE_CHECKING:
-    from simulator.job import Job
-    from simulator.search.found import Found, Ranked
-    from simulator.search.machines import SearchAll
-    from simulator.search.space import Space
+    from foretrace.simulator.job import Job
+    from foretrace.simulator.search.found import Found, Ranked
+    from foretrace.simulator.search.machines import SearchAll
+    from foretrace.simulator.search.space import Space
 
 
 TOKENS_PER_STEP = 4 << 20
@@ -44,17 +44,17 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     foretrace search --rehearsal runs/x --cluster dgx-h100 --cluster dgx-b200
     """
     if flags["rehearsal"] is not None:
-        from simulator.rehearsed.cli import search_machines
+        from foretrace.simulator.rehearsed.cli import search_machines
 
         search_machines(ctx, flags, as_json=as_json)
         return
     _check_needed(ctx, flags)
-    from simulator.config import job_settings, write_config
-    from simulator.configs.cli import show_differences
-    from simulator.configs.write import written
-    from simulator.search.page import write_page
-    from simulator.search.render import show
-    from traces.writer import write_atomically
+    from foretrace.simulator.config import job_settings, write_config
+    from foretrace.simulator.configs.cli import show_differences
+    from foretrace.simulator.configs.write import written
+    from foretrace.simulator.search.page import write_page
+    from foretrace.simulator.search.render import show
+    from foretrace.traces.writer import write_atomically
 
     _check_before(flags)
     spaces = _spaces(flags)
@@ -76,8 +76,8 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
 
 def _check_before(flags: Mapping[str, Any]) -> None:
     """Raise, before a search that takes long, what its answer would end in: no number, or no file."""
-    from simulator.goodput.training import parse_count
-    from traces.replacing import check_can_write
+    from foretrace.simulator.goodput.training import parse_count
+    from foretrace.traces.replacing import check_can_write
 
     if flags["tokens"] is not None:
         parse_count(flags["tokens"])
@@ -97,11 +97,11 @@ def _searched(
     spaces: Sequence[Space], flags: Mapping[str, Any], *, quiet: bool
 ) -> tuple[Job, dict[str, Any]]:
     """Return the best job of *spaces*, and everything that was found as plain JSON types."""
-    from simulator.price import usd_per_gpu_hour
-    from simulator.search.describe import counts_of, described, waterfall
-    from simulator.search.front import front
-    from simulator.search.ties import difference, mark_tied
-    from simulator.search.what_if import answers
+    from foretrace.simulator.price import usd_per_gpu_hour
+    from foretrace.simulator.search.describe import counts_of, described, waterfall
+    from foretrace.simulator.search.front import front
+    from foretrace.simulator.search.ties import difference, mark_tied
+    from foretrace.simulator.search.what_if import answers
 
     prices = {
         (s.cluster.name, s.cluster.n_gpus): usd_per_gpu_hour(flags["price"], s.cluster.price_usd_per_gpu_hour)
@@ -147,8 +147,8 @@ def _found(
         ConfigError: there is a budget, but no number of tokens, or no price.
         JobError: nothing is cheap enough, or nothing fits.
     """
-    from simulator.search.describe import described, nothing
-    from simulator.search.machines import affordable, best_of_each, machines
+    from foretrace.simulator.search.describe import described, nothing
+    from foretrace.simulator.search.machines import affordable, best_of_each, machines
 
     def say(one: Ranked) -> dict[str, Any]:
         return described(one, prices, flags["tokens"])
@@ -177,9 +177,9 @@ def _searching(
 
     Ray prints on stdout that a worker was lost, which is none of what a search says: it goes to stderr.
     """
-    from simulator.search.executors import Here, open_executor
-    from simulator.search.parts import FEW, n_layouts, search_parts
-    from traces.console import telling
+    from foretrace.simulator.search.executors import Here, open_executor
+    from foretrace.simulator.search.parts import FEW, n_layouts, search_parts
+    from foretrace.traces.console import telling
 
     named = flags["executor"]
     if named is None:
@@ -215,9 +215,9 @@ def _weights(flags: Mapping[str, Any], prices: Mapping[tuple[str, int], float | 
 
 def _spaces(flags: Mapping[str, Any]) -> list[Space]:
     """Return the space of each machine and size."""
-    from simulator.models.sources import load_model
-    from simulator.search.space import Space
-    from topologies.catalog import load_cluster
+    from foretrace.simulator.models.sources import load_model
+    from foretrace.simulator.search.space import Space
+    from foretrace.topologies.catalog import load_cluster
 
     others = {"precision": flags["precision"]}
     if flags["framework"]:
@@ -241,7 +241,7 @@ def _spaces(flags: Mapping[str, Any]) -> list[Space]:
 
 def _prices(prices: Mapping[tuple[str, int], float | None], *, given: bool) -> list[str]:
     """Return a line for each machine that says what its GPU-hour costs, or that nobody knows."""
-    from simulator.price import unknown, whose
+    from foretrace.simulator.price import unknown, whose
 
     named = {name: price for (name, _), price in prices.items()}
     return [

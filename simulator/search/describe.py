@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from simulator.goodput.training import parse_count
-from simulator.memory.ranks import rank_memories
-from simulator.search.found import Counts, Ranked
-from simulator.search.impossible import why_impossible
-from simulator.search.space import Space
-from simulator.summary import job_name
-from topologies.units import format_bytes, format_capacity
+from foretrace.simulator.goodput.training import parse_count
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.search.found import Counts, Ranked
+from foretrace.simulator.search.impossible import why_impossible
+from foretrace.simulator.search.space import Space
+from foretrace.simulator.summary import job_name
+from foretrace.topologies.units import format_bytes, format_capacity
 
 _DAY_S: Final = 86_400
 

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, Final, Protocol
 
-from simulator.errors import SearchError
+from foretrace.simulator.errors import SearchError
 
 MOST_LOSSES: Final = 5
 """Times that processes may be lost before giving up: then it is the work that kills them."""

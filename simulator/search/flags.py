@@ -7,10 +7,10 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from simulator.flags import dollars, tool
-from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS
-from simulator.schedules import SCHEDULES
-from simulator.settings import MOST
+from foretrace.simulator.flags import dollars, tool
+from foretrace.simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.settings import MOST
 
 Command = TypeVar("Command", bound=Callable[..., None])
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from simulator.job import Job
-from simulator.program import Program
-from simulator.search.garbage import few_collections
-from simulator.simulate import simulate
+from foretrace.simulator.job import Job
+from foretrace.simulator.program import Program
+from foretrace.simulator.search.garbage import few_collections
+from foretrace.simulator.simulate import simulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

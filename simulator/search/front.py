@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from simulator.memory.ranks import rank_memories
-from simulator.search.best import Progress, Search
-from simulator.search.found import Ranked, summarised
-from simulator.search.garbage import few_collections
-from simulator.search.space import Family
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.search.best import Progress, Search
+from foretrace.simulator.search.found import Ranked, summarised
+from foretrace.simulator.search.garbage import few_collections
+from foretrace.simulator.search.space import Family
 
 PARTS_OF_MEMORY: Final = 50
 """The next layout of a front needs less memory than the one before, by at least this part of a GPU's."""

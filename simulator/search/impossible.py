@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from simulator.config import inferred_dp
-from simulator.dealing import check_chunks, check_heads
-from simulator.errors import JobError, SimulationError
-from simulator.job import Job
-from simulator.schedules import plan
-from simulator.search.space import ONE_STAGE, Space
-from topologies.errors import TopologyError
-from traces.errors import TraceError
-from traces.layout import Layout
+from foretrace.simulator.config import inferred_dp
+from foretrace.simulator.dealing import check_chunks, check_heads
+from foretrace.simulator.errors import JobError, SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.schedules import plan
+from foretrace.simulator.search.space import ONE_STAGE, Space
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
+from foretrace.traces.layout import Layout
 
 NOWHERE = "the batch, the layers or the heads divide over none of these degrees"
 

@@ -13,24 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from simulator.builder.chain import Chains, Pass
-from simulator.builder.instances import Costs
-from simulator.builder.pairs import write_both
-from simulator.builder.program_builder import Task, Template
-from simulator.builder.stages import Unit, job_pairs, layer_kind, scatters_p2p, units_by_stage
-from simulator.builder.templates import Templates, gather_received
-from simulator.compute.timing import ComputeModel
-from simulator.engine import choose
-from simulator.job import FULLY_SHARDED, Job
-from simulator.program import Int64Array
-from simulator.schedules import ACTION_KINDS, has_pairs, has_two_copies, held_stages, plan
-from simulator.search.least_memory import short_plan
-from simulator.search.schedule_program import BACKWARD, FORWARD, ScheduleProgram, schedule_program
-from simulator.search.space import Family
-from simulator.search.unit_times import OF_TRAFFIC, UnitTimes, template_ns
-from simulator.workload.linear import hidden_bytes, tokens_per_shard
-from simulator.workload.recompute import recomputes
-from topologies.cluster import Cluster
+from foretrace.simulator.builder.chain import Chains, Pass
+from foretrace.simulator.builder.instances import Costs
+from foretrace.simulator.builder.pairs import write_both
+from foretrace.simulator.builder.program_builder import Task, Template
+from foretrace.simulator.builder.stages import Unit, job_pairs, layer_kind, scatters_p2p, units_by_stage
+from foretrace.simulator.builder.templates import Templates, gather_received
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine import choose
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.program import Int64Array
+from foretrace.simulator.schedules import ACTION_KINDS, has_pairs, has_two_copies, held_stages, plan
+from foretrace.simulator.search.least_memory import short_plan
+from foretrace.simulator.search.schedule_program import BACKWARD, FORWARD, ScheduleProgram, schedule_program
+from foretrace.simulator.search.space import Family
+from foretrace.simulator.search.unit_times import OF_TRAFFIC, UnitTimes, template_ns
+from foretrace.simulator.workload.linear import hidden_bytes, tokens_per_shard
+from foretrace.simulator.workload.recompute import recomputes
+from foretrace.topologies.cluster import Cluster
 
 INPUT, WEIGHT = (ACTION_KINDS.index(kind) for kind in "IW")
 

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from typing import Final
 
-from simulator.builder.stages import layer_kind, n_stages, stage_layers
-from simulator.job import Job
-from simulator.memory.ranks import rank_memory
-from simulator.memory.stage import StageMemory, stage_memory
-from simulator.schedules import SCHEDULES, Plan, held_stages, plan
-from simulator.workload.recompute import recomputes
+from foretrace.simulator.builder.stages import layer_kind, n_stages, stage_layers
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import rank_memory
+from foretrace.simulator.memory.stage import StageMemory, stage_memory
+from foretrace.simulator.schedules import SCHEDULES, Plan, held_stages, plan
+from foretrace.simulator.workload.recompute import recomputes
 
 FULL: Final = 2
 """Micro-batches per pipeline rank that are planned: with as many a pipeline is full."""

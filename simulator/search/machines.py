@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from simulator.errors import JobError
-from simulator.search.found import Counts, Found, Ranked
-from simulator.search.space import Space
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.search.found import Counts, Found, Ranked
+from foretrace.simulator.search.space import Space
 
 SearchAll = Callable[[Sequence[Space], int], Found]
 """Searches spaces for so many of their best."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from simulator.search.space import Space
-from simulator.search.ties import difference
-from topologies.units import format_time
-from traces.report.sweep import write_sweep
+from foretrace.simulator.search.space import Space
+from foretrace.simulator.search.ties import difference
+from foretrace.topologies.units import format_time
+from foretrace.traces.report.sweep import write_sweep
 
 SHOWN_PARTS: Final = 4
 """Parts of a waterfall that a sentence holds."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulator.job import Job
-from simulator.search.best import Progress, fastest
-from simulator.search.executors import Executor, Here
-from simulator.search.found import Counts, Found, Ranked, Timed, best_of, summarised
-from simulator.search.space import Family, Space
+from foretrace.simulator.job import Job
+from foretrace.simulator.search.best import Progress, fastest
+from foretrace.simulator.search.executors import Executor, Here
+from foretrace.simulator.search.found import Counts, Found, Ranked, Timed, best_of, summarised
+from foretrace.simulator.search.space import Family, Space
 
 PARTS_PER_WORKER: Final = 4
 """Parts for each process: a lost one costs a part, and parts take different times."""

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.search.ties import difference
-from topologies.units import format_bytes, format_time
-from traces.console import stdout
-from traces.report.format import format_share
+from foretrace.simulator.search.ties import difference
+from foretrace.topologies.units import format_bytes, format_time
+from foretrace.traces.console import stdout
+from foretrace.traces.report.format import format_share
 
 BAR: Final = 30
 """Letters that the longest bar of a waterfall takes."""

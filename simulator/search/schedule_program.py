@@ -12,11 +12,11 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.builder.instances import Message
-from simulator.builder.pipeline import Pipeline, Visit
-from simulator.builder.program_builder import COMPUTE, Place, ProgramBuilder, Task, Template
-from simulator.program import Int64Array, Label, Program, Transfer
-from simulator.schedules import ACTION_KINDS, pairs, plan
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.pipeline import Pipeline, Visit
+from foretrace.simulator.builder.program_builder import COMPUTE, Place, ProgramBuilder, Task, Template
+from foretrace.simulator.program import Int64Array, Label, Program, Transfer
+from foretrace.simulator.schedules import ACTION_KINDS, pairs, plan
 
 PAIR = "forward and backward"
 """Kind of the task of a pair; its name is the stage of the backward."""

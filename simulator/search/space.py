@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any, Final, NamedTuple
 
-from simulator.builder.offload import ACTIVATIONS
-from simulator.dealing import counted_layers
-from simulator.errors import SimulationError
-from simulator.job import RECOMPUTES, Job
-from simulator.job_checks import why_not_schedule
-from simulator.models.model import Model
-from simulator.profiles import profile
-from simulator.schedules import SCHEDULES
-from topologies.cluster import Cluster
-from traces.layout import Layout
+from foretrace.simulator.builder.offload import ACTIVATIONS
+from foretrace.simulator.dealing import counted_layers
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import RECOMPUTES, Job
+from foretrace.simulator.job_checks import why_not_schedule
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.profiles import profile
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.topologies.cluster import Cluster
+from foretrace.traces.layout import Layout
 
 ONE_STAGE: Final = "1f1b"
 """Schedule where there is no pipeline; all are the same then."""

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from traces.report.format import format_share
+from foretrace.traces.report.format import format_share
 
 
 class Difference(NamedTuple):
@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 @cache
 def difference() -> Difference:
     """Return what was measured."""
-    text = (resources.files("simulator.search") / "ties.toml").read_text(encoding="utf-8")
+    text = (resources.files("foretrace.simulator.search") / "ties.toml").read_text(encoding="utf-8")
     found = tomllib.loads(text)
     return Difference(**found | {"between": tuple(found["between"])})
 

@@ -12,24 +12,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.builder.chain import Chains, Pass
-from simulator.builder.gradients import DataParallel
-from simulator.builder.groups import Groups
-from simulator.builder.instances import Costs
-from simulator.builder.line import MainLine
-from simulator.builder.pipeline import Visit
-from simulator.builder.program_builder import DP, DP_COPIES, Template
-from simulator.builder.stages import Unit, layer_kind, stage_layers, units_by_stage
-from simulator.builder.step import job_groups
-from simulator.compute.timing import ComputeModel
-from simulator.job import FULLY_SHARDED, Job
-from simulator.network.cost import Network
-from simulator.program import Int64Array
-from simulator.schedules import ACTION_KINDS, has_two_copies
-from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
-from simulator.workload.recompute import as_kept, recomputes
-from topologies.cluster import Cluster
-from topologies.placement import place
+from foretrace.simulator.builder.chain import Chains, Pass
+from foretrace.simulator.builder.gradients import DataParallel
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.instances import Costs
+from foretrace.simulator.builder.line import MainLine
+from foretrace.simulator.builder.pipeline import Visit
+from foretrace.simulator.builder.program_builder import DP, DP_COPIES, Template
+from foretrace.simulator.builder.stages import Unit, layer_kind, stage_layers, units_by_stage
+from foretrace.simulator.builder.step import job_groups
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Int64Array
+from foretrace.simulator.schedules import ACTION_KINDS, has_two_copies
+from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
+from foretrace.simulator.workload.recompute import as_kept, recomputes
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.placement import place
 
 _ELSEWHERE: Final = {
     *("model", "cluster", "layout", "global_batch", "schedule", "virtual_stages", "overlap_p2p"),

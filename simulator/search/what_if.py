@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simulator.errors import SimulationError
-from simulator.job import Job
-from simulator.search.found import Found, Ranked, Timed, order_of, summarised
-from simulator.search.space import Space
-from topologies.cluster import Cluster
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.search.found import Found, Ranked, Timed, order_of, summarised
+from foretrace.simulator.search.space import Space
+from foretrace.topologies.cluster import Cluster
 
 SLOWER = 2.0
 """Times as long as bytes take on the wire where links are half as fast."""

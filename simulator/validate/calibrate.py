@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from simulator.validate.curve import Curve
+from foretrace.simulator.validate.curve import Curve
 
 OUTLIER: Final = 2.0
 """Standard deviations beyond which a difference is taken to be no larger: of what is off by more, most is a

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
-from simulator.validate.ranking import kendall_tau, regret
-from simulator.validate.scores import Scored
-from simulator.validate.steps_run import Step
+from foretrace.simulator.validate.ranking import kendall_tau, regret
+from foretrace.simulator.validate.scores import Scored
+from foretrace.simulator.validate.steps_run import Step
 
 LEAST_CHOICE: Final = 3
 """Fewest layouts in a group: below this there is not much to choose from."""

@@ -11,8 +11,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from simulator.validate.fit import FitValidation
-    from simulator.validate.scores import Validation
+    from foretrace.simulator.validate.fit import FitValidation
+    from foretrace.simulator.validate.scores import Validation
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Found = TypeVar("Found")
@@ -49,7 +49,7 @@ def report(found: Validation | FitValidation, show: Show[Any], worst: int, *, as
     if as_json:
         click.echo(json.dumps(document))
     else:
-        from traces.console import stdout
+        from foretrace.traces.console import stdout
 
         show(found, stdout(highlight=True), worst)
     if document["rows"] and document["failures"] == document["rows"]:
@@ -72,8 +72,8 @@ def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, a
 
     For example: foretrace validate kernels kernels.csv
     """
-    from simulator.validate.kernels import validate_kernels
-    from simulator.validate.render import show
+    from foretrace.simulator.validate.kernels import validate_kernels
+    from foretrace.simulator.validate.render import show
 
     report(validate_kernels(table, device=device, burst=burst), show, worst, as_json=as_json)
 
@@ -92,9 +92,9 @@ def collectives(table: str, worst: int, machines: tuple[str, ...], *, as_json: b
 
     For example: foretrace validate collectives collectives.csv --machine "A100 DGX=dgx-a100-staged"
     """
-    from simulator.errors import TableError
-    from simulator.validate.collectives import validate_collectives
-    from simulator.validate.render import show
+    from foretrace.simulator.errors import TableError
+    from foretrace.simulator.validate.collectives import validate_collectives
+    from foretrace.simulator.validate.render import show
 
     stated = []
     for machine in machines:
@@ -115,8 +115,8 @@ def memory(table: str, worst: int, steps: str | None, *, as_json: bool) -> None:
 
     For example: foretrace validate memory memory.csv
     """
-    from simulator.validate.memory import validate_memory
-    from simulator.validate.render import show
+    from foretrace.simulator.validate.memory import validate_memory
+    from foretrace.simulator.validate.render import show
 
     report(validate_memory(table, steps=steps), show, worst, as_json=as_json)
 
@@ -136,8 +136,8 @@ def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: 
 
     For example: foretrace validate fit failed_runs.csv
     """
-    from simulator.validate.fit import validate_fit
-    from simulator.validate.render import show_fit
+    from foretrace.simulator.validate.fit import validate_fit
+    from foretrace.simulator.validate.render import show_fit
 
     report(validate_fit(table, ran=ran, steps=steps), show_fit, worst, as_json=as_json)
 
@@ -163,8 +163,8 @@ def steps(
     from rich.console import Console
     from rich.progress import Progress
 
-    from simulator.validate.render import show_steps
-    from simulator.validate.steps import validate_steps
+    from foretrace.simulator.validate.render import show_steps
+    from foretrace.simulator.validate.steps import validate_steps
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -176,7 +176,7 @@ def steps(
             tell=lambda done, total: progress.update(task, advance=done, total=total),
         )
     if html is not None:
-        from simulator.validate.page import write_page
+        from foretrace.simulator.validate.page import write_page
 
         write_page(html, found)
     report(found, show_steps, worst, as_json=as_json)

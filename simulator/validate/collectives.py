@@ -11,18 +11,18 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from simulator.errors import SimulationError, TableError
-from simulator.network.collectives import KINDS, bus_factor
-from simulator.network.cost import Network
-from simulator.network.nccl import choice
-from simulator.validate.conventions import among_others, array_bytes, said, setting, timed_us
-from simulator.validate.scores import Failed, Scored, Validation
-from simulator.validate.table import Row, read_table, require
-from simulator.workload.dispatch import Routing, traffic
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.errors import TopologyError
-from topologies.words import RACK, SHARP, assumed, machine
+from foretrace.simulator.errors import SimulationError, TableError
+from foretrace.simulator.network.collectives import KINDS, bus_factor
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.validate.conventions import among_others, array_bytes, said, setting, timed_us
+from foretrace.simulator.validate.scores import Failed, Scored, Validation
+from foretrace.simulator.validate.table import Row, read_table, require
+from foretrace.simulator.workload.dispatch import Routing, traffic
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import TopologyError
+from foretrace.topologies.words import RACK, SHARP, assumed, machine
 
 KIND: Final = {
     **{kind.replace("_", ""): kind for kind in (*KINDS, "send_recv")},

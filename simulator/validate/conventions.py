@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from simulator.network.nccl import P2P_CHANNELS, PROTOCOLS, STAGED_ONE_WAY_BYTES_PER_S
-from simulator.program import Transfer
-from simulator.validate.table import Row
-from topologies.cluster import Cluster
+from foretrace.simulator.network.nccl import P2P_CHANNELS, PROTOCOLS, STAGED_ONE_WAY_BYTES_PER_S
+from foretrace.simulator.program import Transfer
+from foretrace.simulator.validate.table import Row
+from foretrace.topologies.cluster import Cluster
 
 PROFILED: Final = re.compile(r"kernel time")
 """The time is that of the kernel in a profile. One kernel follows another, so that it lasts at least until

@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from simulator.builder.step import build, job_groups
-from simulator.compute.timing import ComputeModel
-from simulator.engine import choose
-from simulator.job import Job
-from simulator.network.cost import Network
+from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine import choose
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
 
 RATIOS: Final = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Factors on the time of every transfer at which a program is run."""

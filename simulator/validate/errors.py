@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from simulator.validate.ranking import quantile
-from simulator.validate.scores import Scored
+from foretrace.simulator.validate.ranking import quantile
+from foretrace.simulator.validate.scores import Scored
 
 LIKELY: Final = (0.1, 0.9)
 """Quantiles between which a measured figure is likely to be: 8 in 10."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.errors import SimulationError, TableError
-from simulator.memory.reserved import reserved_bytes
-from simulator.validate.job import job_of
-from simulator.validate.memory import completed, figure_bytes, stage_memories
-from simulator.validate.scores import Failed, reasons
-from simulator.validate.table import Row, read_table
-from topologies.errors import TopologyError
-from traces.errors import TraceError
+from foretrace.simulator.errors import SimulationError, TableError
+from foretrace.simulator.memory.reserved import reserved_bytes
+from foretrace.simulator.validate.job import job_of
+from foretrace.simulator.validate.memory import completed, figure_bytes, stage_memories
+from foretrace.simulator.validate.scores import Failed, reasons
+from foretrace.simulator.validate.table import Row, read_table
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
 
 SHAPE: Final = ("layers", "hidden", "ffn_hidden", "vocab")
 LIKE: Final = (

@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from simulator.errors import TableError
-from topologies.catalog import device_names, load_cluster, load_device, names
-from topologies.device import Device
-from topologies.errors import CatalogError
-from topologies.reader import read_toml
-from topologies.words import machine
+from foretrace.simulator.errors import TableError
+from foretrace.topologies.catalog import device_names, load_cluster, load_device, names
+from foretrace.topologies.device import Device
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.reader import read_toml
+from foretrace.topologies.words import machine
 
 PATTERNS: Final = (
     (r"gb300", "gb300"),

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
-from simulator.errors import TableError
-from simulator.job import FULLY_SHARDED, Job
-from simulator.profiles import framework_of, load_framework
-from simulator.validate.hardware import device_of
-from simulator.validate.model import model_of
-from simulator.validate.overlap import (
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.profiles import framework_of, load_framework
+from foretrace.simulator.validate.hardware import device_of
+from foretrace.simulator.validate.model import model_of
+from foretrace.simulator.validate.overlap import (
     capacity_of,
     conventions_of,
     counted_ends_of,
@@ -21,8 +21,8 @@ from simulator.validate.overlap import (
     p2p_of,
     scaling_of,
 )
-from simulator.validate.recomputed import recomputed
-from simulator.validate.spelling import (
+from foretrace.simulator.validate.recomputed import recomputed
+from foretrace.simulator.validate.spelling import (
     attention_kernel,
     fused_attention,
     is_hybrid,
@@ -30,11 +30,11 @@ from simulator.validate.spelling import (
     sharding_of,
     stated,
 )
-from simulator.validate.table import Row
-from simulator.validate.versions import conventions_then
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from traces.layout import Layout
+from foretrace.simulator.validate.table import Row
+from foretrace.simulator.validate.versions import conventions_then
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.traces.layout import Layout
 
 LORA_RANK: Final = 16
 """Rank of adapters where none is given, as MLPerf has it; at any rank it is a small share of a step."""

@@ -9,16 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from simulator.compute.attention import PRODUCTS
-from simulator.errors import SimulationError, TableError
-from simulator.models.model import Linear
-from simulator.validate.hardware import device_of
-from simulator.validate.loops import BURST, LASTING, Bench, load_of
-from simulator.validate.scores import Failed, Scored, Validation
-from simulator.validate.table import Row, read_table
-from simulator.workload.ops import DTYPE_BYTES, Op, gemm, memory, weight_gradient
-from topologies.device import Device
-from topologies.errors import TopologyError
+from foretrace.simulator.compute.attention import PRODUCTS
+from foretrace.simulator.errors import SimulationError, TableError
+from foretrace.simulator.models.model import Linear
+from foretrace.simulator.validate.hardware import device_of
+from foretrace.simulator.validate.loops import BURST, LASTING, Bench, load_of
+from foretrace.simulator.validate.scores import Failed, Scored, Validation
+from foretrace.simulator.validate.table import Row, read_table
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, gemm, memory, weight_gradient
+from foretrace.topologies.device import Device
+from foretrace.topologies.errors import TopologyError
 
 DTYPES: Final = {
     "fp16/bf16": "bf16",

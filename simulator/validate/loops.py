@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from simulator.compute.timing import ComputeModel
-from simulator.workload.ops import Op
-from topologies.device import Device
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.workload.ops import Op
+from foretrace.topologies.device import Device
 
 BURST: Final = "burst"
 """How the notes of a row begin that was measured in short bursts."""

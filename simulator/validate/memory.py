@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from simulator.builder.stages import stage_layers
-from simulator.errors import SimulationError, TableError
-from simulator.intervals import layout_class
-from simulator.job import Job
-from simulator.memory.stage import StageMemory, stage_memory
-from simulator.validate.errors import errors
-from simulator.validate.job import job_of, with_shapes
-from simulator.validate.scores import Failed, Scored, Validation
-from simulator.validate.table import Row, read_table
-from topologies.errors import TopologyError
-from traces.errors import TraceError
+from foretrace.simulator.builder.stages import stage_layers
+from foretrace.simulator.errors import SimulationError, TableError
+from foretrace.simulator.intervals import layout_class
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.stage import StageMemory, stage_memory
+from foretrace.simulator.validate.errors import errors
+from foretrace.simulator.validate.job import job_of, with_shapes
+from foretrace.simulator.validate.scores import Failed, Scored, Validation
+from foretrace.simulator.validate.table import Row, read_table
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
 
 KINDS: Final = ("allocated", "reserved", "nvidia_smi", "unspecified")
 """What a figure counts: tensors; and the allocator's slack; and context and libraries; or not said."""

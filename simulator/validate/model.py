@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 from typing import Any, Final
 
-from simulator.errors import TableError
-from simulator.models.model import Model
-from simulator.models.sources import load_model, names
-from simulator.validate.spelling import fused_attention
-from simulator.validate.table import Row
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.models.sources import load_model, names
+from foretrace.simulator.validate.spelling import fused_attention
+from foretrace.simulator.validate.table import Row
 
 GPT_LIKE: Final = re.compile(r"gpt|\bopt\b|bloom|mpt|bert|megatron")
 """Architectures with layer norms, biases, learned positions and no gate, unless a column says otherwise."""

@@ -10,10 +10,10 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any, Final
 
-from simulator.validate.calibrate import SPREADS, Factors, Spreads, fit
-from simulator.validate.ranking import evenly
-from simulator.validate.steps_run import Step
-from simulator.validate.steps_scores import score, score_by
+from foretrace.simulator.validate.calibrate import SPREADS, Factors, Spreads, fit
+from foretrace.simulator.validate.ranking import evenly
+from foretrace.simulator.validate.steps_run import Step
+from foretrace.simulator.validate.steps_scores import score, score_by
 
 TURNS: Final = 6
 """Most runs of a model that take their turn as the one that was measured; the rest is predicted."""

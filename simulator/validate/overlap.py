@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from simulator.validate.spelling import keeps_parameters
+from foretrace.simulator.validate.spelling import keeps_parameters
 
 ON: Final = True
 OFF: Final = False

@@ -6,10 +6,10 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from simulator.errors import TableError
-from simulator.validate.scores import Validation
-from traces.errors import reason
-from traces.replacing import replacing
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.validate.scores import Validation
+from foretrace.traces.errors import reason
+from foretrace.traces.replacing import replacing
 
 ABOUT = (
     "Every point is a measured training run that was simulated as described, on logarithmic axes. Runs that "
@@ -55,7 +55,7 @@ def page(found: Validation) -> str:
         "devices": sorted({device_of(row.what) for row in found.rows}),
         "rows": rows,
     }
-    template = (resources.files("simulator") / "pages" / "steps.html").read_text(encoding="utf-8")
+    template = (resources.files("foretrace.simulator") / "pages" / "steps.html").read_text(encoding="utf-8")
     return template.replace("/*DATA*/", json.dumps(data, separators=(",", ":")).replace("</", "<\\/"))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from simulator.errors import TableError
-from simulator.job import RECOMPUTE_MODULES
-from simulator.validate.spelling import NO, YES
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.job import RECOMPUTE_MODULES
+from foretrace.simulator.validate.spelling import NO, YES
 
 PER_STAGE: Final = re.compile(r"(\d+) layers? ?(?:/|per|a) ?stage|\bblock\D{0,12}(\d+)|(\d+) block")
 """So many layers of each stage, the method that Megatron-LM calls ``block``."""

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.validate.fit import FitValidation
-from simulator.validate.scores import Failed, Spread, Validation, reasons
-from traces.report.format import format_share
+from foretrace.simulator.validate.fit import FitValidation
+from foretrace.simulator.validate.scores import Failed, Spread, Validation, reasons
+from foretrace.traces.report.format import format_share
 
 SHOWN_REASONS: Final = 12
 """Most reasons for failures that are listed; all of them are in ``--json``."""

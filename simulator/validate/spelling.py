@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from simulator.errors import TableError
-from simulator.workload.recipes import recipe_of
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.workload.recipes import recipe_of
 
 UNSTATED: Final = re.compile(
     r"\W*|n/?a|nan|null|unknown|tbd|not (?:stated|given|known|available|specified)|unspecified|see notes"

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from simulator.engine import require_numba
-from simulator.errors import TableError
-from simulator.validate.choices import choices
-from simulator.validate.one_run import calibrated
-from simulator.validate.scores import Failed, Validation
-from simulator.validate.steps_run import Step, run_rows
-from simulator.validate.steps_scores import is_main, sections
-from simulator.validate.table import read_table
+from foretrace.simulator.engine import require_numba
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.validate.choices import choices
+from foretrace.simulator.validate.one_run import calibrated
+from foretrace.simulator.validate.scores import Failed, Validation
+from foretrace.simulator.validate.steps_run import Step, run_rows
+from foretrace.simulator.validate.steps_scores import is_main, sections
+from foretrace.simulator.validate.table import read_table
 
 COLUMNS: Final = ("id", "model", "hardware", "world_size", "tp", "pp", "dp", "seq_len", "step_time_s")
 CALIBRATIONS: Final = ("one-run",)

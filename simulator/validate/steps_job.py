@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from simulator.errors import TableError
-from simulator.job import Job
-from simulator.job_checks import why_not_combined
-from simulator.network.cost import Network
-from simulator.validate.hardware import device_of
-from simulator.validate.job import hardware_of, job_of
-from simulator.validate.overlap import schedule_of
-from simulator.validate.spelling import schedule_named, sharding_of
-from simulator.validate.table import Row
-from simulator.validate.unstated import filled
-from topologies.words import machine
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.job import Job
+from foretrace.simulator.job_checks import why_not_combined
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.validate.hardware import device_of
+from foretrace.simulator.validate.job import hardware_of, job_of
+from foretrace.simulator.validate.overlap import schedule_of
+from foretrace.simulator.validate.spelling import schedule_named, sharding_of
+from foretrace.simulator.validate.table import Row
+from foretrace.simulator.validate.unstated import filled
+from foretrace.topologies.words import machine
 
 BY_STAGES: Final = ("", "1f1b", "interleaved-1f1b")
 """Schedules of which the number of virtual stages tells which one is meant."""

@@ -9,15 +9,15 @@ from dataclasses import dataclass, fields
 from multiprocessing import get_context
 from typing import Final
 
-from simulator.compute.timing import ComputeModel
-from simulator.errors import SimulationError
-from simulator.job import Job
-from simulator.validate.curve import Curve, curve_of
-from simulator.validate.scores import Failed, Scored
-from simulator.validate.steps_job import StepJob, parallel_class, size_class, step_job
-from simulator.validate.table import Row
-from topologies.errors import TopologyError
-from traces.errors import TraceError
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.validate.curve import Curve, curve_of
+from foretrace.simulator.validate.scores import Failed, Scored
+from foretrace.simulator.validate.steps_job import StepJob, parallel_class, size_class, step_job
+from foretrace.simulator.validate.table import Row
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
 
 ALONE: Final = 100
 """Rows up to which starting other processes takes longer than they save."""

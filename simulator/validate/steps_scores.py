@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from simulator.validate.errors import errors
-from simulator.validate.scores import spreads
-from simulator.validate.steps_job import size_names
-from simulator.validate.steps_run import Step
+from foretrace.simulator.validate.errors import errors
+from foretrace.simulator.validate.scores import spreads
+from foretrace.simulator.validate.steps_job import size_names
+from foretrace.simulator.validate.steps_run import Step
 
 COMPLETE: Final = ("A", "A-")
 """Levels of rows that say everything, or all but what their notes state."""

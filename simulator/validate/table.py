@@ -12,8 +12,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from simulator.errors import TableError
-from simulator.validate.spelling import stated, yes_or_no
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.validate.spelling import stated, yes_or_no
 
 THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 """A number as people write it."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from simulator.job import Job
-from simulator.profiles import framework_of
-from simulator.validate.job import job_of
-from simulator.validate.memory import stage_memories
-from simulator.validate.model import DOCUMENT, is_packed
-from simulator.validate.spelling import stated
-from simulator.validate.table import Row
+from foretrace.simulator.job import Job
+from foretrace.simulator.profiles import framework_of
+from foretrace.simulator.validate.job import job_of
+from foretrace.simulator.validate.memory import stage_memories
+from foretrace.simulator.validate.model import DOCUMENT, is_packed
+from foretrace.simulator.validate.spelling import stated
+from foretrace.simulator.validate.table import Row
 
 ASSUMED: Final = {"recompute": "none", "virtual_pp": "1", "micro_batch": "1"}
 """What is taken for a setting that a row does not give, unless something below says better."""

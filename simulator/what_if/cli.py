@@ -24,9 +24,9 @@ def serve(folder: str, port: int, *, opens: bool) -> None:
     The server listens on 127.0.0.1 alone, reads nothing outside DIR and writes nothing. Reports of any size
     are sent in parts. The what-if page, at /plan, simulates every change.
     """
-    from simulator.what_if.planner import Planner
-    from traces.serving.runs import Runs
-    from traces.serving.server import Server
+    from foretrace.simulator.what_if.planner import Planner
+    from foretrace.traces.serving.runs import Runs
+    from foretrace.traces.serving.server import Server
 
     runs, planner = Runs(Path(folder)), Planner()
     with Server({**runs.routes(), **planner.routes()}, port) as server:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulator.job import Job
-from simulator.memory.remedies import NOT_POSSIBLE, Remedy, changes, fits, peak_bytes
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.remedies import NOT_POSSIBLE, Remedy, changes, fits, peak_bytes
 
 MOST_CHANGES: Final = 4
 """Changes that are made together before more GPUs are asked for."""

@@ -12,21 +12,21 @@ from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from simulator.config import job_from
-from simulator.errors import JobError, SimulationError
-from simulator.job import PRECISIONS, RECOMPUTES, SHARDINGS, Job
-from simulator.models.sources import names as model_names
-from simulator.schedules import SCHEDULES
-from simulator.simulate import simulate
-from simulator.what_if.words import Planned, words_of
-from topologies.catalog import load_cluster
-from topologies.catalog import names as cluster_names
-from topologies.errors import TopologyError
-from traces.errors import TraceError
-from traces.pack import Pack
-from traces.report.document import document
-from traces.report.html import served_page
-from traces.serving.server import JSON, Answer, Route, document_answer, page
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import JobError, SimulationError
+from foretrace.simulator.job import PRECISIONS, RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.models.sources import names as model_names
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.what_if.words import Planned, words_of
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.catalog import names as cluster_names
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
+from foretrace.traces.pack import Pack
+from foretrace.traces.report.document import document
+from foretrace.traces.report.html import served_page
+from foretrace.traces.serving.server import JSON, Answer, Route, document_answer, page
 
 NUMBERS: Final = ("gpus", "tp", "pp", "cp", "ep", "virtual_stages", "global_batch", "micro_batch", "seq_len")
 """Settings that are whole numbers; an empty one is left to its default."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simulator.job import Job
-from simulator.simulate import Simulation
-from simulator.summary import job_name
-from simulator.what_if.fitting import ways_to_fit
-from traces.report.format import format_share, format_si
-from traces.report.naming import subtitle
-from traces.report.words import figure, headline
-from traces.run import Run
+from foretrace.simulator.job import Job
+from foretrace.simulator.simulate import Simulation
+from foretrace.simulator.summary import job_name
+from foretrace.simulator.what_if.fitting import ways_to_fit
+from foretrace.traces.report.format import format_share, format_si
+from foretrace.traces.report.naming import subtitle
+from foretrace.traces.report.words import figure, headline
+from foretrace.traces.run import Run
 
 SHOWN_REMEDIES: Final = 6
 

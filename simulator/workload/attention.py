@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.compute.fusion import elementwise_piece, is_separate
-from simulator.job import Job
-from simulator.workload.context import shape, with_context
-from simulator.workload.linear import (
+from foretrace.simulator.compute.fusion import elementwise_piece, is_separate
+from foretrace.simulator.job import Job
+from foretrace.simulator.workload.context import shape, with_context
+from foretrace.simulator.workload.linear import (
     norm,
     replicated_linear,
     residual_in,
@@ -15,8 +15,8 @@ from simulator.workload.linear import (
     tokens_per_rank,
     tokens_per_shard,
 )
-from simulator.workload.lora import adapted
-from simulator.workload.ops import (
+from foretrace.simulator.workload.lora import adapted
+from foretrace.simulator.workload.ops import (
     DTYPE_BYTES,
     Addressed,
     Block,
@@ -27,8 +27,8 @@ from simulator.workload.ops import (
     memory,
     phases,
 )
-from simulator.workload.recompute import recompute_phase
-from simulator.workload.tensor import column_linear, row_linear
+from foretrace.simulator.workload.recompute import recompute_phase
+from foretrace.simulator.workload.tensor import column_linear, row_linear
 
 
 def attention_block(job: Job, layer: int) -> Block:

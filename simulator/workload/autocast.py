@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.job import Job
-from simulator.workload.ops import DTYPE_BYTES, Op, memory
+from foretrace.simulator.job import Job
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, memory
 
 
 def cast(job: Job, name: str, n_elements: int, count: int = 1) -> Op:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulator.job import Job
-from simulator.workload.ops import DTYPE_BYTES, Comm, Op, Phase, Piece, elementwise
+from foretrace.simulator.job import Job
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Comm, Op, Phase, Piece, elementwise
 
 Core = tuple[tuple[Op, ...], tuple[Op, ...]]
 """Forward and backward of attention."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from simulator.compute.fusion import elementwise_piece, is_clamped_apart, is_separate
-from simulator.job import Job
-from simulator.workload.linear import tokens_per_rank
-from simulator.workload.ops import Piece
-from simulator.workload.tensor import column_linear, row_linear
+from foretrace.simulator.compute.fusion import elementwise_piece, is_clamped_apart, is_separate
+from foretrace.simulator.job import Job
+from foretrace.simulator.workload.linear import tokens_per_rank
+from foretrace.simulator.workload.ops import Piece
+from foretrace.simulator.workload.tensor import column_linear, row_linear
 
 
 def dense_mlp(job: Job, block: str, ffn_hidden: int) -> list[Piece]:

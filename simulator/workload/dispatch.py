@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from simulator.errors import SimulationError
-from topologies.shape import GroupShape
+from foretrace.simulator.errors import SimulationError
+from foretrace.topologies.shape import GroupShape
 
 CROWD_SHARE: Final = 0.84
 """What is left of a port when senders of many nodes meet there: 39 of 46 GB/s, dispatch to experts in 16 and

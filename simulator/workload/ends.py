@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.compute.fusion import ADAM_EAGER_PASSES, ADAM_FUSED_PASSES, is_separate, traffic
-from simulator.job import FULLY_SHARDED, Job
-from simulator.models.model import Linear, share
-from simulator.workload.linear import (
+from foretrace.simulator.compute.fusion import ADAM_EAGER_PASSES, ADAM_FUSED_PASSES, is_separate, traffic
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.models.model import Linear, share
+from foretrace.simulator.workload.linear import (
     gradient_sum,
     norm,
     residual_dtype,
     tokens_per_rank,
     tp_comm,
 )
-from simulator.workload.ops import DTYPE_BYTES, Block, Comm, Op, Piece, memory, phases
-from simulator.workload.tensor import column_linear
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Block, Comm, Op, Piece, memory, phases
+from foretrace.simulator.workload.tensor import column_linear
 
 
 def embedding_block(job: Job) -> Block:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from simulator.job import Job
-from simulator.models.model import Linear, share
-from simulator.workload.dense import activation, dense_mlp
-from simulator.workload.linear import (
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Linear, share
+from foretrace.simulator.workload.dense import activation, dense_mlp
+from foretrace.simulator.workload.linear import (
     expert_tokens,
     hidden_bytes,
     job_recipe,
@@ -16,8 +16,8 @@ from simulator.workload.linear import (
     replicated_linear,
     tokens_per_shard,
 )
-from simulator.workload.lora import dequantised
-from simulator.workload.ops import (
+from foretrace.simulator.workload.lora import dequantised
+from foretrace.simulator.workload.ops import (
     DTYPE_BYTES,
     Comm,
     Op,
@@ -29,8 +29,8 @@ from simulator.workload.ops import (
     phases,
     weight_gradient,
 )
-from simulator.workload.recipes import RECIPES, quantised
-from simulator.workload.routing import load_factor, routed_tokens
+from foretrace.simulator.workload.recipes import RECIPES, quantised
+from foretrace.simulator.workload.routing import load_factor, routed_tokens
 
 
 def experts_mlp(job: Job) -> list[Piece]:

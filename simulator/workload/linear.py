@@ -6,14 +6,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from simulator.compute.fusion import elementwise_piece, is_separate
-from simulator.compute.gemm import ALIGNED_BYTES, UNALIGNED
-from simulator.job import FULLY_SHARDED, Job
-from simulator.models.model import Linear
-from simulator.workload.autocast import cast, cast_gradients, in_fp32
-from simulator.workload.lora import adapter, dequantised
-from simulator.workload.ops import DTYPE_BYTES, Comm, Op, Piece, elementwise, gemm, memory, weight_gradient
-from simulator.workload.recipes import RECIPES, Recipe, quantised, rescaled
+from foretrace.simulator.compute.fusion import elementwise_piece, is_separate
+from foretrace.simulator.compute.gemm import ALIGNED_BYTES, UNALIGNED
+from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.models.model import Linear
+from foretrace.simulator.workload.autocast import cast, cast_gradients, in_fp32
+from foretrace.simulator.workload.lora import adapter, dequantised
+from foretrace.simulator.workload.ops import (
+    DTYPE_BYTES,
+    Comm,
+    Op,
+    Piece,
+    elementwise,
+    gemm,
+    memory,
+    weight_gradient,
+)
+from foretrace.simulator.workload.recipes import RECIPES, Recipe, quantised, rescaled
 
 
 def tokens_per_rank(job: Job) -> int:

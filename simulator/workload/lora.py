@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from simulator.job import Job
-from simulator.models.model import Linear
-from simulator.workload.ops import DTYPE_BYTES, Op, gemm, memory, weight_gradient
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Linear
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, gemm, memory, weight_gradient
 
 NF4_BITS: Final = 4 + 8 / 64 + 32 / (64 * 256)
 """Bits of a quantised weight: 4, a scale of 8 per block of 64, and a scale of 32 per 256 of those.

@@ -7,12 +7,12 @@ The public face of the workload: types from ``simulator.workload.ops``, blocks f
 
 from __future__ import annotations
 
-from simulator.job import Job
-from simulator.workload.attention import attention_block
-from simulator.workload.ends import embedding_block, head_block, optimizer_ops
-from simulator.workload.mlp import mlp_block
-from simulator.workload.mtp import head_blocks
-from simulator.workload.ops import DTYPE_BYTES, PHASES, Block, Comm, Op, Phase
+from foretrace.simulator.job import Job
+from foretrace.simulator.workload.attention import attention_block
+from foretrace.simulator.workload.ends import embedding_block, head_block, optimizer_ops
+from foretrace.simulator.workload.mlp import mlp_block
+from foretrace.simulator.workload.mtp import head_blocks
+from foretrace.simulator.workload.ops import DTYPE_BYTES, PHASES, Block, Comm, Op, Phase
 
 __all__ = [
     "DTYPE_BYTES",

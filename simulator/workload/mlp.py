@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from simulator.job import Job
-from simulator.workload.dense import dense_mlp
-from simulator.workload.experts import experts_mlp
-from simulator.workload.linear import norm, residual_in, residual_out
-from simulator.workload.lora import adapted
-from simulator.workload.ops import Block, phases
-from simulator.workload.recompute import recompute_phase
+from foretrace.simulator.job import Job
+from foretrace.simulator.workload.dense import dense_mlp
+from foretrace.simulator.workload.experts import experts_mlp
+from foretrace.simulator.workload.linear import norm, residual_in, residual_out
+from foretrace.simulator.workload.lora import adapted
+from foretrace.simulator.workload.ops import Block, phases
+from foretrace.simulator.workload.recompute import recompute_phase
 
 
 def mlp_block(job: Job, layer: int) -> Block:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.job import Job
-from simulator.models.model import Linear, share
-from simulator.workload.attention import attention_block
-from simulator.workload.ends import head_block
-from simulator.workload.linear import hidden_bytes, norm, tokens_per_rank, tp_comm
-from simulator.workload.mlp import mlp_block
-from simulator.workload.ops import Block, Op, Piece, memory, phases
-from simulator.workload.recompute import recompute_phase
-from simulator.workload.tensor import column_linear
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Linear, share
+from foretrace.simulator.workload.attention import attention_block
+from foretrace.simulator.workload.ends import head_block
+from foretrace.simulator.workload.linear import hidden_bytes, norm, tokens_per_rank, tp_comm
+from foretrace.simulator.workload.mlp import mlp_block
+from foretrace.simulator.workload.ops import Block, Op, Piece, memory, phases
+from foretrace.simulator.workload.recompute import recompute_phase
+from foretrace.simulator.workload.tensor import column_linear
 
 
 def head_blocks(job: Job) -> tuple[Block, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from simulator.models.model import Linear
+from foretrace.simulator.models.model import Linear
 
 DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {"fp8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}

@@ -11,8 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from simulator.workload.ops import DTYPE_BYTES, Op, memory
-from topologies.device import Device
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, memory
+from foretrace.topologies.device import Device
 
 
 class Recipe(NamedTuple):

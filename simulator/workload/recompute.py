@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from simulator.compute.fusion import is_separate
-from simulator.job import Job
-from simulator.workload.ops import Comm, Op, Phase
+from foretrace.simulator.compute.fusion import is_separate
+from foretrace.simulator.job import Job
+from foretrace.simulator.workload.ops import Comm, Op, Phase
 
 SECOND: Final = 2
 """Of the products that are computed apart, the one that is not saved: key, and up."""

@@ -10,8 +10,8 @@ import math
 from statistics import NormalDist
 from typing import Final
 
-from simulator.job import Job
-from simulator.models.model import share
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import share
 
 BLOM: Final = 0.375
 """Of the expected largest of ``n`` normal values, ``quantile((n - a) / (n + 1 - 2 a))``.

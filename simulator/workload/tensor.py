@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.job import Job
-from simulator.models.model import Linear
-from simulator.workload.linear import linear_ops, tokens_per_rank, tp_comm, with_casts
-from simulator.workload.ops import Comm, Op, Phase, Piece
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.model import Linear
+from foretrace.simulator.workload.linear import linear_ops, tokens_per_rank, tp_comm, with_casts
+from foretrace.simulator.workload.ops import Comm, Op, Phase, Piece
 
 
 def column_linear(job: Job, block: str, linear: Linear) -> Piece:

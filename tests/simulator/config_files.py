@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simulator.config import job_from
-from simulator.configs.read import read_files
-from simulator.job import Job
+from foretrace.simulator.config import job_from
+from foretrace.simulator.configs.read import read_files
+from foretrace.simulator.job import Job
 
 MEGATRON = """
 #!/bin/bash

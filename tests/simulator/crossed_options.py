@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simulator.config import job_from
-from simulator.errors import SimulationError
-from simulator.job import OFFLOADS, PRECISIONS, RECOMPUTES, SHARDINGS
-from simulator.models.model import Model
-from simulator.profiles import framework_names
-from simulator.schedules import SCHEDULES
-from simulator.simulate import simulate
-from simulator.workload.recipes import RECIPES
-from topologies.errors import TopologyError
-from traces.errors import TraceError
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import OFFLOADS, PRECISIONS, RECOMPUTES, SHARDINGS
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.profiles import framework_names
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.workload.recipes import RECIPES
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
 
 SMALL: Final = Model(
     name="small",

@@ -7,12 +7,12 @@ from functools import cache, partial
 
 from hypothesis.strategies import booleans, builds, sampled_from
 
-from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.memory.stage import StageMemory, stage_memory
-from simulator.models.model import Model
-from simulator.models.sources import load_model
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.memory.stage import StageMemory, stage_memory
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.models.sources import load_model
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 cluster = cache(load_cluster)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.program import Label, Program, Transfer
+from foretrace.simulator.program import Label, Program, Transfer
 
 
 def program_of(

@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from simulator.compute.timing import ComputeModel
-from simulator.rehearsed.rank import RankWriter
-from simulator.rehearsed.run import simulate_rehearsal
-from simulator.rehearsed.works import priced
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from traces.layout import Group, Layout
-from traces.rehearsal import (
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.rehearsed.rank import RankWriter
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.simulator.rehearsed.works import priced
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.rehearsal import (
     EVENTS,
     MESSAGES,
     PLACES,

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import sampled_from
 
-from simulator.network.advice import slow_axes
-from simulator.network.cost import Network
-from topologies.catalog import load_cluster
-from topologies.placement import place
-from traces.layout import Layout
+from foretrace.simulator.network.advice import slow_axes
+from foretrace.simulator.network.cost import Network
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.placement import place
+from foretrace.traces.layout import Layout
 
 MIB = 2**20
 CLUSTER = load_cluster("dgx-h100", 64)

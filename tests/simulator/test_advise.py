@@ -11,17 +11,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import floats, lists, tuples
 
-from foretrace import main
-from simulator.advise.ladder import Question, Rung, climb, longest, preferred, simplest, tied
-from simulator.advise.ways import WAYS
-from simulator.advise.words import sentence, trained_share, verdict
-from simulator.config import job_from
-from simulator.errors import JobError
-from simulator.memory.ranks import rank_memories
-from simulator.models.sources import load_model
-from simulator.search.ties import difference
-from simulator.simulate import simulate
-from topologies.catalog import load_cluster
+from foretrace.cli import main
+from foretrace.simulator.advise.ladder import Question, Rung, climb, longest, preferred, simplest, tied
+from foretrace.simulator.advise.ways import WAYS
+from foretrace.simulator.advise.words import sentence, trained_share, verdict
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.search.ties import difference
+from foretrace.simulator.simulate import simulate
+from foretrace.topologies.catalog import load_cluster
 
 pytest.importorskip("numba")
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.config import job_from
-from simulator.job import Job
-from simulator.network.cost import Network
-from simulator.simulate import simulate
-from simulator.variation import Variation
-from traces.analysis.collectives import bandwidths, bus_factor, collectives
-from traces.analysis.critical_path import critical_path
-from traces.analysis.held_up import held_up
-from traces.analysis.roots import roots
-from traces.analysis.stragglers import stragglers
-from traces.compare import compare
-from traces.replay.whatif import scaled, what_if
+from foretrace.simulator.config import job_from
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.variation import Variation
+from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives
+from foretrace.traces.analysis.critical_path import critical_path
+from foretrace.traces.analysis.held_up import held_up
+from foretrace.traces.analysis.roots import roots
+from foretrace.traces.analysis.stragglers import stragglers
+from foretrace.traces.compare import compare
+from foretrace.traces.replay.whatif import scaled, what_if
 
 LARGE = {"model": "llama3-8b", "cluster": "dgx-h100", "seq_len": 8192, "micro_batch": 1}
 

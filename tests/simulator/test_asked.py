@@ -6,11 +6,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import integers, sampled_from, tuples
 
-from simulator.errors import SimulationError
-from simulator.network.collectives import KINDS
-from simulator.network.cost import Network
-from simulator.network.nccl import PROTOCOLS, choice
-from topologies.catalog import load_cluster
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.collectives import KINDS
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import PROTOCOLS, choice
+from foretrace.topologies.catalog import load_cluster
 
 MACHINES = ("dgx-h100", "dgx-a100", "dgx-b200", "dgx1-v100", "rtx4090-8")
 

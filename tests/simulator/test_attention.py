@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from, tuples
 
-from simulator.compute.attention import attention_s
-from simulator.workload.ops import Op
-from topologies.catalog import device_names, load_device
-from topologies.device import Device
+from foretrace.simulator.compute.attention import attention_s
+from foretrace.simulator.workload.ops import Op
+from foretrace.topologies.catalog import device_names, load_device
+from foretrace.topologies.device import Device
 
 KERNELS = [
     (name, kernel)

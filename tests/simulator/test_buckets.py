@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.builder.groups import OF_REPLICAS
-from simulator.builder.stages import Unit, units_by_stage
-from simulator.builder.tensors import buckets, tensors
-from simulator.config import job_from
-from simulator.job import Job
-from simulator.profiles import framework_names
-from simulator.simulate import simulate
-from simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.builder.groups import OF_REPLICAS
+from foretrace.simulator.builder.stages import Unit, units_by_stage
+from foretrace.simulator.builder.tensors import buckets, tensors
+from foretrace.simulator.config import job_from
+from foretrace.simulator.job import Job
+from foretrace.simulator.profiles import framework_names
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 MIB = 2**20
 MODELS = ("llama3-8b", "gpt2", "command-r-35b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b")

@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.builder.gradients import DDP_BUCKET_BYTES
-from simulator.builder.groups import Groups
-from simulator.builder.stage_layers import split_layers
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.engine import event
-from simulator.folding import representatives
-from simulator.job import FULLY_SHARDED, SHARDINGS, Job
-from simulator.models.sources import load_model
-from simulator.network.cost import Network
-from simulator.program import Program, Transfer
-from simulator.workload.dispatch import Routing
-from simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
-from simulator.workload.ops import DTYPE_BYTES
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.builder.gradients import DDP_BUCKET_BYTES
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.stage_layers import split_layers
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine import event
+from foretrace.simulator.folding import representatives
+from foretrace.simulator.job import FULLY_SHARDED, SHARDINGS, Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Program, Transfer
+from foretrace.simulator.workload.dispatch import Routing
+from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
+from foretrace.simulator.workload.ops import DTYPE_BYTES
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 
 class Wire:

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.builder.chain import Chains, Pass, _phases, _pieces
-from simulator.builder.groups import Groups
-from simulator.builder.instances import Costs, Message
-from simulator.builder.program_builder import COMPUTE, DP, ProgramBuilder, Task, Template
-from simulator.builder.stages import Unit
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.program import Label, Program, Transfer
-from simulator.simulate import simulate
-from simulator.workload.dispatch import Routing
-from simulator.workload.ops import Block, Comm, Op, memory
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.builder.chain import Chains, Pass, _phases, _pieces
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.instances import Costs, Message
+from foretrace.simulator.builder.program_builder import COMPUTE, DP, ProgramBuilder, Task, Template
+from foretrace.simulator.builder.stages import Unit
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.program import Label, Program, Transfer
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.workload.dispatch import Routing
+from foretrace.simulator.workload.ops import Block, Comm, Op, memory
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 OP = memory("op", 1000, "bf16")
 

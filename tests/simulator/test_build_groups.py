@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.builder.groups import Groups
-from simulator.builder.stage_layers import split_layers
-from simulator.errors import JobError
-from traces.layout import Layout
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.stage_layers import split_layers
+from foretrace.simulator.errors import JobError
+from foretrace.traces.layout import Layout
 
 
 @settings(deadline=None)

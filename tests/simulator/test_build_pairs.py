@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.builder.instances import Message
-from simulator.builder.pairs import write_both
-from simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.engine import compiled, contended, contended_compiled, event
-from simulator.job import Job
-from simulator.network.cost import Network
-from simulator.program import Label, Program
-from simulator.schedules import pairs, plan, write_csv
-from simulator.simulate import simulate
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.pairs import write_both
+from foretrace.simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import compiled, contended, contended_compiled, event
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Label, Program
+from foretrace.simulator.schedules import pairs, plan, write_csv
+from foretrace.simulator.simulate import simulate
 
 EP = STREAMS.index("ep")
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.builder.groups import Groups
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.engine import compiled
-from simulator.job import Job
-from simulator.network.cost import Network
-from simulator.program import Program
-from traces.layout import Layout
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import compiled
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Program
+from foretrace.traces.layout import Layout
 
 
 def make_job(**given: Any) -> Job:

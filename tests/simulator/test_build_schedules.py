@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from simulator.builder.stages import job_plan, n_stages, stage_layers
-from simulator.builder.step import build, job_groups
-from simulator.compute.timing import ComputeModel
-from simulator.engine import compiled, contended, contended_compiled, event
-from simulator.folding import representatives
-from simulator.job import Job
-from simulator.models.sources import load_model
-from simulator.network.cost import Network
-from simulator.program import Transfer
-from simulator.schedules import SCHEDULES, holders, plan, write_csv
-from simulator.workload.dispatch import Routing
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
+from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine import compiled, contended, contended_compiled, event
+from foretrace.simulator.folding import representatives
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Transfer
+from foretrace.simulator.schedules import SCHEDULES, holders, plan, write_csv
+from foretrace.simulator.workload.dispatch import Routing
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 
 class Wire:

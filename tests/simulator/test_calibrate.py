@@ -11,17 +11,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis.strategies import floats, lists
 
-from foretrace import main
-from simulator.config import job_from
-from simulator.errors import CalibrationError
-from simulator.job import Job
-from simulator.recorded.calibrate import calibrate
-from simulator.recorded.calibration import Calibration, Factor, constants_of, read_calibration
-from simulator.recorded.least_squares import fit_factors, median_error
-from simulator.simulate import simulate
-from simulator.variation import Variation
-from topologies.catalog import load_cluster
-from traces.analysis.metrics import breakdown, step_times_ns
+from foretrace.cli import main
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import CalibrationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.recorded.calibrate import calibrate
+from foretrace.simulator.recorded.calibration import Calibration, Factor, constants_of, read_calibration
+from foretrace.simulator.recorded.least_squares import fit_factors, median_error
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.variation import Variation
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.analysis.metrics import breakdown, step_times_ns
 
 LOCAL = {"model": "llama3.2-1b", "cluster": "localhost", "precision": "fp32", "seq_len": 256, "steps": 4}
 

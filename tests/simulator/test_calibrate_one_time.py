@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from foretrace import main
-from simulator.config import job_from
-from simulator.errors import CalibrationError
-from simulator.recorded.calibration import read_calibration
-from simulator.recorded.one_time import OneTime, calibrate_on_time
-from simulator.simulate import simulate
+from foretrace.cli import main
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import CalibrationError
+from foretrace.simulator.recorded.calibration import read_calibration
+from foretrace.simulator.recorded.one_time import OneTime, calibrate_on_time
+from foretrace.simulator.simulate import simulate
 
 pytest.importorskip("numba")
 

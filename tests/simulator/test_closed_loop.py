@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from foretrace import main
-from simulator.recorded.like import job_like
 from tests.processes import Runner
-from traces.run import Run
-from traces.store import open_run
+
+from foretrace.cli import main
+from foretrace.simulator.recorded.like import job_like
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, sampled_from
 
-from simulator.network.collectives import (
+from foretrace.simulator.network.collectives import (
     KINDS,
     bus_factor,
     half_size_s,
@@ -17,9 +17,9 @@ from simulator.network.collectives import (
     tree_factor,
     tree_hops,
 )
-from simulator.network.nccl import NVLS_INTRA_S, NVLS_RANKS, PROTOCOLS
-from topologies.errors import CatalogError
-from topologies.link import Curve, Table
+from foretrace.simulator.network.nccl import NVLS_INTRA_S, NVLS_RANKS, PROTOCOLS
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.link import Curve, Table
 
 SIZES = integers(0, 2**40)
 RANKS = integers(2, 1024)

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.builder.chain import host_work
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.engine import compiled
-from simulator.errors import JobError, ScheduleError
-from simulator.job import Job
-from simulator.network.cost import Network
-from simulator.schedules import Action, pairs, plan
-from simulator.search.schedule_program import schedule_program
-from simulator.workload.micro_batch import layer_blocks
-from simulator.workload.ops import Op
+from foretrace.simulator.builder.chain import host_work
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import compiled
+from foretrace.simulator.errors import JobError, ScheduleError
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.schedules import Action, pairs, plan
+from foretrace.simulator.search.schedule_program import schedule_program
+from foretrace.simulator.workload.micro_batch import layer_blocks
+from foretrace.simulator.workload.ops import Op
 
 
 def make_job(**given: Any) -> Job:

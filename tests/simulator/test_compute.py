@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import builds, floats, integers, lists, sampled_from
 
-from simulator.compute.timing import COSTS, ComputeModel
-from simulator.workload.ops import Comm, Op, gemm, memory
-from topologies.catalog import load_device
-from topologies.device import Device
-from topologies.errors import CatalogError
+from foretrace.simulator.compute.timing import COSTS, ComputeModel
+from foretrace.simulator.workload.ops import Comm, Op, gemm, memory
+from foretrace.topologies.catalog import load_device
+from foretrace.topologies.device import Device
+from foretrace.topologies.errors import CatalogError
 
 DEVICE = Device(
     name="round numbers",

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from foretrace import main
-from simulator.config import job_from, job_settings, read_config, write_config
-from simulator.configs.read import TOOLS, read_files
-from simulator.configs.rules import SETTLED, Use, flattened
-from simulator.configs.shell import arguments
-from simulator.errors import ConfigError, JobError
-from simulator.models.model import Model
-from simulator.models.sources import load_model
-from simulator.profiles import OVERRIDABLE
-from simulator.settings import KINDS
 from tests.simulator.config_files import BESIDE, DEEPSPEED, FILES, MEGATRON, job_of, written
+
+from foretrace.cli import main
+from foretrace.simulator.config import job_from, job_settings, read_config, write_config
+from foretrace.simulator.configs.read import TOOLS, read_files
+from foretrace.simulator.configs.rules import SETTLED, Use, flattened
+from foretrace.simulator.configs.shell import arguments
+from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.profiles import OVERRIDABLE
+from foretrace.simulator.settings import KINDS
 
 EXPECTED: Mapping[str, Mapping[str, Any]] = {
     "megatron": {

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from simulator.config import job_from
-from simulator.configs.read import read_files
-from simulator.job import Job
-from simulator.profiles import load_framework
 from tests.simulator.config_files import BESIDE, DEEPSPEED, MEGATRON, written
+
+from foretrace.simulator.config import job_from
+from foretrace.simulator.configs.read import read_files
+from foretrace.simulator.job import Job
+from foretrace.simulator.profiles import load_framework
 
 
 def job_of(folder: Path, document: dict[str, Any], **given: Any) -> Job:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from simulator.config import job_from
-from simulator.configs.read import read_files
-from simulator.configs.shell import arguments
-from simulator.errors import ConfigError
+from foretrace.simulator.config import job_from
+from foretrace.simulator.configs.read import read_files
+from foretrace.simulator.configs.shell import arguments
+from foretrace.simulator.errors import ConfigError
 
 NESTED = """
 D=${3:-"MOCK"}

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from simulator.config import job_from
-from simulator.configs.read import read_files
-from simulator.job import Job
 from tests.simulator.config_files import NANOTRON
+
+from foretrace.simulator.config import job_from
+from foretrace.simulator.configs.read import read_files
+from foretrace.simulator.job import Job
 
 TRAINING = """
 [model]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.config import job_from
-from simulator.configs.write import TARGETS, read_back, written
-from simulator.errors import SimulationError
-from simulator.job import Job
+from foretrace.simulator.config import job_from
+from foretrace.simulator.configs.write import TARGETS, read_back, written
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
 
 READ_BACK = tuple(name for name, target in TARGETS.items() if target.parse is not None)
 BASE: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 64, "global_batch": 256, "seq_len": 4096}

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from simulator.engine import contended, contended_compiled, event
-from simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Way
-from simulator.errors import ProgramError
-from simulator.network.cost import Network
-from simulator.program import Label, Program, Transfer
-from simulator.workload.dispatch import Routing
 from tests.simulator.made_programs import program_of
-from topologies.catalog import load_cluster
+
+from foretrace.simulator.engine import contended, contended_compiled, event
+from foretrace.simulator.engine.changes import FAR, IN, NEAR, OUT, Change, Way
+from foretrace.simulator.errors import ProgramError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Label, Program, Transfer
+from foretrace.simulator.workload.dispatch import Routing
+from foretrace.topologies.catalog import load_cluster
 
 STREAMS = ("compute", "tp", "dp")
 KINDS = ("all_reduce", "send", "recv")

@@ -6,12 +6,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from simulator.compute.convolution import CONVOLUTION, DIRECT_SHARE
-from simulator.compute.timing import ComputeModel
-from simulator.rehearsed.works import priced
-from simulator.workload.ops import Op
-from topologies.catalog import load_device
-from traces.rehearsal import CONVERSION, WORKS
+from foretrace.simulator.compute.convolution import CONVOLUTION, DIRECT_SHARE
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.rehearsed.works import priced
+from foretrace.simulator.workload.ops import Op
+from foretrace.topologies.catalog import load_device
+from foretrace.traces.rehearsal import CONVERSION, WORKS
 
 ROWS, CHANNELS, TAPS = 64 * 56 * 56, 256, 9
 MEASURED_FP16 = {"rtx-3090": 75.7e12, "rtx-4090": 167e12, "rtx-5090": 231e12}

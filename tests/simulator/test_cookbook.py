@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from foretrace import main
+from foretrace.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cookbook.md"
 TEXT = PAGE.read_text(encoding="utf-8")

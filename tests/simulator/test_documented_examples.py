@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.settings import TABLES
+from foretrace.simulator.settings import TABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

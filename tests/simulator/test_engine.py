@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from simulator.engine import WORTH_LOADING, choose, compiled, contended, contended_compiled, event
-from simulator.engine.jit import jit, words
-from simulator.errors import EngineError, ProgramError
-from simulator.program import Label, Program, Transfer
-from simulator.schedules import Action, plan
 from tests.simulator.made_programs import program_of
+
+from foretrace.simulator.engine import WORTH_LOADING, choose, compiled, contended, contended_compiled, event
+from foretrace.simulator.engine.jit import jit, words
+from foretrace.simulator.errors import EngineError, ProgramError
+from foretrace.simulator.program import Label, Program, Transfer
+from foretrace.simulator.schedules import Action, plan
 
 STREAMS = ("compute", "tp", "dp")
 ENGINES = [event, compiled]
@@ -300,14 +300,15 @@ def test_the_engine_is_chosen_by_name_or_by_size() -> None:
 
 
 def test_without_numba_everything_runs_on_the_event_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.engine.find_spec", lambda _: None)
+    monkeypatch.setattr("foretrace.simulator.engine.find_spec", lambda _: None)
     assert choose("auto", 10**9) is event
     with pytest.raises(EngineError, match="needs numba: pip install numba, or --engine event"):
         choose("compiled", 1)
 
 
 SAYS = (
-    "from simulator.engine import choose; from simulator.search.schedule_program import schedule_program; "
+    "from foretrace.simulator.engine import choose; "
+    "from foretrace.simulator.search.schedule_program import schedule_program; "
     "program = schedule_program('1f1b', 1, 1).program; "
     "said = []; choose('compiled', 1, said.append).run(program); print(said)"
 )
@@ -319,7 +320,7 @@ def say(environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", SAYS],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,13 +9,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from simulator.engine import compiled, contended, contended_compiled, event
-from simulator.engine.changes import FAR, IN, NEAR, OUT, SWITCHES, WAYS, Above, Change, Throttle, Way
-from simulator.engine.slowdown import MOST, slowdown
-from simulator.errors import EngineError, ProgramError
-from simulator.program import Label, Program, Transfer
 from tests.simulator.made_programs import program_of
+
+from foretrace.simulator.engine import compiled, contended, contended_compiled, event
+from foretrace.simulator.engine.changes import (
+    FAR,
+    IN,
+    NEAR,
+    OUT,
+    SWITCHES,
+    WAYS,
+    Above,
+    Change,
+    Throttle,
+    Way,
+)
+from foretrace.simulator.engine.slowdown import MOST, slowdown
+from foretrace.simulator.errors import EngineError, ProgramError
+from foretrace.simulator.program import Label, Program, Transfer
 
 STREAMS = ("compute", "tp", "dp", "host")
 LABELS = (

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import DataObject, data, integers, lists, sampled_from, sets
 
-from simulator.job import Job
-from simulator.models.sources import load_model
-from simulator.network.collectives import KINDS, bus_factor
-from simulator.network.cost import Network
-from simulator.simulate import simulate
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.fabric import FabricSpec
-from topologies.reach import Reach
-from traces.layout import Layout
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.network.collectives import KINDS, bus_factor
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.simulate import simulate
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.fabric import FabricSpec
+from foretrace.topologies.reach import Reach
+from foretrace.traces.layout import Layout
 
 SPECS = {
     "switch": FabricSpec(kind="switch"),

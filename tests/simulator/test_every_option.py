@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
-
-from simulator.framework import Framework
-from simulator.profiles import OVERRIDABLE, framework_names, load_framework
 from tests.simulator.crossed_options import ASKED, CONVENTIONS, NEEDS, OPTIONS, outcome
+
+from foretrace.simulator.framework import Framework
+from foretrace.simulator.profiles import OVERRIDABLE, framework_names, load_framework
 
 
 def crossed(seed: int) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import DrawFn, composite, floats, integers, lists, randoms, sampled_from
 
-from foretrace import main
-from simulator.errors import SimulationError
-from simulator.network.cost import Network
-from simulator.network.exchange import load, skewed
-from simulator.network.nccl import choice
-from simulator.program import Transfer
-from topologies.catalog import load_cluster
+from foretrace.cli import main
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.exchange import load, skewed
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.program import Transfer
+from foretrace.topologies.catalog import load_cluster
 
 H100 = Network(load_cluster("dgx-h100", 32))
 MACHINES = {"dgx-h100": H100, "mi300x": Network(load_cluster("mi300x", 32))}

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.builder.groups import Groups
-from simulator.config import job_from, read_config, write_config
-from simulator.configs.read import read_files
-from simulator.configs.write import written
-from simulator.errors import JobError
-from simulator.job import Job
-from simulator.memory.ranks import rank_memories
-from simulator.memory.states import sharding_units
-from simulator.simulate import simulate
-from simulator.workload.experts import experts_mlp
-from simulator.workload.mlp import mlp_block
-from simulator.workload.ops import Comm, Op
-from traces.errors import LayoutError
-from traces.layout import Layout
+from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.config import job_from, read_config, write_config
+from foretrace.simulator.configs.read import read_files
+from foretrace.simulator.configs.write import written
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.states import sharding_units
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.workload.experts import experts_mlp
+from foretrace.simulator.workload.mlp import mlp_block
+from foretrace.simulator.workload.ops import Comm, Op
+from foretrace.traces.errors import LayoutError
+from foretrace.traces.layout import Layout
 
 MIXTRAL = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 16, "global_batch": 32, "seq_len": 2048}
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from simulator.errors import SimulationError
-from simulator.network.cost import Network
-from simulator.workload.dispatch import Routing, expected_places, traffic
-from topologies.catalog import load_cluster
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.workload.dispatch import Routing, expected_places, traffic
+from foretrace.topologies.catalog import load_cluster
 
 BATCH = Routing(tokens=4096, token_bytes=7168, top_k=8, max_nodes=4)
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.compute.timing import ComputeModel, fixed_s
-from simulator.recorded.calibration import Calibration, Factor
-from simulator.workload.ops import Op, gemm, memory
-from topologies.catalog import load_cluster
+from foretrace.simulator.compute.timing import ComputeModel, fixed_s
+from foretrace.simulator.recorded.calibration import Calibration, Factor
+from foretrace.simulator.workload.ops import Op, gemm, memory
+from foretrace.topologies.catalog import load_cluster
 
 RATES = {"products": 1.4, "attention": 0.7, "memory": 0.6, "copies": 3.0, "optimizer": 0.5}
 KINDS = [

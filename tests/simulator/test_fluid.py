@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import composite, dictionaries, floats, integers, lists, sampled_from
 
-from simulator.errors import SimulationError
-from simulator.network.fluid import Fluid, max_min
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.fluid import Fluid, max_min
 
 LINKS = ["a", "b", "c", "d"]
 LOADS = dictionaries(sampled_from(LINKS), sampled_from([0.25, 0.5, 1.0]), min_size=1)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import booleans, sampled_from
 
-from simulator import framework
-from simulator.builder.stages import stage_layers
-from simulator.errors import JobError
-from simulator.framework import Framework
-from simulator.job import Job
-from simulator.memory.activations import kept_bytes, logits_bytes
-from simulator.memory.stage import stage_memory
-from simulator.memory.states import bucket_bytes, sharding_units
-from simulator.models.sources import load_model
-from simulator.profiles import OVERRIDABLE, framework_names, framework_of, load_framework
-from simulator.validate.memory import stage_memories
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator import framework
+from foretrace.simulator.builder.stages import stage_layers
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.framework import Framework
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.activations import kept_bytes, logits_bytes
+from foretrace.simulator.memory.stage import stage_memory
+from foretrace.simulator.memory.states import bucket_bytes, sharding_units
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.profiles import OVERRIDABLE, framework_names, framework_of, load_framework
+from foretrace.simulator.validate.memory import stage_memories
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 
 def job(layout: Layout | None = None, **settings: object) -> Job:

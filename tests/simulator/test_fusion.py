@@ -9,18 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import sampled_from
 
-from simulator.compute.fusion import EAGER, FUSED, is_separate
-from simulator.compute.timing import ComputeModel
-from simulator.errors import JobError
-from simulator.framework import EAGER_PARTS, Framework
-from simulator.job import Job
-from simulator.memory.activations import kept_bytes
-from simulator.models.sources import load_model
-from simulator.profiles import framework_names, load_framework
-from simulator.workload.micro_batch import Block, Op, embedding_block, head_block, layer_blocks, optimizer_ops
-from simulator.workload.ops import PHASES
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.compute.fusion import EAGER, FUSED, is_separate
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.framework import EAGER_PARTS, Framework
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.activations import kept_bytes
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.profiles import framework_names, load_framework
+from foretrace.simulator.workload.micro_batch import (
+    Block,
+    Op,
+    embedding_block,
+    head_block,
+    layer_blocks,
+    optimizer_ops,
+)
+from foretrace.simulator.workload.ops import PHASES
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 MODELS = sampled_from(("llama3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "gemma2-9b", "command-r-35b"))
 LAYOUTS = sampled_from((Layout(), Layout(tp=4), Layout(cp=2), Layout(tp=2, dp=2)))

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from, tuples
 
-from simulator.compute.gemm import SPACING_S, gemm_s
-from simulator.compute.tiling import Rates, tiled_s
-from simulator.compute.timing import ComputeModel
-from simulator.models.model import Linear
-from simulator.workload.ops import gemm, weight_gradient
-from topologies.catalog import device_names, load_device
-from topologies.device import Device
-from topologies.errors import CatalogError
-from topologies.kernel import GemmTiles
+from foretrace.simulator.compute.gemm import SPACING_S, gemm_s
+from foretrace.simulator.compute.tiling import Rates, tiled_s
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.models.model import Linear
+from foretrace.simulator.workload.ops import gemm, weight_gradient
+from foretrace.topologies.catalog import device_names, load_device
+from foretrace.topologies.device import Device
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.kernel import GemmTiles
 
 TILES = GemmTiles(
     processors=100,

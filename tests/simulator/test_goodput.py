@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import floats
 
-from foretrace import main
-from simulator.config import job_from
-from simulator.errors import GoodputError
-from simulator.goodput.cli import goodput
-from simulator.goodput.failures import (
+from foretrace.cli import main
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import GoodputError
+from foretrace.simulator.goodput.cli import goodput
+from foretrace.simulator.goodput.failures import (
     DAY_S,
     HOUR_S,
     MTBF_GPU_H,
@@ -27,10 +27,10 @@ from simulator.goodput.failures import (
     optimal_interval_s,
     sampled_times_s,
 )
-from simulator.goodput.plan import Risks, plan
-from simulator.goodput.training import Training, training_of, with_overrides
-from simulator.simulate import simulate
-from traces.store import open_run
+from foretrace.simulator.goodput.plan import Risks, plan
+from foretrace.simulator.goodput.training import Training, training_of, with_overrides
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.store import open_run
 
 rates = floats(1e-7, 1e-3)
 costs = floats(0.1, 300)

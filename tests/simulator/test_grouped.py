@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, permutations, sampled_from
 
-from simulator.compute.gemm import SUMS_EXPOSED, TORCH_GROUPED_SHARE, gemm_s
-from simulator.workload.ops import Op, gemm
-from topologies.catalog import load_device
+from foretrace.simulator.compute.gemm import SUMS_EXPOSED, TORCH_GROUPED_SHARE, gemm_s
+from foretrace.simulator.workload.ops import Op, gemm
+from foretrace.topologies.catalog import load_device
 
 N, K, MEMBERS = 1024, 512, 6
 DEVICES = ("a100-80gb", "h100-sxm", "b200-sxm")

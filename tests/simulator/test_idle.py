@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.engine import compiled
-from simulator.errors import JobError
-from simulator.idle import REASONS, SETTINGS, idle, idle_conventions
-from simulator.job import Job
-from simulator.memory.ranks import rank_memories
-from simulator.network.cost import Network
-from simulator.profiles import OVERRIDABLE
-from simulator.simulate import simulate
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import compiled
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.idle import REASONS, SETTINGS, idle, idle_conventions
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.profiles import OVERRIDABLE
+from foretrace.simulator.simulate import simulate
 
 OTHER = {
     **dict.fromkeys(REASONS, (False, True)),

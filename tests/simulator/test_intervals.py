@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.intervals import LEAST_FAMILIES, interval, intervals, layout_class
-from simulator.job import Job
-from simulator.models.sources import load_model
-from simulator.validate.ranking import quantile
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.intervals import LEAST_FAMILIES, interval, intervals, layout_class
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.validate.ranking import quantile
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 HEADLINE = {
     "step_time_s": 2.0,
@@ -61,7 +61,8 @@ def test_a_prediction_lies_within_its_own_interval(
 ) -> None:
     biased = {"families": 9, "rows": 90, "low": shares[0], "high": shares[1]}
     monkeypatch.setattr(
-        "simulator.intervals._summary", lambda: {"level": 0.8, "step_time": {"FSDP": biased}, "memory": {}}
+        "foretrace.simulator.intervals._summary",
+        lambda: {"level": 0.8, "step_time": {"FSDP": biased}, "memory": {}},
     )
     found = interval(job(sharding="fsdp"), "step_time")
     assert found is not None

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.memory.ranks import rank_memories
-from simulator.models.sources import load_model
-from simulator.schedules import SCHEDULES
-from simulator.simulate import simulate
-from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
-from simulator.workload.ops import PHASES, Op
-from simulator.workload.recipes import RECIPES
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from foretrace.simulator.workload.ops import PHASES, Op
+from foretrace.simulator.workload.recipes import RECIPES
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 MODELS = sampled_from(
     ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b", "gpt-oss-20b")

@@ -8,12 +8,12 @@ from typing import Any, Final
 import pyarrow.compute as pc
 import pytest
 
-from simulator.config import job_from
-from simulator.job import Job
-from simulator.schedules import SCHEDULES
-from simulator.search.layouts import PipelineTimes
-from simulator.simulate import simulate
-from topologies.catalog import load_cluster
+from foretrace.simulator.config import job_from
+from foretrace.simulator.job import Job
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.search.layouts import PipelineTimes
+from foretrace.simulator.simulate import simulate
+from foretrace.topologies.catalog import load_cluster
 
 
 def make_job(**given: Any) -> Job:

@@ -9,20 +9,20 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import sampled_from
 
-from foretrace import main
-from simulator.config import job_from
-from simulator.errors import LikeError
-from simulator.idle import idle
-from simulator.models.model import Model
-from simulator.models.sources import load_model
-from simulator.recorded import observed
-from simulator.recorded.like import job_like
-from simulator.recorded.model import recorded_model
-from simulator.simulate import Simulation, simulate
-from topologies.catalog import load_cluster
-from traces.info import RunInfo
-from traces.layout import Layout
-from traces.run import Part, Run
+from foretrace.cli import main
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import LikeError
+from foretrace.simulator.idle import idle
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.recorded import observed
+from foretrace.simulator.recorded.like import job_like
+from foretrace.simulator.recorded.model import recorded_model
+from foretrace.simulator.simulate import Simulation, simulate
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Layout
+from foretrace.traces.run import Part, Run
 
 SMALL = {"model": "llama3-8b", "cluster": "dgx-h100", "global_batch": 16, "seq_len": 512}
 

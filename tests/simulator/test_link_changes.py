@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, sampled_from
 
-from simulator.config import job_from, job_settings
-from simulator.engine.changes import IN, OUT, Way
-from simulator.errors import EngineError, JobError, ProgramError
-from simulator.job import Job
-from simulator.network.link_changes import LINKS, link_changes
-from simulator.simulate import simulate
+from foretrace.simulator.config import job_from, job_settings
+from foretrace.simulator.engine.changes import IN, OUT, Way
+from foretrace.simulator.errors import EngineError, JobError, ProgramError
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.link_changes import LINKS, link_changes
+from foretrace.simulator.simulate import simulate
 
 
 def job(**settings: object) -> Job:
@@ -104,7 +104,7 @@ def test_both_contended_engines_give_one_timeline_when_links_and_gpus_change() -
 def test_large_programs_share_links_on_the_compiled_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simulator.engine.WORTH_LOADING", 1)
+    monkeypatch.setattr("foretrace.simulator.engine.WORTH_LOADING", 1)
     names = {
         change: simulate(job(link_changes=change)).summary["engine"] for change in ("3:far:0.5", "0:leaf:0.5")
     }

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers
 
-from simulator.validate.kernels import validate_kernels
-from simulator.validate.loops import BURST, LASTING, REPEATED, REPEATS, Bench, load_of
-from simulator.workload.ops import gemm
-from topologies.catalog import load_device
+from foretrace.simulator.validate.kernels import validate_kernels
+from foretrace.simulator.validate.loops import BURST, LASTING, REPEATED, REPEATS, Bench, load_of
+from foretrace.simulator.workload.ops import gemm
+from foretrace.topologies.catalog import load_device
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "tables"
 

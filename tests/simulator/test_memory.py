@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from simulator.memory.activations import kept_bytes, logits_bytes, working_bytes
-from simulator.memory.stage import stage_memory
-from simulator.models.sources import load_model
 from tests.simulator.made_jobs import cut
 from tests.simulator.made_jobs import short_job as job
-from traces.layout import Layout
+
+from foretrace.simulator.memory.activations import kept_bytes, logits_bytes, working_bytes
+from foretrace.simulator.memory.stage import stage_memory
+from foretrace.simulator.models.sources import load_model
+from foretrace.traces.layout import Layout
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis.strategies import sampled_from
-
-from simulator.job import Job
-from simulator.memory.ranks import rank_memories
-from simulator.memory.reserved import COMMUNICATOR_BYTES, reserved_bytes
 from tests.simulator.made_jobs import cut, job
-from traces.layout import Layout
+
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.reserved import COMMUNICATOR_BYTES, reserved_bytes
+from foretrace.traces.layout import Layout
 
 COMBINED = Layout(pp=4, dp=2, ep=2)
 """Only experts that exchange tokens run combined."""

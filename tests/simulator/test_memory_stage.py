@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import integers, sampled_from
-
-from simulator.job import RECOMPUTE_MODULES, SHARDINGS, Job
-from simulator.memory.activations import kept_bytes, logits_bytes, working_bytes
-from simulator.memory.moments import AT_HEAD, AT_LAYER, IN_LOSS
-from simulator.memory.stage import stage_memory, state_bytes
-from simulator.models.sources import load_model
 from tests.simulator.made_jobs import cluster, cut, memory_of
 from tests.simulator.made_jobs import short_job as job
 from tests.simulator.made_jobs import short_jobs as jobs
-from traces.layout import Layout
+
+from foretrace.simulator.job import RECOMPUTE_MODULES, SHARDINGS, Job
+from foretrace.simulator.memory.activations import kept_bytes, logits_bytes, working_bytes
+from foretrace.simulator.memory.moments import AT_HEAD, AT_LAYER, IN_LOSS
+from foretrace.simulator.memory.stage import stage_memory, state_bytes
+from foretrace.simulator.models.sources import load_model
+from foretrace.traces.layout import Layout
 
 
 @pytest.mark.parametrize(

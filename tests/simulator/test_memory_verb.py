@@ -11,16 +11,16 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import builds, integers, sampled_from
 
-from foretrace import main
-from simulator.config import job_from
-from simulator.errors import JobError
-from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
-from simulator.memory.remedies import changes, fits, peak_bytes, remedies
-from simulator.memory.stage import StageMemory, stage_memory
-from simulator.models.sources import load_model
-from simulator.workload.lora import NF4_BITS
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.cli import main
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.memory.remedies import changes, fits, peak_bytes, remedies
+from foretrace.simulator.memory.stage import StageMemory, stage_memory
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.workload.lora import NF4_BITS
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 LLAMA_70B = (
     "memory --model llama3-70b --cluster dgx-h100 --gpus 64 --tp 8 --global-batch 256 --micro-batch 2 "

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.errors import ModelError
-from simulator.models.model import Model
-from simulator.models.sources import load_model, names
+from foretrace.simulator.errors import ModelError
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.models.sources import load_model, names
 
 PUBLISHED = {
     # parameters of the published checkpoints, as their safetensors metadata counts them

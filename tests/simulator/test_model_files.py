@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import ModelError
-from simulator.models.hf import READERS, model_from_config
-from simulator.models.sources import load_model, names
+from foretrace.simulator.errors import ModelError
+from foretrace.simulator.models.hf import READERS, model_from_config
+from foretrace.simulator.models.sources import load_model, names
 
 LLAMA3_8B: dict[str, object] = {
     "model_type": "llama",

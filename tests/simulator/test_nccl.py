@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.errors import SimulationError
-from simulator.network.collectives import bus_factor
-from simulator.network.cost import Network
-from simulator.network.nccl import ALGORITHMS, PROTOCOLS, TEXTBOOK, choice
-from topologies.catalog import load_cluster, load_link
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.collectives import bus_factor
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import ALGORITHMS, PROTOCOLS, TEXTBOOK, choice
+from foretrace.topologies.catalog import load_cluster, load_link
 
 WAYS = ["ring", "tree", "nvls_tree", *TEXTBOOK]
 """Ways to do an all-reduce between nodes of DGX H100."""

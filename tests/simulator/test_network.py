@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.errors import SimulationError
-from simulator.network.collectives import KINDS, bus_factor, nvls_factor
-from simulator.network.cost import Network
-from simulator.network.nccl import choice
-from simulator.program import Transfer
-from topologies.catalog import load_cluster, names
-from topologies.cluster import Cluster
-from topologies.fabric import FabricSpec
-from topologies.link import LinkSpec
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.collectives import KINDS, bus_factor, nvls_factor
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.program import Transfer
+from foretrace.topologies.catalog import load_cluster, names
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.fabric import FabricSpec
+from foretrace.topologies.link import LinkSpec
 
 GIB = 2**30
 GPUS = [name for name in names() if name != "localhost"]

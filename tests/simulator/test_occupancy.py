@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.builder.instances import Message
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.engine import compiled, contended, contended_compiled, event
-from simulator.engine.slowdown import MILLION, slowdown
-from simulator.errors import JobError
-from simulator.network.cost import Network
-from simulator.network.occupancy import occupied
-from simulator.program import Program, Transfer
-from simulator.simulate import simulate
-from topologies.catalog import load_cluster
+from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import compiled, contended, contended_compiled, event
+from foretrace.simulator.engine.slowdown import MILLION, slowdown
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.occupancy import occupied
+from foretrace.simulator.program import Program, Transfer
+from foretrace.simulator.simulate import simulate
+from foretrace.topologies.catalog import load_cluster
 
 H100 = load_cluster("dgx-h100", 8).device
 WIRE = Transfer(10_000, 1_000_000, near=1.0)

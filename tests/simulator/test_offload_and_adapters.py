@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, NVME_BYTES_PER_S
-from simulator.builder.program_builder import COPY, HOST
-from simulator.builder.stages import units_by_stage
-from simulator.builder.step import build, job_groups
-from simulator.compute.timing import ComputeModel
-from simulator.errors import JobError
-from simulator.job import OFFLOADS, Job
-from simulator.memory.activations import kept_bytes
-from simulator.memory.ranks import rank_memories
-from simulator.memory.states import sharding_units
-from simulator.models.sources import load_model
-from simulator.network.cost import Network
-from simulator.simulate import simulate
-from simulator.workload.lora import NF4_BITS
-from simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
-from simulator.workload.ops import Op
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, NVME_BYTES_PER_S
+from foretrace.simulator.builder.program_builder import COPY, HOST
+from foretrace.simulator.builder.stages import units_by_stage
+from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.job import OFFLOADS, Job
+from foretrace.simulator.memory.activations import kept_bytes
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.states import sharding_units
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.workload.lora import NF4_BITS
+from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
+from foretrace.simulator.workload.ops import Op
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 LLAMA = replace(load_model("llama2-7b"), n_layers=4)
 EIGHT = Layout(dp=8)

@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import simulator
-import topologies
-from foretrace import main
-from simulator.other_files import other_file
-from simulator.recorded.calibration import Calibration
-from simulator.settings import KINDS, TABLES
+from foretrace.cli import main
+from foretrace.simulator.other_files import other_file
+from foretrace.simulator.recorded.calibration import Calibration
+from foretrace.simulator.settings import KINDS, TABLES
 
-CATALOG = Path(topologies.__file__).parent / "catalog"
+ROOT = Path(__file__).parents[2]
+CATALOG = ROOT / "topologies" / "catalog"
 FILES = {
     "--cluster": sorted(CATALOG.glob("*.toml")),
     "device = ": sorted((CATALOG / "devices").glob("*.toml")),
     "[intra] or [nic]": sorted((CATALOG / "links").glob("*.toml")),
-    "--model": sorted((Path(simulator.__file__).parent / "presets").glob("*.toml")),
+    "--model": sorted((ROOT / "simulator" / "presets").glob("*.toml")),
 }
 
 

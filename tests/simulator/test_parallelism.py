@@ -11,22 +11,22 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.builder.gradients import DataParallel
-from simulator.builder.groups import shard_size
-from simulator.builder.stages import job_plan, n_stages, units_by_stage
-from simulator.builder.step import build, job_groups
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.engine import choose
-from simulator.errors import JobError, SimulationError
-from simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
-from simulator.models.sources import load_model
-from simulator.network.cost import Network
-from simulator.profiles import OVERRIDABLE, framework_names
-from topologies.catalog import load_cluster
-from topologies.errors import TopologyError
-from traces.errors import TraceError
-from traces.layout import Layout
+from foretrace.simulator.builder.gradients import DataParallel
+from foretrace.simulator.builder.groups import shard_size
+from foretrace.simulator.builder.stages import job_plan, n_stages, units_by_stage
+from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import choose
+from foretrace.simulator.errors import JobError, SimulationError
+from foretrace.simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.profiles import OVERRIDABLE, framework_names
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.errors import TraceError
+from foretrace.traces.layout import Layout
 
 
 @cache

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from simulator.config import job_from
-from simulator.simulate import simulate
-from simulator.what_if.fitting import ways_to_fit
-from simulator.what_if.planner import DEFAULTS, Planner, choices
-from traces.report.format import format_si
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.what_if.fitting import ways_to_fit
+from foretrace.simulator.what_if.planner import DEFAULTS, Planner, choices
+from foretrace.traces.report.format import format_si
 
 SMALL = {"model": "llama3-8b", "gpus": "8", "tp": "2", "pp": "2", "global_batch": "8", "seq_len": "2048"}
 

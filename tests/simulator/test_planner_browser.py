@@ -10,11 +10,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from simulator.config import job_from
-from simulator.simulate import simulate
-from simulator.what_if.planner import Planner
-from traces.serving.runs import Runs
-from traces.serving.server import Server
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.what_if.planner import Planner
+from foretrace.traces.serving.runs import Runs
+from foretrace.traces.serving.server import Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -231,8 +231,8 @@ def test_a_run_is_found_opened_and_compared(browser: Any, address: str) -> None:
 def test_rows_of_a_large_run_are_fetched_when_they_are_asked_for(
     browser: Any, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traces.serving.runs.WHOLE_SPANS", 10)
-    monkeypatch.setattr("traces.serving.runs.WINDOW_CELLS", 4_000)
+    monkeypatch.setattr("foretrace.traces.serving.runs.WHOLE_SPANS", 10)
+    monkeypatch.setattr("foretrace.traces.serving.runs.WINDOW_CELLS", 4_000)
     visit = Visit(browser, address, "run?run=small&x=1").ready()
     visit.page.wait_for_function("foretrace.meta().overview", timeout=20_000)
     visit.page.wait_for_selector("#findings li", timeout=20_000)

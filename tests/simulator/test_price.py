@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from foretrace import main
-from simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose
-from topologies.catalog import load_cluster
-from topologies.errors import UnitError
+from foretrace.cli import main
+from foretrace.simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.errors import UnitError
 
 JOB = "simulate --model gpt2 --gpus 8 --global-batch 8 --seq-len 512"
 

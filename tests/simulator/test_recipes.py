@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.errors import JobError
-from simulator.job import Job
-from simulator.models.sources import load_model
-from simulator.profiles import framework_names, load_framework
-from simulator.simulate import simulate
-from simulator.workload.micro_batch import layer_blocks
-from simulator.workload.ops import Op, gemm, operand_bytes
-from simulator.workload.recipes import RECIPES, layouts, quantised, recipe_of
-from topologies.catalog import load_cluster, load_device
-from topologies.errors import CatalogError
-from traces.layout import Layout
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.profiles import framework_names, load_framework
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.workload.micro_batch import layer_blocks
+from foretrace.simulator.workload.ops import Op, gemm, operand_bytes
+from foretrace.simulator.workload.recipes import RECIPES, layouts, quantised, recipe_of
+from foretrace.topologies.catalog import load_cluster, load_device
+from foretrace.topologies.errors import CatalogError
+from foretrace.traces.layout import Layout
 
 
 def job(recipe: str, **settings: object) -> Job:

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from simulator.errors import LikeError
-from simulator.recorded.like import job_like
-from simulator.recorded.recomputed import recomputed
-from traces.info import RunInfo
-from traces.run import Part, Run
-from traces.timeline import MEMORY, timeline
+from foretrace.simulator.errors import LikeError
+from foretrace.simulator.recorded.like import job_like
+from foretrace.simulator.recorded.recomputed import recomputed
+from foretrace.traces.info import RunInfo
+from foretrace.traces.run import Part, Run
+from foretrace.traces.timeline import MEMORY, timeline
 
 LAYER = (("", 4), (".attention", 8), (".mlp", 16))
 """Blocks of a layer in order, and the FLOPs of each."""

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import LikeError
-from simulator.models.model import Model
-from simulator.recorded.model import recorded_model
+from foretrace.simulator.errors import LikeError
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.recorded.model import recorded_model
 
 
 def small(**changes: Any) -> Model:

@@ -6,21 +6,21 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import ipc
-
-from simulator.compute.timing import ComputeModel
-from simulator.errors import JobError
-from simulator.network.cost import Network
-from simulator.rehearsed.figures import in_flight, model_flops, rows_and_tokens
-from simulator.rehearsed.run import simulate_rehearsal
-from simulator.rehearsed.works import op_of
-from simulator.schedules import SCHEDULES, plan
-from simulator.schedules import in_flight as in_flight_of
-from simulator.workload.ops import gemm
 from tests.simulator.rehearsal_tables import GIB, SIDE, machine, message, place, run, tables, work, written
-from topologies.catalog import load_cluster
-from traces.errors import RunError
-from traces.layout import Group, Layout
-from traces.rehearsal import Rehearsal, read_rank, read_rehearsal, write_rank, write_rehearsal
+
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.rehearsed.figures import in_flight, model_flops, rows_and_tokens
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.simulator.rehearsed.works import op_of
+from foretrace.simulator.schedules import SCHEDULES, plan
+from foretrace.simulator.schedules import in_flight as in_flight_of
+from foretrace.simulator.workload.ops import gemm
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.errors import RunError
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.rehearsal import Rehearsal, read_rank, read_rehearsal, write_rank, write_rehearsal
 
 DP = Group(id=1, axis="dp", ranks=(0, 1))
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import DrawFn, composite, integers, lists
 
-from simulator.network.cost import Network
-from simulator.program import Transfer
-from simulator.rehearsed.exchanges import Splits, sent_bytes
-from simulator.rehearsed.program import Joiner
-from simulator.rehearsed.rank import Meeting
-from topologies.catalog import load_cluster
-from traces.layout import Group
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Transfer
+from foretrace.simulator.rehearsed.exchanges import Splits, sent_bytes
+from foretrace.simulator.rehearsed.program import Joiner
+from foretrace.simulator.rehearsed.rank import Meeting
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Group
 
 N = 4
 NETWORK = Network(load_cluster("dgx-h100", 8))

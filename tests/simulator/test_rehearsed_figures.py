@@ -5,13 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from simulator.errors import JobError
-from simulator.network.cost import Network
-from simulator.network.nccl import choice
-from simulator.rehearsed.figures import in_flight, layers_of, model_flops, rows_and_tokens, stage_of
-from simulator.rehearsed.run import simulate_rehearsal
-from simulator.rehearsed.works import HOST_BYTES_PER_S
 from tests.simulator.rehearsal_tables import (
     GIB,
     GROUPS,
@@ -23,10 +16,17 @@ from tests.simulator.rehearsal_tables import (
     tables,
     work,
 )
-from topologies.catalog import load_cluster
-from topologies.placement import place as placed
-from traces.layout import Group, Layout
-from traces.rehearsal import Rehearsal, read_rehearsal
+
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.rehearsed.figures import in_flight, layers_of, model_flops, rows_and_tokens, stage_of
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.simulator.rehearsed.works import HOST_BYTES_PER_S
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.placement import place as placed
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.rehearsal import Rehearsal, read_rehearsal
 
 JOB = {"first_step": 1, "steps": 1, "input_shape": [2, 4096], "forwards_per_step": 3}
 LIMIT = machine(8).device.memory_bytes - machine(8).device.reserved_bytes

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis.strategies import DrawFn, composite, integers, lists, sampled_from
-
-from simulator.network.collectives import KINDS
-from simulator.network.cost import Network
-from simulator.program import Transfer
-from simulator.rehearsed.exchanges import Splits
-from simulator.rehearsed.program import Joiner, RankTasks, assembled
-from simulator.rehearsed.rank import Meeting
-from simulator.rehearsed.works import op_of, precision_of
-from simulator.workload.ops import Op
 from tests.simulator.rehearsal_tables import SIDE, machine, message, place, tables, work, written
-from topologies.catalog import load_cluster
-from traces.layout import Group
+
+from foretrace.simulator.network.collectives import KINDS
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Transfer
+from foretrace.simulator.rehearsed.exchanges import Splits
+from foretrace.simulator.rehearsed.program import Joiner, RankTasks, assembled
+from foretrace.simulator.rehearsed.rank import Meeting
+from foretrace.simulator.rehearsed.works import op_of, precision_of
+from foretrace.simulator.workload.ops import Op
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Group
 
 NETWORK = Network(load_cluster("dgx-h100", 16))
 GROUPS = {

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-
-from simulator.compute.timing import ComputeModel
-from simulator.rehearsed.works import op_of, precision_of, priced
 from tests.simulator.rehearsal_tables import machine, work
-from traces.rehearsal import WORKS
+
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.rehearsed.works import op_of, precision_of, priced
+from foretrace.traces.rehearsal import WORKS
 
 MODEL = ComputeModel(machine(8).device, "bf16")
 

@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from simulator.recorded.like import job_like
-from simulator.rehearsed.kernels import described, separate_parts
-from simulator.rehearsed.run import simulate_rehearsal
-from simulator.settings import CONVENTIONS
-from simulator.simulate import simulate
 from tests.rehearsals import rehearse
-from topologies.catalog import load_cluster
-from tracer.rehearse.rehearsing import Asked
-from traces.compare import compare
-from traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
-from traces.store import open_run
+
+from foretrace.simulator.recorded.like import job_like
+from foretrace.simulator.rehearsed.kernels import described, separate_parts
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.simulator.settings import CONVENTIONS
+from foretrace.simulator.simulate import simulate
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.compare import compare
+from foretrace.traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
+from foretrace.traces.store import open_run
 
 SHARDED = ("--fsdp", "full_shard auto_wrap")
 FSDP1 = {"copies_gathered": False, "joins_gradients": True, "prefetch_backward": False}

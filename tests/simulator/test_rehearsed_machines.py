@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-import foretrace
-from simulator.errors import ConfigError, JobError
-from simulator.rehearsed.cli import time_and_show, timed
-from simulator.rehearsed.machines import LINKS, compared_machines
-from simulator.rehearsed.notes import ON_CPU
-from simulator.simulate import Simulation
-from traces.layout import Group, Layout
-from traces.rehearsal import (
+from foretrace import cli
+from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.rehearsed.cli import time_and_show, timed
+from foretrace.simulator.rehearsed.machines import LINKS, compared_machines
+from foretrace.simulator.rehearsed.notes import ON_CPU
+from foretrace.simulator.simulate import Simulation
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.rehearsal import (
     EVENTS,
     MESSAGES,
     PLACES,
@@ -157,7 +157,7 @@ def length(simulation: Simulation) -> int:
 
 
 def _asked(*words: str) -> Any:
-    return CliRunner().invoke(foretrace.main, ["search", *words])
+    return CliRunner().invoke(cli.main, ["search", *words])
 
 
 def test_the_verb_prints_a_table_or_one_object(rehearsed: Path) -> None:

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-
-from simulator.builder.offload import HOST_ADAM_PARAMS_PER_S
-from simulator.clock import to_ns
-from simulator.compute.timing import ComputeModel
-from simulator.rehearsed.rank import RankTask
-from simulator.rehearsed.works import priced
 from tests.simulator.rehearsal_tables import machine, tables, work, written
+
+from foretrace.simulator.builder.offload import HOST_ADAM_PARAMS_PER_S
+from foretrace.simulator.clock import to_ns
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.rehearsed.rank import RankTask
+from foretrace.simulator.rehearsed.works import priced
 
 MIB = 2**20
 PRODUCT = work()

@@ -6,14 +6,14 @@ from typing import Any, Final
 import pytest
 from hypothesis import example, given, settings
 from hypothesis.strategies import DrawFn, composite, integers, sampled_from
-
-from simulator.compute.timing import ComputeModel
-from simulator.engine import choose
-from simulator.network.cost import Network
-from simulator.rehearsed.program import Joiner, RankTasks, assembled
-from simulator.rehearsed.rank import RankTask
-from simulator.rehearsed.works import priced
 from tests.simulator.rehearsal_tables import GROUPS, Event, machine, message, place, tables, work, written
+
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.engine import choose
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.rehearsed.program import Joiner, RankTasks, assembled
+from foretrace.simulator.rehearsed.rank import RankTask
+from foretrace.simulator.rehearsed.works import priced
 
 MIB = 2**20
 WORKS = [

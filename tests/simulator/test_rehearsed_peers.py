@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from simulator.compute.timing import ComputeModel
-from simulator.rehearsed.works import op_of
 from tests.simulator.rehearsal_tables import Event, machine, message, place, run, tables, work
-from traces.layout import Group, Layout
-from traces.rehearsal import RankTables
+
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.rehearsed.works import op_of
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.rehearsal import RankTables
 
 PP = Group(id=1, axis="pp", ranks=(0, 1))
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, sampled_from
 
-from simulator.errors import JobError
-from simulator.job import Job
-from simulator.memory.activations import kept_bytes
-from simulator.models.sources import load_model
-from simulator.workload.micro_batch import layer_blocks
-from simulator.workload.ops import Comm, Op
-from simulator.workload.routing import fullest, load_factor
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.activations import kept_bytes
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.workload.micro_batch import layer_blocks
+from foretrace.simulator.workload.ops import Comm, Op
+from foretrace.simulator.workload.routing import fullest, load_factor
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 
 def job(ep: int = 8, **settings: object) -> Job:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import compiled, event
-from simulator.program import Int64Array
-from simulator.schedules import ACTION_KINDS, SCHEDULES
-from simulator.search.schedule_program import schedule_program
+from foretrace.simulator.engine import compiled, event
+from foretrace.simulator.program import Int64Array
+from foretrace.simulator.schedules import ACTION_KINDS, SCHEDULES
+from foretrace.simulator.search.schedule_program import schedule_program
 
 ranks, times = st.integers(1, 6), st.integers(1, 9)
 

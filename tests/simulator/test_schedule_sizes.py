@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import compiled
-from simulator.errors import ScheduleError
-from simulator.schedules import SCHEDULES, Plan, check, pairs, plan, read_csv, read_pairs, write_csv
-from simulator.search.schedule_program import schedule_program
+from foretrace.simulator.engine import compiled
+from foretrace.simulator.errors import ScheduleError
+from foretrace.simulator.schedules import SCHEDULES, Plan, check, pairs, plan, read_csv, read_pairs, write_csv
+from foretrace.simulator.search.schedule_program import schedule_program
 
 names = st.sampled_from(sorted(SCHEDULES))
 ranks, microbatches, stages = st.integers(1, 20), st.integers(1, 70), st.sampled_from([None, 1, 2, 3, 5])

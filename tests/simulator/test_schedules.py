@@ -9,8 +9,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ScheduleError
-from simulator.schedules import SCHEDULES, Action, Plan, check, held_stages, holders, in_flight, plan
+from foretrace.simulator.errors import ScheduleError
+from foretrace.simulator.schedules import (
+    SCHEDULES,
+    Action,
+    Plan,
+    check,
+    held_stages,
+    holders,
+    in_flight,
+    plan,
+)
 
 names = st.sampled_from(sorted(SCHEDULES))
 sizes = st.integers(1, 9)

@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import ScheduleError
-from simulator.schedules import SCHEDULES, Action, Plan, pairs, plan, read_csv, read_pairs, write_csv
+from foretrace.simulator.errors import ScheduleError
+from foretrace.simulator.schedules import (
+    SCHEDULES,
+    Action,
+    Plan,
+    pairs,
+    plan,
+    read_csv,
+    read_pairs,
+    write_csv,
+)
 
 torch_schedules: Any = pytest.importorskip("torch.distributed.pipelining.schedules")
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from foretrace import main
-from simulator.config import job_from, read_config
-from simulator.errors import ConfigError, JobError
-from simulator.job import Job
-from simulator.memory.ranks import rank_memories
-from simulator.models.sources import load_model
-from simulator.schedules import SCHEDULES
-from simulator.search.best import cheapest
-from simulator.search.cli import search
-from simulator.search.layouts import PipelineTimes
-from simulator.search.space import Space
-from simulator.simulate import simulate
-from topologies.catalog import load_cluster
+from foretrace.cli import main
+from foretrace.simulator.config import job_from, read_config
+from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.search.best import cheapest
+from foretrace.simulator.search.cli import search
+from foretrace.simulator.search.layouts import PipelineTimes
+from foretrace.simulator.search.space import Space
+from foretrace.simulator.simulate import simulate
+from foretrace.topologies.catalog import load_cluster
 
 pytest.importorskip("numba")
 

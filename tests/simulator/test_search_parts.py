@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from foretrace import main
-from simulator.errors import SearchError
-from simulator.job import Job
-from simulator.memory.ranks import rank_memories
-from simulator.models.sources import load_model
-from simulator.schedules import SCHEDULES, in_flight, plan
-from simulator.search.best import cheapest
-from simulator.search.bubbles import MOST_PER_STAGE, bubble, passes
-from simulator.search.executors import Executor, Here, Local, open_executor
-from simulator.search.least_memory import LeastMemory, short_microbatches
-from simulator.search.parts import Part, cut, search_parts
-from simulator.search.space import Space
-from simulator.search.what_if import half_as_fast
-from simulator.simulate import simulate
 from tests.simulator import lost_work
-from topologies.catalog import load_cluster
+
+from foretrace.cli import main
+from foretrace.simulator.errors import SearchError
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.schedules import SCHEDULES, in_flight, plan
+from foretrace.simulator.search.best import cheapest
+from foretrace.simulator.search.bubbles import MOST_PER_STAGE, bubble, passes
+from foretrace.simulator.search.executors import Executor, Here, Local, open_executor
+from foretrace.simulator.search.least_memory import LeastMemory, short_microbatches
+from foretrace.simulator.search.parts import Part, cut, search_parts
+from foretrace.simulator.search.space import Space
+from foretrace.simulator.search.what_if import half_as_fast
+from foretrace.simulator.simulate import simulate
+from foretrace.topologies.catalog import load_cluster
 
 pytest.importorskip("numba")
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_serve_says_where_it_is_and_ends_when_interrupted(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", str(ROOT / "foretrace.py"), "serve", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-u", "-m", "foretrace", "serve", str(tmp_path), "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as served:
@@ -29,7 +29,7 @@ def test_serve_says_where_it_is_and_ends_when_interrupted(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "foretrace.py"), "serve", str(tmp_path / "none")]
+    command = [sys.executable, "-m", "foretrace", "serve", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

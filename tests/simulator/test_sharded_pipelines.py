@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.builder.step import build
-from simulator.compute.timing import ComputeModel
-from simulator.config import job_from
-from simulator.engine import compiled
-from simulator.job import Job
-from simulator.memory.ranks import rank_memories
-from simulator.memory.states import gathered_parameters_bytes, sharding_units, whole_gradient_bytes
-from simulator.models.model import Linear
-from simulator.network.cost import Network
-from simulator.program import Program
-from simulator.workload.linear import weight_gradients
+from foretrace.simulator.builder.step import build
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import compiled
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.states import gathered_parameters_bytes, sharding_units, whole_gradient_bytes
+from foretrace.simulator.models.model import Linear
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.program import Program
+from foretrace.simulator.workload.linear import weight_gradients
 
 LAYERS = 8
 MICRO_BATCHES = 8

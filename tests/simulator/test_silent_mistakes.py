@@ -17,22 +17,22 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
-
-from foretrace import main
-from simulator.engine import compiled, contended, contended_compiled, event
-from simulator.errors import ProgramError, SimulationError
-from simulator.network.cost import Network
-from simulator.network.fluid import Fluid
-from simulator.network.nccl import choice
-from simulator.program import Label, Program, Transfer
 from tests.simulator.made_programs import program_of
-from topologies.catalog import load_cluster
-from topologies.errors import TopologyError
-from topologies.fabric import FabricSpec
-from topologies.link import LinkSpec
-from topologies.placement import place
-from traces.errors import TraceError
-from traces.store import open_run
+
+from foretrace.cli import main
+from foretrace.simulator.engine import compiled, contended, contended_compiled, event
+from foretrace.simulator.errors import ProgramError, SimulationError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.fluid import Fluid
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.program import Label, Program, Transfer
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.errors import TopologyError
+from foretrace.topologies.fabric import FabricSpec
+from foretrace.topologies.link import LinkSpec
+from foretrace.topologies.placement import place
+from foretrace.traces.errors import TraceError
+from foretrace.traces.store import open_run
 
 MINE = 'device = "h100-sxm"\ngpus_per_node = 8\nn_gpus = 16\nintra = "nvlink4"\nnics_per_node = 8\n'
 NIC = 'nic = { bandwidth = "400 Gb/s", latency = "2 us" }\n'

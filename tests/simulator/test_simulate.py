@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.config import job_from, job_settings
-from simulator.errors import JobError
-from simulator.job import RECOMPUTES, SHARDINGS, Job
-from simulator.memory.ranks import rank_memories
-from simulator.simulate import simulate
-from traces.analysis.metrics import breakdown
-from traces.errors import RunError
-from traces.report.naming import subtitle
-from traces.store import open_run
-from traces.timeline import TIMELINE
+from foretrace.simulator.config import job_from, job_settings
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.errors import RunError
+from foretrace.traces.report.naming import subtitle
+from foretrace.traces.store import open_run
+from foretrace.traces.timeline import TIMELINE
 
 
 def make_job(**given: Any) -> Job:

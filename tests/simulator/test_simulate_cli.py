@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from foretrace import main
-from simulator.cli import simulate
-from traces.store import open_run
+from foretrace.cli import main
+from foretrace.simulator.cli import simulate
+from foretrace.traces.store import open_run
 
 SMALL = ("--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--tp", "8", "--global-batch", "2")
 

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace import main
-from simulator.config import job_from, job_settings, read_config, write_config
-from simulator.errors import ConfigError, JobError, ModelError, SimulationError
-from simulator.job import SHARDINGS
-from simulator.models.sources import load_model
-from simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES
-from simulator.simulate import simulate
+from foretrace.cli import main
+from foretrace.simulator.config import job_from, job_settings, read_config, write_config
+from foretrace.simulator.errors import ConfigError, JobError, ModelError, SimulationError
+from foretrace.simulator.job import SHARDINGS
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES
+from foretrace.simulator.simulate import simulate
 
 RUN_TOML = """
 [model]

@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from simulator.cli import simulate
-from simulator.errors import SimulationError
-from topologies.errors import CatalogError
+from foretrace.simulator.cli import simulate
+from foretrace.simulator.errors import SimulationError
+from foretrace.topologies.errors import CatalogError
 
 JOB = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--tp", "8"]
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import TableError
-from simulator.job import PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
-from simulator.schedules import SCHEDULES
-from simulator.validate.overlap import conventions_of
-from simulator.validate.recomputed import recomputed
-from simulator.validate.spelling import (
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.job import PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
+from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.validate.overlap import conventions_of
+from foretrace.simulator.validate.recomputed import recomputed
+from foretrace.simulator.validate.spelling import (
     attention_kernel,
     fused_attention,
     is_hybrid,
@@ -23,9 +23,9 @@ from simulator.validate.spelling import (
     stated,
     yes_or_no,
 )
-from simulator.validate.table import Row
-from simulator.validate.versions import conventions_then
-from simulator.workload.recipes import RECIPES
+from foretrace.simulator.validate.table import Row
+from foretrace.simulator.validate.versions import conventions_then
+from foretrace.simulator.workload.recipes import RECIPES
 
 WORDS = st.text(alphabet="abcdefglmnoprstuzx0123456789 -_()/+.,", max_size=24)
 

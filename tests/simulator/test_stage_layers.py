@@ -12,15 +12,15 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace import main
-from simulator.builder.stage_layers import ENDS, split_layers
-from simulator.builder.stages import stage_layers
-from simulator.config import job_from, job_settings, read_config, write_config
-from simulator.errors import ConfigError, JobError
-from simulator.job import Job
-from simulator.memory.activations import layer_input_bytes
-from simulator.memory.ranks import rank_memories
-from simulator.simulate import simulate
+from foretrace.cli import main
+from foretrace.simulator.builder.stage_layers import ENDS, split_layers
+from foretrace.simulator.builder.stages import stage_layers
+from foretrace.simulator.config import job_from, job_settings, read_config, write_config
+from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.job import Job
+from foretrace.simulator.memory.activations import layer_input_bytes
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.simulate import simulate
 
 
 def make_job(**given: Any) -> Job:

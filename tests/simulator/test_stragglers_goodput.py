@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from foretrace import main
-from simulator.config import job_from
-from simulator.errors import GoodputError
-from simulator.goodput.plan import Risks, plan
-from simulator.goodput.stragglers import SlowGpus, parse_stragglers
-from simulator.goodput.training import Training, training_of
-from simulator.simulate import simulate
-from traces.store import open_run
+from foretrace.cli import main
+from foretrace.simulator.config import job_from
+from foretrace.simulator.errors import GoodputError
+from foretrace.simulator.goodput.plan import Risks, plan
+from foretrace.simulator.goodput.stragglers import SlowGpus, parse_stragglers
+from foretrace.simulator.goodput.training import Training, training_of
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.store import open_run
 
 SOME = parse_stragglers("50%:1, 99%:1.02, 99.9%:1.15")
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from simulator.network.cost import Network
-from simulator.network.nccl import PROTOCOLS, choice
-from simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
-from topologies.catalog import load_cluster
-from topologies.shape import GroupShape
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import PROTOCOLS, choice
+from foretrace.simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.shape import GroupShape
 
 MEASURED = (
     (32 << 20, 765.9),

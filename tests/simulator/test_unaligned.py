@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
-
-from simulator.compute.gemm import UNALIGNED, UNALIGNED_FLOPS_PER_S
-from simulator.compute.timing import ComputeModel
-from simulator.idle import idle_conventions
-from simulator.job import Job
-from simulator.models.sources import load_model
-from simulator.workload.micro_batch import head_block, layer_blocks
-from simulator.workload.ops import Op, gemm
 from tests.simulator.made_jobs import job
-from topologies.catalog import load_cluster
-from traces.layout import Layout
+
+from foretrace.simulator.compute.gemm import UNALIGNED, UNALIGNED_FLOPS_PER_S
+from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.idle import idle_conventions
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.workload.micro_batch import head_block, layer_blocks
+from foretrace.simulator.workload.ops import Op, gemm
+from foretrace.topologies.catalog import load_cluster
+from foretrace.traces.layout import Layout
 
 A100 = load_cluster("dgx-a100").device
 PROCESSORS = 108

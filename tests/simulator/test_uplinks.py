@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import sampled_from
 
-from simulator.errors import SimulationError
-from simulator.job import Job
-from simulator.models.sources import load_model
-from simulator.network.cost import Network
-from simulator.simulate import Simulation, simulate
-from simulator.variation import Variation
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.fabric import FabricSpec
-from traces.layout import Layout
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.simulate import Simulation, simulate
+from foretrace.simulator.variation import Variation
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.fabric import FabricSpec
+from foretrace.traces.layout import Layout
 
 SPECS = {
     "rail": FabricSpec(kind="rail", nodes_per_leaf=2, oversubscription=2.0),

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from foretrace import main
-from simulator.errors import TableError
-from simulator.validate.hardware import device_of
-from simulator.validate.kernels import validate_kernels
-from simulator.validate.scores import Failed, Scored, Validation
-from simulator.validate.table import read_table
+from foretrace.cli import main
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.validate.hardware import device_of
+from foretrace.simulator.validate.kernels import validate_kernels
+from foretrace.simulator.validate.scores import Failed, Scored, Validation
+from foretrace.simulator.validate.table import read_table
 
 HEAD = (
     "id,source_group,hardware,kernel,dtype,direction,m,n,k,batch,seq,heads,kv_heads,head_dim,causal,impl,"

@@ -7,10 +7,10 @@ from statistics import median
 import pytest
 from click.testing import CliRunner
 
-from simulator.errors import TableError
-from simulator.validate.cli import validate
-from simulator.validate.collectives import validate_collectives
-from simulator.validate.scores import Validation
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.validate.cli import validate
+from foretrace.simulator.validate.collectives import validate_collectives
+from foretrace.simulator.validate.scores import Validation
 
 REPORTS = Path(__file__).parents[2] / "benchmarks/tables/collectives_reports.csv"
 HEAD = "id,source_group,hardware,nodes,gpus,op,bytes,time_us,algbw_GBps,busbw_GBps,notes\n"

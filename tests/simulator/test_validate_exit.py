@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from foretrace import main
+from foretrace.cli import main
 
 DEGREES = {"tp": 1, "pp": 1, "dp": 8, "hardware": "a slide rule"}
 UNKNOWN: dict[str, dict[str, object]] = {

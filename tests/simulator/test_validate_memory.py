@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from foretrace import main
-from simulator.errors import TableError
-from simulator.memory.reserved import reserved_bytes
-from simulator.validate.fit import validate_fit
-from simulator.validate.job import job_of, with_shapes
-from simulator.validate.memory import figure_bytes, stage_memories, validate_memory
-from simulator.validate.model import model_of
-from simulator.validate.table import Row
+from foretrace.cli import main
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.memory.reserved import reserved_bytes
+from foretrace.simulator.validate.fit import validate_fit
+from foretrace.simulator.validate.job import job_of, with_shapes
+from foretrace.simulator.validate.memory import figure_bytes, stage_memories, validate_memory
+from foretrace.simulator.validate.model import model_of
+from foretrace.simulator.validate.table import Row
 
 STEP = {
     "id": "s1",

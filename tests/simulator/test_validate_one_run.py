@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.validate.calibrate import OUTLIER, SPREADS, Spreads, errors, fit, usual_spread
-from simulator.validate.curve import RATIOS, Curve
-from simulator.validate.one_run import CANDIDATES, calibrated, checked
-from simulator.validate.scores import Scored
-from simulator.validate.steps_run import Step
+from foretrace.simulator.validate.calibrate import OUTLIER, SPREADS, Spreads, errors, fit, usual_spread
+from foretrace.simulator.validate.curve import RATIOS, Curve
+from foretrace.simulator.validate.one_run import CANDIDATES, calibrated, checked
+from foretrace.simulator.validate.scores import Scored
+from foretrace.simulator.validate.steps_run import Step
 
 
 def straight(communication: float) -> Curve:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import TableError
-from simulator.validate.page import page, write_page
-from simulator.validate.scores import Scored, Validation
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.validate.page import page, write_page
+from foretrace.simulator.validate.scores import Scored, Validation
 
 
 def scored(name: str, predicted: float = 1.0) -> Scored:

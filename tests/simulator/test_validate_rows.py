@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import TableError
-from simulator.simulate import simulate
-from simulator.validate.memory import stage_memories
-from simulator.validate.scores import Failed
-from simulator.validate.steps_job import parallel_class, step_job
-from simulator.validate.steps_run import Step, run_rows
-from simulator.validate.table import Row
-from simulator.validate.unstated import FILLED
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.validate.memory import stage_memories
+from foretrace.simulator.validate.scores import Failed
+from foretrace.simulator.validate.steps_job import parallel_class, step_job
+from foretrace.simulator.validate.steps_run import Step, run_rows
+from foretrace.simulator.validate.table import Row
+from foretrace.simulator.validate.unstated import FILLED
 
 pytest.importorskip("numba")
 

@@ -15,19 +15,19 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace import main
-from simulator.errors import TableError
-from simulator.simulate import simulate
-from simulator.validate.choices import choices
-from simulator.validate.curve import Curve
-from simulator.validate.errors import errors
-from simulator.validate.model import model_of
-from simulator.validate.ranking import kendall_tau, regret
-from simulator.validate.render import SHOWN_REASONS
-from simulator.validate.steps import validate_steps
-from simulator.validate.steps_job import parallel_class, size_class, step_job
-from simulator.validate.steps_run import Step, run_rows
-from simulator.validate.table import Row
+from foretrace.cli import main
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.validate.choices import choices
+from foretrace.simulator.validate.curve import Curve
+from foretrace.simulator.validate.errors import errors
+from foretrace.simulator.validate.model import model_of
+from foretrace.simulator.validate.ranking import kendall_tau, regret
+from foretrace.simulator.validate.render import SHOWN_REASONS
+from foretrace.simulator.validate.steps import validate_steps
+from foretrace.simulator.validate.steps_job import parallel_class, size_class, step_job
+from foretrace.simulator.validate.steps_run import Step, run_rows
+from foretrace.simulator.validate.table import Row
 
 pytest.importorskip("numba")
 
@@ -178,7 +178,7 @@ def test_many_reasons_are_cut_short_and_counted(tmp_path: Path) -> None:
 def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(row, number) for number, row in enumerate(ROWS)]
     alone = run_rows(rows, 1)
-    monkeypatch.setattr("simulator.validate.steps_run.ALONE", 0)
+    monkeypatch.setattr("foretrace.simulator.validate.steps_run.ALONE", 0)
     told: list[int] = []
     assert run_rows(rows, 2, told.append) == alone
     assert sum(told) == len(rows)

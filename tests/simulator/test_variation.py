@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.config import job_from, job_settings
-from simulator.errors import JobError
-from simulator.folding import representatives
-from simulator.job import Job
-from simulator.simulate import simulate
-from simulator.variation import Variation
-from traces.layout import Layout
+from foretrace.simulator.config import job_from, job_settings
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.folding import representatives
+from foretrace.simulator.job import Job
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.variation import Variation
+from foretrace.traces.layout import Layout
 
 
 def make_job(**given: Any) -> Job:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
 
-from simulator.network.cost import Network
-from simulator.network.nccl import FLUSH_S, PROTOCOLS, choice
-from simulator.network.way import Way
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.errors import CatalogError
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import FLUSH_S, PROTOCOLS, choice
+from foretrace.simulator.network.way import Way
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import CatalogError
 
 LATENCY_S = 2.7e-6
 """Of an NDR port, in the catalogue."""

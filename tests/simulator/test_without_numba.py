@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from foretrace import main
+from foretrace.cli import main
 
 JOB = "--model llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --seq-len 4096".split()
 
 
 @pytest.fixture(autouse=True)
 def _no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.engine.find_spec", lambda _: None)
+    monkeypatch.setattr("foretrace.simulator.engine.find_spec", lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis.strategies import booleans, builds, integers, sampled_from
+from tests.simulator.made_jobs import cluster, job, two_layers
 
-from simulator.job import Job
-from simulator.models.sources import load_model
-from simulator.workload.micro_batch import (
+from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.workload.micro_batch import (
     Block,
     Comm,
     Op,
@@ -21,10 +22,9 @@ from simulator.workload.micro_batch import (
     layer_blocks,
     optimizer_ops,
 )
-from simulator.workload.ops import PHASES
-from tests.simulator.made_jobs import cluster, job, two_layers
-from topologies.errors import CatalogError
-from traces.layout import Layout
+from foretrace.simulator.workload.ops import PHASES
+from foretrace.topologies.errors import CatalogError
+from foretrace.traces.layout import Layout
 
 MODELS = (
     *("llama3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b", "gemma2-9b"),

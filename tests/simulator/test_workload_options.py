@@ -6,19 +6,19 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tests.simulator.made_jobs import cluster, job, two_layers
 
-from simulator.errors import JobError
-from simulator.models.sources import load_model
-from simulator.simulate import simulate
-from simulator.workload.micro_batch import (
+from foretrace.simulator.errors import JobError
+from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.simulate import simulate
+from foretrace.simulator.workload.micro_batch import (
     Comm,
     Op,
     head_block,
     head_blocks,
     layer_blocks,
 )
-from tests.simulator.made_jobs import cluster, job, two_layers
-from traces.layout import Layout
+from foretrace.traces.layout import Layout
 
 
 def test_torchtitan_computes_every_other_product_again() -> None:

@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-import topologies.catalog
-from topologies.catalog import _over, device_names, link_names, load_cluster, load_device, load_link, names
-from topologies.errors import CatalogError, FabricError, TopologyError, UnitError
-from topologies.facts import parts
-from topologies.reach import Reach
+from foretrace.topologies.catalog import (
+    _over,
+    device_names,
+    link_names,
+    load_cluster,
+    load_device,
+    load_link,
+    names,
+)
+from foretrace.topologies.errors import CatalogError, FabricError, TopologyError, UnitError
+from foretrace.topologies.facts import parts
+from foretrace.topologies.reach import Reach
 
-HOME = Path(topologies.catalog.__file__).parent
+HOME = Path(__file__).parents[2] / "topologies" / "catalog"
 FILES = sorted(HOME.rglob("*.toml"))
 
 SMALL = """
@@ -100,9 +107,7 @@ def test_every_source_that_is_named_is_written_out_and_used(path: Path) -> None:
     assert own <= used <= known
 
 
-DOCUMENTED = (Path(topologies.catalog.__file__).parents[2] / "docs" / "topologies.md").read_text(
-    encoding="utf-8"
-)
+DOCUMENTED = (Path(__file__).parents[2] / "docs" / "topologies.md").read_text(encoding="utf-8")
 EXAMPLES = [block.split("```")[0] for block in DOCUMENTED.split("```toml\n")[1:]]
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from topologies.catalog import load_cluster
-from topologies.cli import topology
-from topologies.discover import discover, to_toml
-from topologies.discover.matrix import from_matrix
-from topologies.errors import CatalogError
-from topologies.reach import Reach
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cli import topology
+from foretrace.topologies.discover import discover, to_toml
+from foretrace.topologies.discover.matrix import from_matrix
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.reach import Reach
 
 HEAD = "\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\n"
 SWITCHED = HEAD + "".join(

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from topologies.catalog import load_cluster, load_device, load_link
-from topologies.cluster import Cluster
-from topologies.discover import discover, to_toml
-from topologies.discover.known import FAMILIES, NICS, PCI_DEVICES
-from topologies.errors import CatalogError
+from foretrace.topologies.catalog import load_cluster, load_device, load_link
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.discover import discover, to_toml
+from foretrace.topologies.discover.known import FAMILIES, NICS, PCI_DEVICES
+from foretrace.topologies.errors import CatalogError
 
 UNDERLINED = (
     "\x1b[4m\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tNIC2\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"

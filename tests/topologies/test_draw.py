@@ -9,11 +9,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import CliRunner
 
-from topologies.catalog import load_cluster, names
-from topologies.cli import topology
-from topologies.draw import MOST_NODES, drawn, lines, narrow, page, svg
-from topologies.errors import CatalogError
-from topologies.fabric import FabricSpec
+from foretrace.topologies.catalog import load_cluster, names
+from foretrace.topologies.cli import topology
+from foretrace.topologies.draw import MOST_NODES, drawn, lines, narrow, page, svg
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.fabric import FabricSpec
 
 
 @pytest.mark.parametrize("name", names())

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from topologies.catalog import load_cluster, names
-from topologies.cluster import Cluster
-from topologies.errors import CatalogError, FabricError
-from topologies.placement import place
-from topologies.reach import Reach
-from topologies.tiers import tiers
+from foretrace.topologies.catalog import load_cluster, names
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import CatalogError, FabricError
+from foretrace.topologies.placement import place
+from foretrace.topologies.reach import Reach
+from foretrace.topologies.tiers import tiers
 
 GPUS = [name for name in names() if name != "localhost"]
 

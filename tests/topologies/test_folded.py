@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import DrawFn, composite, integers, sampled_from
 
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.errors import FabricError
-from topologies.fabric import FabricSpec
-from topologies.folded import FOLDABLE, Folded, reach
-from topologies.reach import Reach
-from topologies.shape import GroupShape
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import FabricError
+from foretrace.topologies.fabric import FabricSpec
+from foretrace.topologies.folded import FOLDABLE, Folded, reach
+from foretrace.topologies.reach import Reach
+from foretrace.topologies.shape import GroupShape
 
 BASE = load_cluster("dgx-h100")
 

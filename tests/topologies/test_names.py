@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from topologies.catalog import device_names, load_cluster, load_device, load_link, names
-from topologies.catalog.aliases import ALIASES, plain
-from topologies.cluster import Cluster
-from topologies.errors import CatalogError, TopologyError
+from foretrace.topologies.catalog import device_names, load_cluster, load_device, load_link, names
+from foretrace.topologies.catalog.aliases import ALIASES, plain
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import CatalogError, TopologyError
 
 
 def test_every_alias_is_plain_and_stands_for_a_machine() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.errors import CatalogError
-from topologies.reach import Reach
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.reach import Reach
 
 MIXED = 'base = "dgx-h100"\nn_gpus = 64\n[[others]]\nmachine = "dgx-a100"\nnodes = 2\n'
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
-from topologies.catalog import load_cluster
-from topologies.errors import CatalogError
-from topologies.placement import POLICIES, place
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.placement import POLICIES, place
 
 CLUSTER = load_cluster("dgx-h100", 40)
 

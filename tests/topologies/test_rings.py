@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, permutations, sampled_from
 
-from topologies.catalog import load_cluster
-from topologies.errors import CatalogError
-from topologies.node import CUBE_LINKS, NODES, NodeSpec
-from topologies.reach import Reach
-from topologies.rings import ring_bytes_per_s
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.node import CUBE_LINKS, NODES, NodeSpec
+from foretrace.topologies.reach import Reach
+from foretrace.topologies.rings import ring_bytes_per_s
 
 GB = 1e9
 

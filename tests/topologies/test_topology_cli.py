@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from topologies.catalog import device_names, link_names, load_cluster, names
-from topologies.cli import topology
-from topologies.errors import CatalogError, FabricError
+from foretrace.topologies.catalog import device_names, link_names, load_cluster, names
+from foretrace.topologies.cli import topology
+from foretrace.topologies.errors import CatalogError, FabricError
 
 
 def printed(*arguments: str) -> str:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, sampled_from
 
-from topologies.errors import UnitError
-from topologies.units import (
+from foretrace.topologies.errors import UnitError
+from foretrace.topologies.units import (
     BYTES,
     BYTES_PER_S,
     FLOP_PER_S,

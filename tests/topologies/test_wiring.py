@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
 
-from topologies.catalog import load_cluster
-from topologies.cluster import Cluster
-from topologies.errors import FabricError
-from topologies.fabric import FabricSpec
-from topologies.reach import Reach
-from topologies.shape import GroupShape
-from topologies.tiers import tiers
-from topologies.wiring import KINDS
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import FabricError
+from foretrace.topologies.fabric import FabricSpec
+from foretrace.topologies.reach import Reach
+from foretrace.topologies.shape import GroupShape
+from foretrace.topologies.tiers import tiers
+from foretrace.topologies.wiring import KINDS
 
 NIC = 50e9
 

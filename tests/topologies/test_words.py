@@ -2,9 +2,9 @@
 
 import pytest
 
-from topologies.catalog import names
-from topologies.errors import CatalogError
-from topologies.words import assumed, machine
+from foretrace.topologies.catalog import names
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.words import assumed, machine
 
 READ = [
     # words, GPUs, nodes, machine, NICs, Gb/s of one

@@ -12,16 +12,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-
 from tests.processes import Ranks, Runner
 from tests.rehearsals import LOADED, rehearse
-from tracer.native import build
-from tracer.native.build import SWITCH
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
-from traces.run import Run
-from traces.store import open_run
+
+from foretrace.tracer.native import build
+from foretrace.tracer.native.build import SWITCH
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 collect_ignore = ["by_numbers.py", "every_strategy.py", "matrix.py", "tracked_memory.py"]
 """Scripts that tests start as processes of their own."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables
+from foretrace.traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables
 
 
 def host_bytes(tables: RankTables, events: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], int]:

@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import torch
+from tests.tracer.compiled import built
 from torch._guards import detect_fake_mode
 from torch._inductor import compile_fx
 from torch._inductor.debug import DebugContext
@@ -11,8 +12,6 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import ExternKernelSchedulerNode
 from torch._inductor.utils import shape_env_from_inputs
 from torch._inductor.virtualized import V
-
-from tests.tracer.compiled import built
 
 
 def counted(model: str, *, by_block: bool = False) -> int:

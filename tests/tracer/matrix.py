@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from tracer.native.build import SWITCH
+from foretrace.tracer.native.build import SWITCH
 
 WIDTH, LAYERS, STEPS, MICROBATCHES = 8, 4, 3, 4
 Step = Callable[[], Tensor]

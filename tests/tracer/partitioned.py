@@ -5,11 +5,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from tests.tracer.saved import built
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-
-from tests.tracer.saved import built
 
 
 def kept(name: str, how: str) -> list[tuple[str, Any, int]]:

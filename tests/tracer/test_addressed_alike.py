@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from simulator.compute.fusion import AUTOCAST, EAGER, Both, Passes
-from simulator.workload.ops import DTYPE_BYTES
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.operators.ordered import is_elementwise, unordered
+from foretrace.simulator.compute.fusion import AUTOCAST, EAGER, Both, Passes
+from foretrace.simulator.workload.ops import DTYPE_BYTES
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.operators.ordered import is_elementwise, unordered
 
 torch = pytest.importorskip("torch")
 BATCH, TOKENS, HEADS, WIDTH = 2, 64, 8, 32

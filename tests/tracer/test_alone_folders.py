@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tracer.alone import folder, set_aside, settle
-from tracer.launched import RANKS, WORLD_SIZES
-from tracer.run_directory import beside
+from foretrace.tracer.alone import folder, set_aside, settle
+from foretrace.tracer.launched import RANKS, WORLD_SIZES
+from foretrace.tracer.run_directory import beside
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.averaged import Averaged, are_gradients
-from tracer.groups import Groups
-from tracer.records import Block, Communication
-from tracer.rehearse.rehearsing import Asked
-from traces.layout import Layout
-from traces.store import open_run
+
+from foretrace.tracer.averaged import Averaged, are_gradients
+from foretrace.tracer.groups import Groups
+from foretrace.tracer.records import Block, Communication
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.layout import Layout
+from foretrace.traces.store import open_run
 
 SCRIPT = """
 import sys

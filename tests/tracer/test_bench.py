@@ -12,17 +12,17 @@ from click.testing import CliRunner
 
 pytest.importorskip("torch")
 
-from foretrace import main
-from simulator.compute.promise import promise
-from simulator.validate.kernels import validate_kernels
-from topologies.catalog import load_device
-from tracer import detect
-from tracer.bench import kernels as bench_kernels
-from tracer.bench.cases import SIZES, Sizes, cases
-from tracer.bench.device import device_of, sustained_share, to_toml
-from tracer.bench.kernels import Bench, bench, write_table
-from tracer.errors import RecordError
-from tracer.timing import burst_s, line, sustained_s
+from foretrace.cli import main
+from foretrace.simulator.compute.promise import promise
+from foretrace.simulator.validate.kernels import validate_kernels
+from foretrace.topologies.catalog import load_device
+from foretrace.tracer import detect
+from foretrace.tracer.bench import kernels as bench_kernels
+from foretrace.tracer.bench.cases import SIZES, Sizes, cases
+from foretrace.tracer.bench.device import device_of, sustained_share, to_toml
+from foretrace.tracer.bench.kernels import Bench, bench, write_table
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.timing import burst_s, line, sustained_s
 
 TINY = Sizes(
     tokens=(16, 64),

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, lists
 
-from tracer.bench.collectives import KINDS, SLOW, _flag
-from tracer.errors import RecordError
-from tracer.sizes import parse_sizes
+from foretrace.tracer.bench.collectives import KINDS, SLOW, _flag
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.sizes import parse_sizes
 
 
 def run(words: str, ranks: Any, *launcher: str) -> Any:

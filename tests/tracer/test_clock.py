@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from tracer.clock import CommonClock, machine_id, synchronise
+from foretrace.tracer.clock import CommonClock, machine_id, synchronise
 
 distributed = pytest.importorskip("torch.distributed")
 

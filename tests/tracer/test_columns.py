@@ -10,12 +10,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.columns import MIN_GLUE_NS, SEGMENT, Segments, communication_row, step_row, table
-from tracer.groups import GroupInfo
-from tracer.records import Block, Communication, Segment, StepWindow
-from tracer.stamps import Resolver
-from traces.timeline import DEFAULTS, TIMELINE
-from traces.writer import SpanWriter
+from foretrace.tracer.columns import MIN_GLUE_NS, SEGMENT, Segments, communication_row, step_row, table
+from foretrace.tracer.groups import GroupInfo
+from foretrace.tracer.records import Block, Communication, Segment, StepWindow
+from foretrace.tracer.stamps import Resolver
+from foretrace.traces.timeline import DEFAULTS, TIMELINE
+from foretrace.traces.writer import SpanWriter
 
 SHIFT_NS = 1_000_000_007
 BLOCKS = st.sampled_from(

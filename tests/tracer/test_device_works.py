@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tracer.clock import now_ns
-from tracer.completion import Completions
-from tracer.groups import GroupInfo
-from tracer.records import Block, Communication
-from tracer.stamps import GATE, CudaStamp
-from tracer.streams import Streams
+from foretrace.tracer.clock import now_ns
+from foretrace.tracer.completion import Completions
+from foretrace.tracer.groups import GroupInfo
+from foretrace.tracer.records import Block, Communication
+from foretrace.tracer.stamps import GATE, CudaStamp
+from foretrace.tracer.streams import Streams
 
 GROUP = GroupInfo(id=7, axis="dp", ranks=(0, 1), on_nccl=True)
 MS = 1_000_000
@@ -48,7 +48,7 @@ def stamps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, CudaStamp]]:
         made.append((device, CudaStamp(SimpleNamespace())))
         return made[-1][1]
 
-    monkeypatch.setattr("tracer.device_works.cuda_stamp", stamp)
+    monkeypatch.setattr("foretrace.tracer.device_works.cuda_stamp", stamp)
     return made
 
 

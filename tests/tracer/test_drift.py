@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer import drift
-from tracer.clock import CommonClock, Measurement, synchronise
-from tracer.drift import ClockLine, RunClock
-from traces.store import open_run
+from foretrace.tracer import drift
+from foretrace.tracer.clock import CommonClock, Measurement, synchronise
+from foretrace.tracer.drift import ClockLine, RunClock
+from foretrace.traces.store import open_run
 
 distributed = pytest.importorskip("torch.distributed")
 
@@ -107,7 +107,7 @@ if rank:
 
 import torch, torch.distributed as dist
 import foretrace
-from tracer import clock, drift
+from foretrace.tracer import clock, drift
 
 clock._BOOT_ID = pathlib.Path(sys.argv[1] + f".machine-{rank}")
 clock._BOOT_ID.write_text(f"machine {rank}")

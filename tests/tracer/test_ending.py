@@ -42,7 +42,7 @@ ENDING = """
 import sys, time
 import torch, torch.distributed as dist
 import foretrace
-from tracer import completion
+from foretrace.tracer import completion
 
 completion.CLOSE_TIMEOUT_S = 0.0
 completion.Completions.close.__defaults__ = (0.0,)

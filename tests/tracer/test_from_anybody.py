@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.processes import TIMEOUT_S
-from traces.analysis.hang import hang
-from traces.run import Run
-from traces.store import open_run
+
+from foretrace.traces.analysis.hang import hang
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 pytestmark = pytest.mark.usefixtures("hooks")
 

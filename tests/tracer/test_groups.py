@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from tracer.groups import Groups, axis_of, deduced_layout
-from traces.layout import Group, Layout
+from foretrace.tracer.groups import Groups, axis_of, deduced_layout
+from foretrace.traces.layout import Group, Layout
 
 DEGREES = integers(1, 4)
 

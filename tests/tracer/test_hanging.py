@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.processes import TIMEOUT_S
-from traces.store import open_run
+
+from foretrace.traces.store import open_run
 
 pytestmark = pytest.mark.usefixtures("hooks")
 

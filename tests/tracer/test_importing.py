@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.importing import Expectation
+from foretrace.tracer.importing import Expectation
 
 
 @pytest.mark.parametrize("n_asked", [0, 1, 3])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tracer.errors import IngestError
-from tracer.ingest.ingest import ingest
-from traces.analysis.findings import findings
-from traces.run import Run
-from traces.store import open_run
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 REAL = Path(os.environ.get("FORETRACE_REAL_TRACES", Path(__file__).parents[3] / "shared" / "real_traces"))
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no real traces at {REAL} (FORETRACE_REAL_TRACES)")

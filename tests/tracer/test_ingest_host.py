@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tracer.ingest.ingest import ingest
-from tracer.kernels import N_STEPS
-from traces.run import Run
-from traces.store import open_run
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.tracer.kernels import N_STEPS
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 Event = dict[str, Any]
 

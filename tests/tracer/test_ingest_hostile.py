@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from tracer.errors import RecordError
-from tracer.ingest.ingest import ingest
-from traces.analysis.everything import analysis
-from traces.analysis.metrics import breakdown
-from traces.errors import TraceError
-from traces.store import open_run
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.analysis.everything import analysis
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.errors import TraceError
+from foretrace.traces.store import open_run
 
 N_INPUTS = 60
 """Inputs per kind of file; FORETRACE_SLOW=1 tries 2,600 of each beside."""

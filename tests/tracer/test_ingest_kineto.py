@@ -15,16 +15,16 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace import main
-from tracer.errors import IngestError
-from tracer.ingest.ingest import ingest
-from tracer.ingest.kernels import collective_kind, is_communication, kernel
-from tracer.ingest.recording import innermost, lanes
-from traces.analysis.arrivals import arrivals
-from traces.analysis.metrics import breakdown
-from traces.columns import int64, is_one_of
-from traces.run import Run
-from traces.store import open_run
+from foretrace.cli import main
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.tracer.ingest.kernels import collective_kind, is_communication, kernel
+from foretrace.tracer.ingest.recording import innermost, lanes
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.columns import int64, is_one_of
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 REAL = Path(os.environ.get("FORETRACE_REAL_TRACES", Path(__file__).parents[3] / "shared" / "real_traces"))
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no real traces at {REAL} (FORETRACE_REAL_TRACES)")

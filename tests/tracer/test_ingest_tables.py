@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from tracer.errors import IngestError
-from tracer.ingest.ingest import ingest
-from traces.analysis.metrics import breakdown, step_times_ns, summarize
-from traces.replay.whatif import scaled, what_if
-from traces.run import Run
-from traces.store import open_run
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize
+from foretrace.traces.replay.whatif import scaled, what_if
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 REAL = Path(os.environ.get("FORETRACE_REAL_TRACES", Path(__file__).parents[3] / "shared" / "real_traces"))
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no real traces at {REAL} (FORETRACE_REAL_TRACES)")

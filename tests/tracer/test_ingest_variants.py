@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tracer.ingest.ingest import ingest
-from traces.analysis.device_time import device_times
-from traces.analysis.metrics import breakdown
-from traces.info import RunInfo
-from traces.run import Run
-from traces.store import open_run
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.analysis.device_time import device_times
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.info import RunInfo
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 Event = dict[str, Any]
 N_RANKS = 4

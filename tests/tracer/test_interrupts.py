@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tracer.guarded import Guarded, is_interrupt
-from traces.store import open_run
+from foretrace.tracer.guarded import Guarded, is_interrupt
+from foretrace.traces.store import open_run
 
 
 class Handlers:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer import issued
-from tracer.groups import GroupInfo
-from tracer.issued import SLOT_BYTES, SLOTS, Issued, file_system
-from tracer.records import Block, Communication
-from traces.pending import read_issued, read_pending
+from foretrace.tracer import issued
+from foretrace.tracer.groups import GroupInfo
+from foretrace.tracer.issued import SLOT_BYTES, SLOTS, Issued, file_system
+from foretrace.tracer.records import Block, Communication
+from foretrace.traces.pending import read_issued, read_pending
 
 
 def call(sequence: int, name: str = "layers.3.mlp", axis: str = "world") -> Communication:

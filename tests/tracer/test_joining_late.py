@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracer.record import NO_GROUP
-from traces.store import open_run
+from foretrace.tracer.record import NO_GROUP
+from foretrace.traces.store import open_run
 
 JOINED = """
 import sys, time

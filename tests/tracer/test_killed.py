@@ -12,13 +12,13 @@ from statistics import median
 from typing import Any
 
 import pytest
-
 from tests.processes import TIMEOUT_S
-from tracer.issued import SLOTS
-from tracer.native.build import SWITCH
-from traces.errors import RunError
-from traces.pending import P2P, read_issued
-from traces.store import open_run
+
+from foretrace.tracer.issued import SLOTS
+from foretrace.tracer.native.build import SWITCH
+from foretrace.traces.errors import RunError
+from foretrace.traces.pending import P2P, read_issued
+from foretrace.traces.store import open_run
 
 
 def test_sigkill_leaves_a_readable_prefix(tmp_path: Path, config: Path, ranks: Any) -> None:
@@ -72,7 +72,7 @@ import torch, torch.distributed as dist
 import foretrace
 from torch.distributed import pipelining
 from torch.distributed.fsdp import fully_shard  # imported once, before the forks
-from tracer import sink
+from foretrace.tracer import sink
 
 write_batch = sink.Sink._flush
 

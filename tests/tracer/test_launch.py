@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.processes import Done, Runner
-from tracer.errors import LaunchError, RecordError
-from tracer.finish import finish, why_nothing
-from tracer.launch import SITE, environment, launch
-from tracer.launched import RANKS, is_first
-from traces.info import RunInfo
-from traces.store import open_run, write_info
+
+from foretrace.tracer.errors import LaunchError, RecordError
+from foretrace.tracer.finish import finish, why_nothing
+from foretrace.tracer.launch import SITE, environment, launch
+from foretrace.tracer.launched import RANKS, is_first
+from foretrace.traces.info import RunInfo
+from foretrace.traces.store import open_run, write_info
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,7 +151,7 @@ def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

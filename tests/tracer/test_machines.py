@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tracer.errors import RecordError
-from tracer.merge import merge
-from traces.opening import open_whole
-from traces.store import open_run
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.merge import merge
+from foretrace.traces.opening import open_whole
+from foretrace.traces.store import open_run
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from traces.store import open_run
+from foretrace.traces.store import open_run
 
 LAYER, LAYERS, STEPS, MICROBATCHES = 4 * 8 * 8, 4, 3, 4
 """Bytes of a layer, layers, steps and micro-batches of ``matrix.py``."""

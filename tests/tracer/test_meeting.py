@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tracer import internals, meeting
-from tracer.meeting import Meeting
+from foretrace.tracer import internals, meeting
+from foretrace.tracer.meeting import Meeting
 
 HOST = "127.0.0.1"
 LONG_S = 5.0

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.processes import TIMEOUT_S
-from traces.analysis.mismatch import mismatches
-from traces.errors import RunError
-from traces.run import Run
-from traces.store import open_run
+
+from foretrace.traces.analysis.mismatch import mismatches
+from foretrace.traces.errors import RunError
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 pytestmark = pytest.mark.usefixtures("hooks")
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import foretrace
-from tracer.blocks import find_blocks
-from tracer.modules import MOST_ASKED
-from traces.store import open_run
+from foretrace.tracer.blocks import find_blocks
+from foretrace.tracer.modules import MOST_ASKED
+from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -200,7 +200,7 @@ def test_an_error_in_a_hook_is_a_warning_and_the_training_goes_on(
     def broken(root: Any) -> Any:
         raise ValueError("no blocks today")
 
-    monkeypatch.setattr("tracer.modules.find_blocks", broken)
+    monkeypatch.setattr("foretrace.tracer.modules.find_blocks", broken)
     plain = train(net())
     with foretrace.record(tmp_path / "run") as recording:
         assert train(net()) == plain

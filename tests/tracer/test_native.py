@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tracer.native import build, compiler
-from tracer.operators import RECORDED
-from traces.store import open_run
+from foretrace.tracer.native import build, compiler
+from foretrace.tracer.operators import RECORDED
+from foretrace.traces.store import open_run
 
 GIL_DISABLED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
@@ -111,7 +111,7 @@ RING = """
 import json, os
 from pathlib import Path
 import torch, torch.distributed as dist
-from traces.pending import read_issued
+from foretrace.traces.pending import read_issued
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
 from tests.processes import ROOT
-from tracer.native import build, compiler
+
+from foretrace.tracer.native import build, compiler
 
 GIL_DISABLED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 

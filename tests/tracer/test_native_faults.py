@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tracer.native import build
-from traces.store import open_run
+from foretrace.tracer.native import build
+from foretrace.traces.store import open_run
 
 Said = tuple[Path, dict[str, bool]]
 """Where the recordings are, and what came out as it should."""

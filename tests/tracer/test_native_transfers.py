@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tracer.native import build
-from traces.store import open_run
+from foretrace.tracer.native import build
+from foretrace.traces.store import open_run
 
 SCRIPT = """
 import datetime, inspect, json, time

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from simulator.rehearsed.run import simulate_rehearsal
 from tests.processes import Runner, free_port
 from tests.rehearsals import rehearse
-from topologies.catalog import load_cluster
-from tracer.cli import record
-from tracer.on_cpu import SAID
-from tracer.on_cpu.gpus import Gpus
-from tracer.rehearse.rehearsing import Asked
-from traces.analysis.windows import windows
-from traces.join import join_spans
-from traces.store import open_run
+
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.cli import record
+from foretrace.tracer.on_cpu import SAID
+from foretrace.tracer.on_cpu.gpus import Gpus
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.join import join_spans
+from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import foretrace
-from tracer.ingest.ingest import ingest
-from traces.run import Run
-from traces.store import open_run
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("torch.distributed")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import foretrace
-from tracer.native.build import SWITCH
-from tracer.records import Block
-from tracer.sink import MOST_RECORDS
-from traces.store import open_run
+from foretrace.tracer.native.build import SWITCH
+from foretrace.tracer.records import Block
+from foretrace.tracer.sink import MOST_RECORDS
+from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 

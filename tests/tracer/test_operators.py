@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tracer.operators import OPERATORS, dtype_name
+from foretrace.tracer.operators import OPERATORS, dtype_name
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed")  # registers the operators

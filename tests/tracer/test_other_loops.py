@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from traces.layout import Layout
-from traces.store import open_run
+from foretrace.traces.layout import Layout
+from foretrace.traces.store import open_run
 
 PARAMETERS = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
 """Numbers of a layer of the small model: attention, MLP, two norms."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import foretrace
-from traces.store import open_run
+from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

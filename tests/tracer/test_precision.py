@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import foretrace
-from tracer.precision import computed_in
-from traces.store import open_run
+from foretrace.tracer.precision import computed_in
+from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

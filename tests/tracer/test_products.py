@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from traces.layout import Layout
-from traces.store import open_run
+from foretrace.traces.layout import Layout
+from foretrace.traces.store import open_run
 
 MESH = """
 import sys

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from traces.analysis.metrics import breakdown
-from traces.store import open_run
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.store import open_run
 
 Row = dict[str, Any]
 

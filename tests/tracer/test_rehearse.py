@@ -12,17 +12,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
-import foretrace
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.gpu.memory import rounded
-from tracer.rehearse.operators.calls import Call
-from tracer.rehearse.operators.works import work_of
-from tracer.rehearse.ranks.classes import Classes, differences
-from tracer.rehearse.ranks.launchers import script_of
-from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
-from tracer.rehearse.words import explain
-from traces.layout import Group, Layout
-from traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
+from foretrace import cli
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.gpu.memory import rounded
+from foretrace.tracer.rehearse.operators.calls import Call
+from foretrace.tracer.rehearse.operators.works import work_of
+from foretrace.tracer.rehearse.ranks.classes import Classes, differences
+from foretrace.tracer.rehearse.ranks.launchers import script_of
+from foretrace.tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
+from foretrace.tracer.rehearse.words import explain
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
 
 sizes = integers(min_value=1, max_value=4096)
 
@@ -304,7 +304,7 @@ def test_the_next_free_directory_bears_the_name_of_the_script() -> None:
 def test_a_report_without_a_machine_is_refused() -> None:
     with pytest.raises(Exception, match="name a machine"):
         CliRunner().invoke(
-            foretrace.main,
+            cli.main,
             ["rehearse", "--world-size", "2", "--report", "x.html", "--", "train.py"],
             catch_exceptions=False,
             standalone_mode=False,

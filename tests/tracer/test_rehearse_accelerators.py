@@ -6,16 +6,16 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch.cuda import nccl
-
 from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
-from tracer.rehearse.gpu import accelerators
-from tracer.rehearse.gpu.workspaces import LARGE_BYTES
-from tracer.rehearse.peers.world import HOST_MESH
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.words import explain
-from traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
+from torch.cuda import nccl
+
+from foretrace.tracer.rehearse.gpu import accelerators
+from foretrace.tracer.rehearse.gpu.workspaces import LARGE_BYTES
+from foretrace.tracer.rehearse.peers.world import HOST_MESH
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.words import explain
+from foretrace.traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
 
 
 def _rehearsed(script: ModuleType, how: str, folder: Path) -> tuple[str, RankTables]:

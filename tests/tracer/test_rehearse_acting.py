@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests import rehearsals
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.acting import Loaded, Troupe
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import RankTables, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.acting import Loaded, Troupe
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.values.algebra import (
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.values.algebra import (
     DECOMPOSES,
     MOST_FRACTIONS,
     MOST_OPERATIONS,
@@ -19,11 +19,11 @@ from tracer.rehearse.values.algebra import (
     is_followed,
     is_laborious,
 )
-from tracer.rehearse.values.computed import FOLLOWED
-from tracer.rehearse.values.held import is_seen_as
-from tracer.rehearse.values.numbers import Numbers
-from tracer.rehearse.values.stated import Stated
-from traces.rehearsal import rehearsal_folder
+from foretrace.tracer.rehearse.values.computed import FOLLOWED
+from foretrace.tracer.rehearse.values.held import is_seen_as
+from foretrace.tracer.rehearse.values.numbers import Numbers
+from foretrace.tracer.rehearse.values.stated import Stated
+from foretrace.traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("torch._subclasses.fake_tensor")

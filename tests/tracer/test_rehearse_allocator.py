@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from simulator.rehearsed.run import simulate_rehearsal
 from tests.rehearsals import rehearse
-from topologies.catalog import load_cluster
-from tracer.rehearse.gpu.allocator import (
+
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.rehearse.gpu.allocator import (
     LARGE_SEGMENT_BYTES,
     MIB,
     SETTINGS,
@@ -20,9 +20,9 @@ from tracer.rehearse.gpu.allocator import (
     Block,
     CachingAllocator,
 )
-from tracer.rehearse.gpu.memory import Memory, rounded
-from tracer.rehearse.gpu.reserved import Reserved
-from tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.gpu.memory import Memory, rounded
+from foretrace.tracer.rehearse.gpu.reserved import Reserved
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 GOLDEN = Path(__file__).parent / "allocator.csv"
 """Random requests, and what PyTorch 2.11 for CUDA holds after each (``benchmarks/allocator.py --golden``)."""

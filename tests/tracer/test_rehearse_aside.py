@@ -5,7 +5,7 @@ from threading import Event, get_ident
 from types import SimpleNamespace
 from typing import Any
 
-from tracer.rehearse.session import RehearsalSession
+from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 def test_threads_that_are_aside_at_once_come_back_each() -> None:

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.gpu.listed import ONE_BY_ONE
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script.sparse import WHOLE
-from traces.rehearsal import Rehearsal, rehearsal_folder
+
+from foretrace.tracer.rehearse.gpu.listed import ONE_BY_ONE
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script.sparse import WHOLE
+from foretrace.traces.rehearsal import Rehearsal, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.values.known import EXCHANGE
-from tracer.rehearse.values.stated import Stated
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.values.known import EXCHANGE
+from foretrace.tracer.rehearse.values.stated import Stated
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 
@@ -157,7 +157,14 @@ def test_ranks_end_with_the_process_that_asked_for_them(tmp_path: Path) -> None:
         f"os.replace({str(tmp_path / 'part')!r}, {str(number)!r})\n"
         "time.sleep(600)\n"
     )
-    command = [sys.executable, "-c", "import foretrace; foretrace.main()", "rehearse", "--world-size", "2"]
+    command = [
+        sys.executable,
+        "-c",
+        "from foretrace.cli import main; main()",
+        "rehearse",
+        "--world-size",
+        "2",
+    ]
     asking = subprocess.Popen([*command, "-o", str(tmp_path / "runs" / "run"), "--", str(sleeper)], cwd=ROOT)
     while not number.exists():
         assert asking.poll() is None

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import Rehearsal
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")
 

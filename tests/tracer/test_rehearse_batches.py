@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-
-from simulator.rehearsed.figures import rows_and_tokens
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.simulator.rehearsed.figures import rows_and_tokens
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
 from tests.tracer.host_work import host_bytes
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import (
+    ON_HOST,
+    TO_DEVICE,
+    TO_HOST,
+    RankTables,
+    Rehearsal,
+    read_rank,
+    rehearsal_folder,
+)
 
 pytest.importorskip("torch")
 

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.gpu import casting
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import rehearsal_folder
+
+from foretrace.tracer.rehearse.gpu import casting
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")
 

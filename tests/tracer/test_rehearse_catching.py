@@ -5,13 +5,13 @@ import weakref
 from pathlib import Path
 
 import pytest
-
 from tests.tracer.catching import MICROBATCHES, WIDTH
-from tracer.rehearse.errors import Finished, RehearsalError
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from tracer.rehearse.script.failures import CAUGHT, Failures
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import Finished, RehearsalError
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.script.failures import CAUGHT, Failures
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "catching.py"
 

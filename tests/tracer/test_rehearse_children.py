@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
 from tests.tracer.started_by_hand import PLACES, STEPS, WIDTH
-from tracer.errors import RecordError
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import WHAT, RankTables, Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import WHAT, RankTables, Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

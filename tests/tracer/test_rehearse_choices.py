@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.rehearse.values.even import share
-from tracer.rehearse.values.loads import Loads, parsed
+from foretrace.tracer.rehearse.values.even import share
+from foretrace.tracer.rehearse.values.loads import Loads, parsed
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from tracer.rehearse.values.known import EXCHANGE  # noqa: E402
-from tracer.rehearse.values.numbers import Numbers  # noqa: E402 - needs torch
-from tracer.rehearse.values.routing import Routing  # noqa: E402
-from tracer.rehearse.values.stated import Stated  # noqa: E402
+from foretrace.tracer.rehearse.values.known import EXCHANGE  # noqa: E402
+from foretrace.tracer.rehearse.values.numbers import Numbers  # noqa: E402 - needs torch
+from foretrace.tracer.rehearse.values.routing import Routing  # noqa: E402
+from foretrace.tracer.rehearse.values.stated import Stated  # noqa: E402
 
 TOKENS, EXPERTS, BINS = 64, 8, 4
 

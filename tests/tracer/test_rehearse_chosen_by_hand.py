@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.peers.letters import Address
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.ranks.together import differing
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import Rehearsal
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.peers.letters import Address
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.ranks.together import differing
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.gpu.attention import _cast, chosen
+from foretrace.tracer.rehearse.gpu.attention import _cast, chosen
 
 torch = pytest.importorskip("torch")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 

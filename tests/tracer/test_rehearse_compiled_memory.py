@@ -6,11 +6,11 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.gpu.min_cut import Network
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.gpu.min_cut import Network
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 torch = pytest.importorskip("torch")
 

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.operators.calls import storage_key
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.values.chances import chance
-from tracer.rehearse.values.following import following
-from tracer.rehearse.values.known import Known
-from tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
-from tracer.rehearse.values.stated import Stated
-from traces.rehearsal import rehearsal_folder
+
+from foretrace.tracer.rehearse.operators.calls import storage_key
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.values.chances import chance
+from foretrace.tracer.rehearse.values.following import following
+from foretrace.tracer.rehearse.values.known import Known
+from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.values.stated import Stated
+from foretrace.traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("torch._subclasses.fake_tensor")

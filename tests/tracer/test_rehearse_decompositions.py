@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.operators.calls import Call
-from tracer.rehearse.operators.work import Work
-from tracer.rehearse.operators.works import work_of
+from foretrace.tracer.rehearse.operators.calls import Call
+from foretrace.tracer.rehearse.operators.work import Work
+from foretrace.tracer.rehearse.operators.works import work_of
 
 torch = pytest.importorskip("torch")
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import rehearsal_folder
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytestmark = pytest.mark.slow
 

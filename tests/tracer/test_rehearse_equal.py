@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.processes import Runner
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from tracer.rehearse.values.numbers import Numbers
-from traces.rehearsal import rehearsal_folder
+
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.values.numbers import Numbers
+from foretrace.traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("torch._subclasses.fake_tensor")

@@ -4,12 +4,12 @@ from array import array
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script.late import Made, clear
-from traces.rehearsal import rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script.late import Made, clear
+from foretrace.traces.rehearsal import rehearsal_folder
 
 pytest.importorskip("torch")
 
@@ -93,8 +93,8 @@ import os, sys
 from pathlib import Path
 
 import torch
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.script import files
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.script import files
 
 files.COPIED_BYTES = 8
 folder = Path(sys.argv[1])

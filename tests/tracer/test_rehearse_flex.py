@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.hints import NO_FLEX
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.hints import NO_FLEX
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from traces.layout import Layout
-from traces.rehearsal import RankTables, Rehearsal
+from foretrace.traces.layout import Layout
+from foretrace.traces.rehearsal import RankTables, Rehearsal
 
 SCRIPT, RANKS = Path(__file__).parent / "forwarding.py", 8
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.launchers import launchers_of, script_of
-from tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.launchers import launchers_of, script_of
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script.installers import SAID, Installers
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script.installers import SAID, Installers
 
 pytest.importorskip("torch")
 

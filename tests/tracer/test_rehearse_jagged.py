@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis.strategies import booleans, integers, lists
-
 from tests.tracer.jagged import LENGTHS, WIDTH
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.operators.attended import BACKWARD_PRODUCTS, attention
-from tracer.rehearse.operators.calls import Call
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.operators.attended import BACKWARD_PRODUCTS, attention
+from foretrace.tracer.rehearse.operators.calls import Call
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 

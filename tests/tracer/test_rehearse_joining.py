@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.ranks.launchers import environment, inherited, launchers_of, words_of
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.ranks.launchers import environment, inherited, launchers_of, words_of
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

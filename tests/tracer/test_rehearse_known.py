@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.errors import UnroutedError
-from tracer.rehearse.values.even import share
-from tracer.rehearse.values.following import following
-from tracer.rehearse.values.known import EXCHANGE
-from tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
-from tracer.rehearse.values.stated import Stated
+from foretrace.tracer.rehearse.errors import UnroutedError
+from foretrace.tracer.rehearse.values.even import share
+from foretrace.tracer.rehearse.values.following import following
+from foretrace.tracer.rehearse.values.known import EXCHANGE
+from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.values.stated import Stated
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("torch._subclasses.fake_tensor")

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.peers.under_ddp import LATER
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.peers.under_ddp import LATER
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-
-from simulator.rehearsed.figures import model_flops, rows_and_tokens
 from tests.rehearsals import rehearse
-from tracer.rehearse.events.learning import NOW_AND_THEN, UNUSED
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.simulator.rehearsed.figures import model_flops, rows_and_tokens
+from foretrace.tracer.rehearse.events.learning import NOW_AND_THEN, UNUSED
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.ranks.classes import Classes
-from tracer.rehearse.values.loads import Loads, parsed
-from traces.layout import Group
-from traces.rehearsal import read_rank, rehearsal_folder
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.ranks.classes import Classes
+from foretrace.tracer.rehearse.values.loads import Loads, parsed
+from foretrace.traces.layout import Group
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 
-from tracer.rehearse.rehearsing import Asked, rehearse  # noqa: E402 - needs torch
-from tracer.rehearse.values.stated import Stated  # noqa: E402
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse  # noqa: E402 - needs torch
+from foretrace.tracer.rehearse.values.stated import Stated  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "loaded.py"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytestmark = pytest.mark.slow
 

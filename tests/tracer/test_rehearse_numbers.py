@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.accelerated import accelerate_flags, tell_accelerate
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.accelerated import accelerate_flags, tell_accelerate
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("torch._subclasses.fake_tensor")

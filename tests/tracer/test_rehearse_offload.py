@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables, Rehearsal, read_rank, rehearsal_folder
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.traces.rehearsal import (
+    ON_HOST,
+    TO_DEVICE,
+    TO_HOST,
+    RankTables,
+    Rehearsal,
+    read_rank,
+    rehearsal_folder,
+)
 
 pytest.importorskip("torch")
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-import foretrace
-from simulator.rehearsed.notes import ON_CPU as ON_OTHERS
-from simulator.rehearsed.run import simulate_rehearsal
 from tests.rehearsals import rehearse
-from topologies.catalog import load_cluster
-from tracer.rehearse.cli import ON_CPU
-from tracer.rehearse.peers.backends import STAGED
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import Rehearsal
+
+from foretrace import cli
+from foretrace.simulator.rehearsed.notes import ON_CPU as ON_OTHERS
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.rehearse.cli import ON_CPU
+from foretrace.tracer.rehearse.peers.backends import STAGED
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")
 
@@ -63,6 +63,6 @@ def test_fsdp2_without_a_mesh_is_on_gpus_also_over_gloo(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("device", "on_cpu"), [("cpu", True), ("where", False)])
 def test_before_it_is_timed_it_is_said_too(tmp_path: Path, device: str, *, on_cpu: bool) -> None:
     run = ["--world-size", "2", "--ranks", "0", "-o", str(tmp_path / "run")]
-    done = CliRunner().invoke(foretrace.main, ["rehearse", *run, "--", str(SCRIPT), "gloo", "ddp", device])
+    done = CliRunner().invoke(cli.main, ["rehearse", *run, "--", str(SCRIPT), "gloo", "ddp", device])
     assert done.exit_code == 0, done.output
     assert (ON_CPU in done.output) == on_cpu

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis.strategies import permutations, sampled_from
-
-from simulator.compute.timing import ADDRESSED_PER_S, ComputeModel, memory_s
-from simulator.workload.ops import Addressed, Op, memory
 from tests.rehearsals import rehearse
-from topologies.catalog import load_cluster
-from tracer.rehearse.operators.calls import Call
-from tracer.rehearse.operators.ordered import is_elementwise, strides_of, unordered
-from tracer.rehearse.operators.works import work_of
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.simulator.compute.timing import ADDRESSED_PER_S, ComputeModel, memory_s
+from foretrace.simulator.workload.ops import Addressed, Op, memory
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.rehearse.operators.calls import Call
+from foretrace.tracer.rehearse.operators.ordered import is_elementwise, strides_of, unordered
+from foretrace.tracer.rehearse.operators.works import work_of
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 aten = torch.ops.aten

@@ -4,11 +4,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from tracer.wrapped import cutting_sequences
-from traces.rehearsal import WHAT, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.wrapped import cutting_sequences
+from foretrace.traces.rehearsal import WHAT, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-
 from tests.tracer.own_steps import N_STEPS, ROWS, WIDTH
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from tracer.rehearse.script.own_steps import NOT_YET, names_step
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.script.own_steps import NOT_YET, names_step
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "own_steps.py"
 PRODUCTS = 2 * 2 * ROWS * WIDTH * WIDTH

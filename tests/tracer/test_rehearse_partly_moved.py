@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.tracer.host_work import host_bytes
-from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables
+
+from foretrace.traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST, RankTables
 
 pytest.importorskip("torch")
 

@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.operators.calls import Call
-from tracer.rehearse.operators.layouts import conversion
-from tracer.rehearse.operators.traffic import traffic
-from tracer.rehearse.operators.works import work_of
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import CONVERSION, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.operators.calls import Call
+from foretrace.tracer.rehearse.operators.layouts import conversion
+from foretrace.tracer.rehearse.operators.traffic import traffic
+from foretrace.tracer.rehearse.operators.works import work_of
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import CONVERSION, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tests.rehearsals import rehearse
 from tests.tracer import placed
-from tracer.rehearse.gpu.memory import rounded
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import RankTables, read_rank, rehearsal_folder
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from foretrace.tracer.rehearse.gpu.memory import rounded
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "placed.py"
 LOCAL_RANKS = 8

@@ -4,11 +4,11 @@ from math import log2
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.operators.attended import BACKWARD_PRODUCTS
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.operators.attended import BACKWARD_PRODUCTS
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script import nvidia_smi
-from tracer.rehearse.script.programs import ASKED, PROGRAM
-from traces.rehearsal import read_rehearsal, rehearsal_folder
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script import nvidia_smi
+from foretrace.tracer.rehearse.script.programs import ASKED, PROGRAM
+from foretrace.traces.rehearsal import read_rehearsal, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
-from traces.store import open_run
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
+from foretrace.traces.store import open_run
 
 pytestmark = pytest.mark.slow
 

@@ -13,14 +13,14 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from tests.rehearsals import rehearse  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from tests.rehearsals import rehearse  # noqa: E402
-from tracer.rehearse.events.remembered import Memo  # noqa: E402
-from tracer.rehearse.events.tape import OP  # noqa: E402
-from tracer.rehearse.rehearsing import Asked  # noqa: E402
-from traces.rehearsal import read_rank, rehearsal_folder  # noqa: E402
+from foretrace.tracer.rehearse.events.remembered import Memo  # noqa: E402
+from foretrace.tracer.rehearse.events.tape import OP  # noqa: E402
+from foretrace.tracer.rehearse.rehearsing import Asked  # noqa: E402
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder  # noqa: E402
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "new memory": lambda x: x + 1,
@@ -161,7 +161,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as Asked
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from tracer.rehearse.peers import sharding
+from foretrace.tracer.rehearse.peers import sharding
 
 def words(found):
     schema = found.redistribute_schema

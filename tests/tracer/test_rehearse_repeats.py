@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.records import Block, Position
-from tracer.rehearse.events.lane import IssueLane
-from tracer.rehearse.events.segments import Result, Segment, changes_of, relative_rows
-from tracer.rehearse.events.tape import MARK, OP, WAIT, Tape
-from tracer.rehearse.gpu.memory import ROUND_BYTES, Change, Memory
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.tracer.records import Block, Position
+from foretrace.tracer.rehearse.events.lane import IssueLane
+from foretrace.tracer.rehearse.events.segments import Result, Segment, changes_of, relative_rows
+from foretrace.tracer.rehearse.events.tape import MARK, OP, WAIT, Tape
+from foretrace.tracer.rehearse.gpu.memory import ROUND_BYTES, Change, Memory
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 LAST_TO_THE_BYTE = 5
 """Step of the script up to which memory is the same, too, that of GPipe and 1F1B, interleaved or not.

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.events.rounds import SMALLER, UNLIKE
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.events.rounds import SMALLER, UNLIKE
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")
 

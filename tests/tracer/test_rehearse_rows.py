@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-
-from simulator.rehearsed.figures import model_flops, rows_and_tokens
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script.loaders import AGAIN
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.simulator.rehearsed.figures import model_flops, rows_and_tokens
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script.loaders import AGAIN
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

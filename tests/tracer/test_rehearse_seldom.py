@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.tracer.seldom import OUT, ROWS, WIDTH
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.peers.symmetric import BY_PARTS
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.ranks.launchers import environment
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.peers.symmetric import BY_PARTS
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.ranks.launchers import environment
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT, N_RANKS = Path(__file__).parent / "seldom.py", 8
 

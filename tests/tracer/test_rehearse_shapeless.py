@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import in_steps
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.gpu.ordinals import MODEL, SENT, SHARED, UNLESS
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.gpu.ordinals import MODEL, SENT, SHARED, UNLESS
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")
 

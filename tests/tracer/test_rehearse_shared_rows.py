@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-
-from simulator.rehearsed.figures import rows_and_tokens
 from tests.rehearsals import rehearse
-from tracer.rehearse.ranks import rows
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.simulator.rehearsed.figures import rows_and_tokens
+from foretrace.tracer.rehearse.ranks import rows
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")
 

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed.fsdp")

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script.stale import STALE
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script.stale import STALE
 
 pytest.importorskip("torch")
 

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist

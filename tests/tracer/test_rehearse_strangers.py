@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.values import finite
-from tracer.rehearse.values.finite import BOTH, EITHER, joined
-from traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.values import finite
+from foretrace.tracer.rehearse.values.finite import BOTH, EITHER, joined
+from foretrace.traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

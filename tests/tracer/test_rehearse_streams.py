@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tracer.records import Position
-from tracer.rehearse.events.lane import IssueLane
-from tracer.rehearse.events.tape import HOST_WAIT, MARK, WAIT_MARK, Tape
-from tracer.rehearse.gpu.streams import Streams
+from foretrace.tracer.records import Position
+from foretrace.tracer.rehearse.events.lane import IssueLane
+from foretrace.tracer.rehearse.events.tape import HOST_WAIT, MARK, WAIT_MARK, Tape
+from foretrace.tracer.rehearse.gpu.streams import Streams
 
 pytest.importorskip("torch")
 

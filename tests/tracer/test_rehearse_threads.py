@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.events.lane import IssueLane
-from tracer.rehearse.gpu.host import HOST, Host
-from tracer.rehearse.script.threads import Threads
-from traces.rehearsal import RankTables
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.events.lane import IssueLane
+from foretrace.tracer.rehearse.gpu.host import HOST, Host
+from foretrace.tracer.rehearse.script.threads import Threads
+from foretrace.traces.rehearsal import RankTables
 
 SCRIPT, RANKS = Path(__file__).parent / "threaded.py", 2
 

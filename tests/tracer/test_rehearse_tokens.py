@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-
-from simulator.rehearsed.figures import rows_and_tokens
 from tests.rehearsals import rehearse
-from tracer.rehearse.events.learning import LENGTHS, MODELS
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, SAMPLES, SEVERAL
+
+from foretrace.simulator.rehearsed.figures import rows_and_tokens
+from foretrace.tracer.rehearse.events.learning import LENGTHS, MODELS
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, SAMPLES, SEVERAL
 
 pytest.importorskip("torch")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.peers.letters import ALL, Address, Letters
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
-from traces.store import open_run
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.peers.letters import ALL, Address, Letters
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+from foretrace.traces.store import open_run
 
 pytest.importorskip("torch")
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import in_steps, rehearse
-from tracer.rehearse.cli import steps_words
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script.trainings import BEFORE, FIRST, NEXT
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.cli import steps_words
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script.trainings import BEFORE, FIRST, NEXT
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

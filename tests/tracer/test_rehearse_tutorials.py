@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-
-from simulator.rehearsed.figures import model_flops, rows_and_tokens, stage_of
 from tests.rehearsals import rehearse
-from topologies.catalog import load_cluster
-from tracer.rehearse.cli import layout_words
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import WHAT, Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.simulator.rehearsed.figures import model_flops, rows_and_tokens, stage_of
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.rehearse.cli import layout_words
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import WHAT, Rehearsal, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.words import NO_STEPS
-from traces.rehearsal import read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.words import NO_STEPS
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

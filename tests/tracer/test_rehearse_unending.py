@@ -5,14 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked
-from tracer.rehearse.script.loaders import MOST_IN_VAIN
-from tracer.rehearse.script.stuck import GOES_ON, WAITS, Watchdog
-from tracer.rehearse.values.unending import TOO_OFTEN
-from traces.rehearsal import Rehearsal
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.script.loaders import MOST_IN_VAIN
+from foretrace.tracer.rehearse.script.stuck import GOES_ON, WAITS, Watchdog
+from foretrace.tracer.rehearse.values.unending import TOO_OFTEN
+from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.peers.buckets import LEFT_OUT, UNUSED
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.peers.buckets import LEFT_OUT, UNUSED
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")
 

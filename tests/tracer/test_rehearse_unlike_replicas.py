@@ -6,11 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from simulator.rehearsed.run import simulate_rehearsal
-from simulator.simulate import Simulation
 from tests.rehearsals import rehearse
-from topologies.catalog import load_cluster
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.simulator.simulate import Simulation
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 SCRIPT = Path(__file__).parent / "unlike_replicas.py"
 RANKS = 6

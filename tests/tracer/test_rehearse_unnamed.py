@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-
-from simulator.rehearsed.figures import rows_and_tokens
 from tests.rehearsals import rehearse
 from tests.tracer.unnamed import ROWS
-from tracer.rehearse.rehearsing import Asked
-from tracer.training import UNNAMED
-from traces.layout import Layout
+
+from foretrace.simulator.rehearsed.figures import rows_and_tokens
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.training import UNNAMED
+from foretrace.traces.layout import Layout
 
 SCRIPT, RANKS = Path(__file__).parent / "unnamed.py", 4
 

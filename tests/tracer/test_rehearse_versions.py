@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.gpu import kernels, placement
-from tracer.rehearse.gpu.streams import Stream
-from tracer.rehearse.operators.calling import watch_functions
-from tracer.rehearse.script import loading, stand_ins
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.gpu import kernels, placement
+from foretrace.tracer.rehearse.gpu.streams import Stream
+from foretrace.tracer.rehearse.operators.calling import watch_functions
+from foretrace.tracer.rehearse.script import loading, stand_ins
 
 torch = pytest.importorskip("torch")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tracer.rehearse.events.tape import WAIT
-from tracer.rehearse.peers.waits import RehearsedFuture, install_futures, work_class
+from foretrace.tracer.rehearse.events.tape import WAIT
+from foretrace.tracer.rehearse.peers.waits import RehearsedFuture, install_futures, work_class
 
 torch = pytest.importorskip("torch")
 

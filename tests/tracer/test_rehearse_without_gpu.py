@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.rehearsing import Asked
-from traces.rehearsal import RankTables, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "where_there_is.py"
 

@@ -5,13 +5,13 @@ from operator import itemgetter
 from pathlib import Path
 
 import pytest
-
 from tests.tracer.unmoduled import HIDDEN, ROWS, WIDTH
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.acting import Loaded
-from tracer.rehearse.rehearsing import Asked, rehearse
-from tracer.rehearse.script.without_modules import FIRST_LEFT_OUT
-from traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
+
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.script.without_modules import FIRST_LEFT_OUT
+from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "unmoduled.py"
 PRODUCT = 2 * ROWS * WIDTH * HIDDEN

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.rehearsals import rehearse
-from tracer.rehearse.gpu.workspaces import SETTING, workspace_bytes
-from tracer.rehearse.rehearsing import Asked
+
+from foretrace.tracer.rehearse.gpu.workspaces import SETTING, workspace_bytes
+from foretrace.tracer.rehearse.rehearsing import Asked
 
 PRODUCTS = """
 import torch

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.processes import Done
-from traces.analysis.hang import hang
-from traces.errors import RunError
-from traces.store import open_run
+
+from foretrace.traces.analysis.hang import hang
+from foretrace.traces.errors import RunError
+from foretrace.traces.store import open_run
 
 pytestmark = pytest.mark.usefixtures("hooks")
 
@@ -18,7 +18,7 @@ import resource, sys, time
 import torch
 import torch.distributed as dist
 import foretrace
-from tracer import memory, modules, pending, sink
+from foretrace.tracer import memory, modules, pending, sink
 
 def train(n=120):
     torch.manual_seed(0)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import foretrace
-from tracer import internals, shape
-from tracer.blocks import find_blocks
-from tracer.parallelism import data_parallel
-from tracer.shape import describe_model, untimed
-from traces.model_parts import joined_models
-from traces.store import open_run
+from foretrace.tracer import internals, shape
+from foretrace.tracer.blocks import find_blocks
+from foretrace.tracer.parallelism import data_parallel
+from foretrace.tracer.shape import describe_model, untimed
+from foretrace.traces.model_parts import joined_models
+from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

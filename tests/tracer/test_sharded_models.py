@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from traces.layout import Layout
-from traces.run import Run
-from traces.store import open_run
+from foretrace.traces.layout import Layout
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 N_PARAMS = 16 * 8 + 3 * 8 * 8 + 8 * 16
 """Of the model below: a table, three matrices, a head."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tracer.stamps import CudaStamp, Events, Gate, Resolver
+from foretrace.tracer.stamps import CudaStamp, Events, Gate, Resolver
 
 AHEAD_NS = {0: 10**12, 1: -(10**9)}
 """How far the clock of each device is ahead of the host's."""
@@ -105,7 +105,7 @@ def test_a_device_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     first = resolver.ns(early)
     late = stamped(cuda, 1)
     cuda.hangs = True
-    monkeypatch.setattr("tracer.stamps.RENEW_NS", 0)  # every anchor is too old
+    monkeypatch.setattr("foretrace.tracer.stamps.RENEW_NS", 0)  # every anchor is too old
     assert resolver.knows(late)
     assert resolver.ns(late) >= first  # by the old one
 
@@ -115,8 +115,8 @@ def test_without_any_anchor_a_moment_is_unknown_until_there_is_one(monkeypatch: 
     stamp = stamped(cuda, 0)
     cuda.hangs = True
     resolver = Resolver(cuda)
-    monkeypatch.setattr("tracer.stamps.MOST_PATIENCE_NS", 1_000_000)
-    monkeypatch.setattr("tracer.stamps.RENEW_NS", 0)
+    monkeypatch.setattr("foretrace.tracer.stamps.MOST_PATIENCE_NS", 1_000_000)
+    monkeypatch.setattr("foretrace.tracer.stamps.RENEW_NS", 0)
     assert not resolver.knows(stamp)
     cuda.hangs = False
     assert resolver.knows(stamp)

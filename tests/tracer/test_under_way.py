@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.groups import GroupInfo
-from tracer.records import Block, Communication
-from tracer.stamps import Resolver
-from tracer.under_way import MOST_BEHIND, UnderWay
-from traces.store import open_run
+from foretrace.tracer.groups import GroupInfo
+from foretrace.tracer.records import Block, Communication
+from foretrace.tracer.stamps import Resolver
+from foretrace.tracer.under_way import MOST_BEHIND, UnderWay
+from foretrace.traces.store import open_run
 
 UNWAITED = """
 import sys
 import torch, torch.distributed as dist
 import foretrace
-from tracer.completion import Completions
+from foretrace.tracer.completion import Completions
 
 Completions.close.__defaults__ = (float(sys.argv[2]),)
 dist.init_process_group("gloo")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.processes import ROOT
-from tracer import needed
+
+from foretrace.tracer import needed
 
 pytest.importorskip("torch.distributed")
 

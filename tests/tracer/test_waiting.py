@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from traces.analysis.activity import activity
-from traces.store import open_run
+from foretrace.traces.analysis.activity import activity
+from foretrace.traces.store import open_run
 
 pytestmark = pytest.mark.usefixtures("hooks")
 
@@ -127,7 +127,7 @@ import sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 import foretrace
-from tracer import completion
+from foretrace.tracer import completion
 
 completion.WATCH_EVERY_NS = completion.WAIT_EVERY_NS = 1 << 62
 dist.init_process_group("gloo")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from tracer.errors import RecordError
-from tracer.window import Window
-from traces.opening import open_whole
-from traces.store import open_run
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.window import Window
+from foretrace.traces.opening import open_whole
+from foretrace.traces.store import open_run
 
 SCRIPT = """
 import sys

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tracer import with_group
-from tracer.run_directory import REFUSED
+from foretrace.tracer import with_group
+from foretrace.tracer.run_directory import REFUSED
 
 dist = pytest.importorskip("torch.distributed")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+SOURCE = Path(__file__).parents[2] / "src"
 MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in (ROOT / "tracer").glob("*.py")
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    for path in (SOURCE / "foretrace" / "tracer").glob("*.py")
     if path.stem != "__init__"
 )
 
@@ -20,7 +20,7 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which importing torch is an error."""
     folder = tmp_path_factory.mktemp("hidden")
     (folder / "torch.py").write_text("raise ImportError('torch must not be imported')\n")
-    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{SOURCE}"}
 
 
 def test_importing_any_module_does_not_import_torch(without_torch: dict[str, str]) -> None:

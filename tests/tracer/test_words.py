@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tracer.rehearse.words import explain, place
+from foretrace.tracer.rehearse.words import explain, place
 
 
 def test_an_error_inside_the_standard_library_is_at_the_line_that_called_it(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tracer.blocks import find_blocks
-from tracer.parallelism import data_parallel
-from tracer.shape import describe_model
-from tracer.wrapped import inside
-from traces.layout import Layout
-from traces.store import open_run
+from foretrace.tracer.blocks import find_blocks
+from foretrace.tracer.parallelism import data_parallel
+from foretrace.tracer.shape import describe_model
+from foretrace.tracer.wrapped import inside
+from foretrace.traces.layout import Layout
+from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 nn: Any = torch.nn

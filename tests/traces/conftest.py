@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from traces.info import RunInfo
-from traces.layout import Group, Layout
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import MEMORY, timeline
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import MEMORY, timeline
 
 US = 1_000
 """Nanoseconds per microsecond."""

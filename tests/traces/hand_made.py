@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from traces.info import RunInfo
-from traces.run import Part, Run
-from traces.timeline import MEMORY, timeline
+from foretrace.traces.info import RunInfo
+from foretrace.traces.run import Part, Run
+from foretrace.traces.timeline import MEMORY, timeline
 
 
 class Span(NamedTuple):

@@ -1,6 +1,6 @@
 """Small spans and descriptions that tests write as runs."""
 
-from traces.info import RunInfo
+from foretrace.traces.info import RunInfo
 
 
 def some(n: int, *, rank: int = 0, first: int = 0) -> dict[str, object]:

@@ -1,14 +1,14 @@
 """What a step is made of, in timelines written by hand: bubbles, late ranks, hidden communication."""
 
 import pytest
-
 from tests.traces.hand_made import collective, compute, opened, p2p, window
-from traces.analysis.activity import activity
-from traces.analysis.arrivals import arrivals
-from traces.analysis.metrics import breakdown, summarize
-from traces.errors import RunError
-from traces.info import Clock
-from traces.layout import Group, Layout
+
+from foretrace.traces.analysis.activity import activity
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.errors import RunError
+from foretrace.traces.info import Clock
+from foretrace.traces.layout import Group, Layout
 
 
 def test_a_hand_made_pipeline() -> None:

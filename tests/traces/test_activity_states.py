@@ -5,12 +5,12 @@ from collections import Counter
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
 from tests.traces.hand_made import Span, collective, compute, opened, window
-from traces.analysis.activity import activity, states
-from traces.analysis.metrics import breakdown
-from traces.layout import AXES, Layout
-from traces.run import Run
+
+from foretrace.traces.analysis.activity import activity, states
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.layout import AXES, Layout
+from foretrace.traces.run import Run
 
 END_NS = 30
 TO_HOST = {("copy", "offload"), ("copy", "input")}

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from simulator.config import job_from
-from simulator.simulate import simulate
 from tests.traces.hand_made import in_memory
-from traces.analysis.collectives import bandwidths, collectives
-from traces.analysis.critical_path import critical_path
-from traces.analysis.device_time import device_times
-from traces.analysis.findings import findings
-from traces.analysis.gaps import gaps_on_path
-from traces.analysis.held_up import held_up
-from traces.analysis.kernels import kernel_groups, kernels
-from traces.info import RunInfo
-from traces.layout import Group
-from traces.run import Run
-from traces.timeline import timeline
+
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.analysis.collectives import bandwidths, collectives
+from foretrace.traces.analysis.critical_path import critical_path
+from foretrace.traces.analysis.device_time import device_times
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.analysis.gaps import gaps_on_path
+from foretrace.traces.analysis.held_up import held_up
+from foretrace.traces.analysis.kernels import kernel_groups, kernels
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Group
+from foretrace.traces.run import Run
+from foretrace.traces.timeline import timeline
 
 MS = 1_000_000
 

@@ -9,26 +9,26 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from foretrace import main
 from tests.traces.hand_made import in_memory
-from traces.analysis.collectives import bandwidths, bus_factor, collectives
-from traces.analysis.critical_path import GAP, critical_path
-from traces.analysis.device_time import device_times
-from traces.analysis.everything import analysis
-from traces.analysis.findings import findings
-from traces.analysis.gaps import gaps, gaps_on_path
-from traces.analysis.kernels import group_of, kernel_groups
-from traces.analysis.stragglers import stragglers
-from traces.analysis.windows import windows
-from traces.errors import RunError
-from traces.info import RunInfo
-from traces.layout import Group
-from traces.replay.play import replay
-from traces.replay.whatif import scaled, what_if
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+
+from foretrace.cli import main
+from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives
+from foretrace.traces.analysis.critical_path import GAP, critical_path
+from foretrace.traces.analysis.device_time import device_times
+from foretrace.traces.analysis.everything import analysis
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.analysis.gaps import gaps, gaps_on_path
+from foretrace.traces.analysis.kernels import group_of, kernel_groups
+from foretrace.traces.analysis.stragglers import stragglers
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.errors import RunError
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Group
+from foretrace.traces.replay.play import replay
+from foretrace.traces.replay.whatif import scaled, what_if
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 MS = 1_000_000
 

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from traces.analysis.bus_limits import bus_limit, parse_limit
-from traces.analysis.collectives import bandwidths
-from traces.analysis.everything import analysis
-from traces.analysis.findings import findings
-from traces.errors import RunError
-from traces.info import RunInfo
-from traces.layout import Group
-from traces.run import Part, Run
-from traces.store import open_run, write_run
-from traces.timeline import MEMORY, empty, timeline
+from foretrace.traces.analysis.bus_limits import bus_limit, parse_limit
+from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.everything import analysis
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.errors import RunError
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Group
+from foretrace.traces.run import Part, Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import MEMORY, empty, timeline
 
 MACHINE = {
     "gpus_per_node": 8,

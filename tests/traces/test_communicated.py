@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.traces.hand_made import in_memory
-from traces.communicated import Call, Channel
-from traces.info import RunInfo
-from traces.join import join_spans
-from traces.layout import Group
-from traces.run import Run
-from traces.timeline import timeline
+
+from foretrace.traces.communicated import Call, Channel
+from foretrace.traces.info import RunInfo
+from foretrace.traces.join import join_spans
+from foretrace.traces.layout import Group
+from foretrace.traces.run import Run
+from foretrace.traces.timeline import timeline
 
 GROUPS = (Group(id=7, axis="dp", ranks=(0, 1)), Group(id=8, axis="tp", ranks=(0,)))
 GATHER = {

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.traces.hand_made import in_memory
-from traces.analysis.causes import RANK_SPREAD, causes
-from traces.compare import compare, typical_step
-from traces.errors import RunError
-from traces.info import RunInfo
-from traces.join import JOINED
-from traces.layout import Layout
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+
+from foretrace.traces.analysis.causes import RANK_SPREAD, causes
+from foretrace.traces.compare import compare, typical_step
+from foretrace.traces.errors import RunError
+from foretrace.traces.info import RunInfo
+from foretrace.traces.join import JOINED
+from foretrace.traces.layout import Layout
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 Row = dict[str, Any]
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from rich.table import Table
 
-from foretrace import main
-from traces.console import FILE_WIDTH, stdout, telling
+from foretrace.cli import main
+from foretrace.traces.console import FILE_WIDTH, stdout, telling
 
 JOB = "simulate --model llama2-7b --cluster dgx-h100 --gpus 8 --tp 8 --global-batch 2".split()
 SEARCH = "search --model llama2-7b --cluster dgx-h100 --gpus 8 --global-batch 8 --top 3".split()

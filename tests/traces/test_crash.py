@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from traces.store import open_run
+from foretrace.traces.store import open_run
 
 TRIALS = 40
 LAYERS = pa.array([f"layer.{i}" for i in range(50)])
@@ -16,7 +16,7 @@ LAYERS = pa.array([f"layer.{i}" for i in range(50)])
 
 CHILD = """
 import os, random, signal, sys, time
-from traces.store import SpanWriter
+from foretrace.traces.store import SpanWriter
 
 def record(folder, acknowledged):
     with SpanWriter(folder, 0) as writer:

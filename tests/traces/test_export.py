@@ -16,18 +16,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.traces.exported import Perfetto, chrome, fields
 from tests.traces.hand_made import in_memory
-from traces.analysis.arrivals import arrivals
-from traces.errors import RunError
-from traces.export import ENDINGS, FORMATS, export
-from traces.export.protobuf import number, numbers, tag, varint, width
-from traces.info import RunInfo
-from traces.layout import Layout
-from traces.run import Run
-from traces.store import open_run
-from traces.timeline import timeline
+
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.errors import RunError
+from foretrace.traces.export import ENDINGS, FORMATS, export
+from foretrace.traces.export.protobuf import number, numbers, tag, varint, width
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Layout
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
+from foretrace.traces.timeline import timeline
 
 Row = dict[str, Any]
 

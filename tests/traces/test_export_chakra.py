@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tracer.ingest.ingest import ingest
-from traces.analysis.arrivals import COMMUNICATION, arrivals
-from traces.errors import RunError
-from traces.export import export
-from traces.run import Run
-from traces.store import open_run
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.analysis.arrivals import COMMUNICATION, arrivals
+from foretrace.traces.errors import RunError
+from foretrace.traces.export import export
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:

@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from traces import figures
-from traces.analysis.metrics import breakdown, summarize
-from traces.compare import compare
-from traces.errors import FigureError
-from traces.figures import timelines
-from traces.info import RunInfo
-from traces.report.colours import palette
-from traces.report.words import headline
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+from foretrace.traces import figures
+from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.compare import compare
+from foretrace.traces.errors import FigureError
+from foretrace.traces.figures import timelines
+from foretrace.traces.info import RunInfo
+from foretrace.traces.report.colours import palette
+from foretrace.traces.report.words import headline
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113, severity 1, in linear RGB
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from traces.errors import RunError
-from traces.folding import Expander
-from traces.info import Clock, RunInfo, merged, rank_list, stable_group_id
-from traces.layout import Group, Layout
-from traces.timeline import timeline
+from foretrace.traces.errors import RunError
+from foretrace.traces.folding import Expander
+from foretrace.traces.info import Clock, RunInfo, merged, rank_list, stable_group_id
+from foretrace.traces.layout import Group, Layout
+from foretrace.traces.timeline import timeline
 
 DEGREE = st.integers(1, 3)
 

@@ -9,13 +9,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace import main
-from traces.analysis.hang import hang, waits
-from traces.info import RunInfo
-from traces.layout import Group
-from traces.pending import read_pending
-from traces.store import open_run, write_info, write_run
-from traces.timeline import timeline
+from foretrace.cli import main
+from foretrace.traces.analysis.hang import hang, waits
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Group
+from foretrace.traces.pending import read_pending
+from foretrace.traces.store import open_run, write_info, write_run
+from foretrace.traces.timeline import timeline
 
 GROUP = 7
 

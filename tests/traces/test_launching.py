@@ -4,12 +4,12 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.traces.hand_made import in_memory
-from traces.analysis.findings import findings
-from traces.analysis.launching import launching_share
-from traces.info import RunInfo
-from traces.timeline import timeline
+
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.analysis.launching import launching_share
+from foretrace.traces.info import RunInfo
+from foretrace.traces.timeline import timeline
 
 STEP_NS = 100
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from traces.export import export
-from traces.info import RunInfo
-from traces.store import SpanWriter, open_run, write_run
-from traces.timeline import TIMELINE, timeline
+from foretrace.traces.export import export
+from foretrace.traces.info import RunInfo
+from foretrace.traces.store import SpanWriter, open_run, write_run
+from foretrace.traces.timeline import TIMELINE, timeline
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "timeline-format.md"
 

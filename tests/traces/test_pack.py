@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces.pack import LARGE, Pack, decode, smallest, taken_apart, tick_ns, to_ticks
+from foretrace.traces.pack import LARGE, Pack, decode, smallest, taken_apart, tick_ns, to_ticks
 
 DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "float64")
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces.errors import LayoutError
-from traces.info import rank_list
-from traces.ranks import MOST_RANKS, ranks_in
+from foretrace.traces.errors import LayoutError
+from foretrace.traces.info import rank_list
+from foretrace.traces.ranks import MOST_RANKS, ranks_in
 
 
 @given(st.sets(st.integers(0, 4000), min_size=1))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from traces.errors import RunError
-from traces.replacing import check_can_write, replacing
+from foretrace.traces.errors import RunError
+from foretrace.traces.replacing import check_can_write, replacing
 
 
 def written(target: Path, text: str) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from traces.analysis.metrics import breakdown, summarize
-from traces.compare import compare
-from traces.errors import ReportError, RunError
-from traces.info import RunInfo
-from traces.pack import decode
-from traces.report.html import report_html, write_report
-from traces.report.view import NO_SEQUENCE
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.compare import compare
+from foretrace.traces.errors import ReportError, RunError
+from foretrace.traces.info import RunInfo
+from foretrace.traces.pack import decode
+from foretrace.traces.report.html import report_html, write_report
+from foretrace.traces.report.view import NO_SEQUENCE
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{meta}} \"'&"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from traces.errors import RunError
-from traces.report.cli import report
-from traces.run import Run
-from traces.store import write_run
+from foretrace.traces.errors import RunError
+from foretrace.traces.report.cli import report
+from foretrace.traces.run import Run
+from foretrace.traces.store import write_run
 
 
 def test_report_says_what_the_page_says(fsdp_run: Run, tmp_path: Path) -> None:

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.config import job_from
-from simulator.simulate import simulate
-from traces.analysis.causes import causes
-from traces.analysis.critical_path import critical_path
-from traces.analysis.findings import findings
-from traces.analysis.metrics import breakdown as rows_of_breakdown
-from traces.analysis.metrics import step_times_ns, summarize
-from traces.info import RunInfo
-from traces.pack import Pack, decode
-from traces.report.document import document
-from traces.report.links import BINS, FULL, narrow, utilisation
-from traces.report.slowest import slowest
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.analysis.causes import causes
+from foretrace.traces.analysis.critical_path import critical_path
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.analysis.metrics import breakdown as rows_of_breakdown
+from foretrace.traces.analysis.metrics import step_times_ns, summarize
+from foretrace.traces.info import RunInfo
+from foretrace.traces.pack import Pack, decode
+from foretrace.traces.report.document import document
+from foretrace.traces.report.links import BINS, FULL, narrow, utilisation
+from foretrace.traces.report.slowest import slowest
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 
 def test_two_runs_are_explained_each(pipeline_run: Run, recorded_pipeline_run: Run) -> None:

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from traces.analysis.activity import activity
-from traces.analysis.metrics import breakdown
-from traces.info import RunInfo
-from traces.report.cells import COMPUTE_LANE, RankStep, rank_step
-from traces.report.kinds import Kinds
-from traces.report.labels import Labels
-from traces.report.lanes import compute_lane
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+from foretrace.traces.analysis.activity import activity
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.info import RunInfo
+from foretrace.traces.report.cells import COMPUTE_LANE, RankStep, rank_step
+from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.lanes import compute_lane
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 LENGTH_NS = 60
 SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from traces.info import RunInfo
-from traces.pack import Pack, decode
-from traces.report.memory import Curve, curves, held_where, pack_memory
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import MEMORY, timeline
+from foretrace.traces.info import RunInfo
+from foretrace.traces.pack import Pack, decode
+from foretrace.traces.report.memory import Curve, curves, held_where, pack_memory
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import MEMORY, timeline
 
 
 def opened(folder: Path, rows: list[tuple[int, str, int]]) -> Run:

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.config import job_from
-from simulator.simulate import simulate
-from traces.info import RunInfo
-from traces.report.cells import RankStep, rank_step
-from traces.report.kinds import Kinds
-from traces.report.labels import Labels
-from traces.report.pairs import pairs_of
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.text_picture import picture
-from traces.timeline import timeline
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.info import RunInfo
+from foretrace.traces.report.cells import RankStep, rank_step
+from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.pairs import pairs_of
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.text_picture import picture
+from foretrace.traces.timeline import timeline
 
 Turn = tuple[str, int, int]
 """Kind, micro-batch, virtual stage."""
@@ -120,7 +120,7 @@ def test_dualpipe_pairs_and_one_f_one_b_does_not() -> None:
 
 
 def test_a_figure_draws_a_pair_in_the_two_halves_of_its_row(tmp_path: Path) -> None:
-    figures = pytest.importorskip("traces.figures", reason="plotly is not installed")
+    figures = pytest.importorskip("foretrace.traces.figures", reason="plotly is not installed")
     table = spans_of([F, B, F, B, ("forward", 7, 1)])
     path = write_run(tmp_path / "run", RunInfo(origin="recorded", world_size=1), table)
     figure = figures.schedule(open_run(path))
@@ -140,7 +140,7 @@ def test_a_figure_draws_a_pair_in_the_two_halves_of_its_row(tmp_path: Path) -> N
 
 
 def test_rows_of_one_name_stay_two_rows_in_a_figure() -> None:
-    figures = pytest.importorskip("traces.figures", reason="plotly is not installed")
+    figures = pytest.importorskip("foretrace.traces.figures", reason="plotly is not installed")
     run = dualpipe()
     names = {name for trace in figures.schedule(run).data for name in trace.y}
     assert len(names) == len(run.stored_ranks)

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.traces.hand_made import in_memory
-from traces.analysis.findings import findings
-from traces.analysis.held_up import held_up
-from traces.analysis.meetings import CAUSES, followed
-from traces.analysis.roots import roots
-from traces.info import RunInfo
-from traces.layout import Group
-from traces.run import Run
-from traces.timeline import timeline
+
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.analysis.held_up import held_up
+from foretrace.traces.analysis.meetings import CAUSES, followed
+from foretrace.traces.analysis.roots import roots
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Group
+from foretrace.traces.run import Run
+from foretrace.traces.timeline import timeline
 
 MS = 1_000_000
 PAIRS = ((0, 1), (1, 2), (2, 3))

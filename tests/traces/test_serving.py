@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from traces.analysis.metrics import breakdown
-from traces.errors import RunError, ServeError
-from traces.info import RunInfo
-from traces.pack import Pack, taken_apart
-from traces.report.document import document
-from traces.report.findings import findings_entry
-from traces.run import Run
-from traces.serving import runs as serving_runs
-from traces.serving.runs import Runs
-from traces.serving.server import Answer, Server, page
-from traces.store import write_run
-from traces.timeline import timeline
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.errors import RunError, ServeError
+from foretrace.traces.info import RunInfo
+from foretrace.traces.pack import Pack, taken_apart
+from foretrace.traces.report.document import document
+from foretrace.traces.report.findings import findings_entry
+from foretrace.traces.run import Run
+from foretrace.traces.serving import runs as serving_runs
+from foretrace.traces.serving.runs import Runs
+from foretrace.traces.serving.server import Answer, Server, page
+from foretrace.traces.store import write_run
+from foretrace.traces.timeline import timeline
 
 EVIL = '"><img src=x onerror=alert(1)>'
 

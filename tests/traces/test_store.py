@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 from pyarrow import parquet as pq
-
 from tests.traces.made_runs import info, some
-from traces.errors import RunError, TimelineError
-from traces.info import Clock, RunInfo
-from traces.layout import Layout
-from traces.store import SpanWriter, open_run, write_info, write_run
-from traces.timeline import MEMORY, TIMELINE, timeline
+
+from foretrace.traces.errors import RunError, TimelineError
+from foretrace.traces.info import Clock, RunInfo
+from foretrace.traces.layout import Layout
+from foretrace.traces.store import SpanWriter, open_run, write_info, write_run
+from foretrace.traces.timeline import MEMORY, TIMELINE, timeline
 
 LABELS = st.sampled_from(["", "a", "layer.1", "µ/β", "x" * 40])
 ROWS = st.lists(

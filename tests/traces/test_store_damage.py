@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import ipc
-
 from tests.traces.made_runs import info, some
-from traces.errors import RunError
-from traces.info import RunInfo
-from traces.store import open_run, write_run
-from traces.timeline import FORMAT_VERSION, empty, timeline
+
+from foretrace.traces.errors import RunError
+from foretrace.traces.info import RunInfo
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import FORMAT_VERSION, empty, timeline
 
 
 def _newer(path: Path) -> None:

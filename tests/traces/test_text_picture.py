@@ -2,9 +2,9 @@
 
 import pytest
 
-from traces.analysis.metrics import breakdown
-from traces.run import Run
-from traces.text_picture import LEAST_WIDTH, picture
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.run import Run
+from foretrace.traces.text_picture import LEAST_WIDTH, picture
 
 
 @pytest.mark.parametrize("name", ["pipeline_run", "many_ranks_run", "fsdp_run", "recorded_pipeline_run"])

@@ -10,12 +10,12 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-import foretrace
-from traces.info import RunInfo
-from traces.layout import Layout
-from traces.render import percents
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+from foretrace import cli
+from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Layout
+from foretrace.traces.render import percents
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 MS = 10**6
 
@@ -60,7 +60,7 @@ def written(path: Path, *, pp: int = 2, dp: int = 1, fold: bool = False, slow: i
 
 
 def call(*args: object) -> Result:
-    return CliRunner().invoke(foretrace.main, [str(arg) for arg in args])
+    return CliRunner().invoke(cli.main, [str(arg) for arg in args])
 
 
 def document(*args: object) -> Any:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces.errors import RunError
-from traces.replay.waves import Edges, waves
+from foretrace.traces.errors import RunError
+from foretrace.traces.replay.waves import Edges, waves
 
 
 @st.composite

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from topologies.catalog.aliases import ALIASES, plain
-from topologies.cluster import Cluster
-from topologies.device import Device
-from topologies.errors import CatalogError, TopologyError
-from topologies.link import LinkSpec
-from topologies.parse import cluster_from, device_from, link_from
-from topologies.reader import Section, read_toml
+from foretrace.topologies.catalog.aliases import ALIASES, plain
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.device import Device
+from foretrace.topologies.errors import CatalogError, TopologyError
+from foretrace.topologies.link import LinkSpec
+from foretrace.topologies.parse import cluster_from, device_from, link_from
+from foretrace.topologies.reader import Section, read_toml
 
 _HOME: Final = Path(__file__).parent
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from topologies.discover.found import Wiring
-from topologies.discover.machine import to_toml
-from topologies.discover.matrix import from_matrix
-from topologies.discover.nccl_xml import from_xml
-from topologies.errors import CatalogError
+from foretrace.topologies.discover.found import Wiring
+from foretrace.topologies.discover.machine import to_toml
+from foretrace.topologies.discover.matrix import from_matrix
+from foretrace.topologies.discover.nccl_xml import from_xml
+from foretrace.topologies.errors import CatalogError
 
 __all__ = ["Wiring", "discover", "to_toml"]
 

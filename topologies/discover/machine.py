@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from topologies.catalog import link_names, load_device, load_link
-from topologies.device import Device
-from topologies.discover.found import Wiring
-from topologies.discover.known import CAPABILITIES, NICS, family
-from topologies.errors import CatalogError
-from topologies.node import CUBE_LINKS
+from foretrace.topologies.catalog import link_names, load_device, load_link
+from foretrace.topologies.device import Device
+from foretrace.topologies.discover.found import Wiring
+from foretrace.topologies.discover.known import CAPABILITIES, NICS, family
+from foretrace.topologies.errors import CatalogError
+from foretrace.topologies.node import CUBE_LINKS
 
 UNBRIDGED: Final = ("a100-pcie", "h100-pcie", "h100-nvl", "a40", "a6000", "rtx-3090")
 """Cards that have NVLinks only where somebody put a bridge on them."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
-from topologies.discover.found import Wiring
-from topologies.discover.known import LINKS_TO_SWITCH, MOST_LINKS
-from topologies.errors import CatalogError
+from foretrace.topologies.discover.found import Wiring
+from foretrace.topologies.discover.known import LINKS_TO_SWITCH, MOST_LINKS
+from foretrace.topologies.errors import CatalogError
 
 NEAR: Final = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
 """How far a NIC is from a GPU, nearest first: legend of ``nvidia-smi topo -m``; SOC is SYS of old drivers."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from topologies.discover.found import Wiring
-from topologies.discover.known import MAKERS, PCI_DEVICES
-from topologies.errors import CatalogError
+from foretrace.topologies.discover.found import Wiring
+from foretrace.topologies.discover.known import MAKERS, PCI_DEVICES
+from foretrace.topologies.errors import CatalogError
 
 NVSWITCH: Final = "0x068000"
 """PCI class of an NVSwitch in NCCL's topology file."""

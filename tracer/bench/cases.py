@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tracer.timing import Run
+from foretrace.tracer.timing import Run
 
 WIDTHS: Final[Mapping[str, int]] = {"fp32": 4, "fp16": 2, "bf16": 2}
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tracer.bench.world_cli import clock, collectives
-from tracer.errors import RecordError
-from traces.flags import Number
-from traces.report.format import format_share
+from foretrace.tracer.bench.world_cli import clock, collectives
+from foretrace.tracer.errors import RecordError
+from foretrace.traces.flags import Number
+from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
-    from tracer.bench.cases import Kernel
-    from tracer.bench.kernels import Bench
+    from foretrace.tracer.bench.cases import Kernel
+    from foretrace.tracer.bench.kernels import Bench
 
 
 WIDTH: Final = 140
@@ -101,8 +101,8 @@ def kernels(
 
     The table can be read by `foretrace validate kernels`. On a GPU some 60 seconds, on a CPU 20.
     """
-    from tracer.bench.kernels import bench as measure
-    from traces.replacing import check_can_write
+    from foretrace.tracer.bench.kernels import bench as measure
+    from foretrace.traces.replacing import check_can_write
 
     check_can_write(output)
     check_can_write(device_file)
@@ -132,9 +132,9 @@ def kernels(
 
 def _write(measured: Bench, output: Path | None, device_file: Path | None) -> None:
     """Write what was *measured* to the table *output* and the *device_file*, if they are given."""
-    from tracer.bench.device import to_toml
-    from tracer.bench.kernels import write_table
-    from traces.writer import write_atomically
+    from foretrace.tracer.bench.device import to_toml
+    from foretrace.tracer.bench.kernels import write_table
+    from foretrace.traces.writer import write_atomically
 
     if output:
         write_table(measured, output)

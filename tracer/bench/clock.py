@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any, Final
 
-from tracer.clock import machine_id, now_ns, synchronise
+from foretrace.tracer.clock import machine_id, now_ns, synchronise
 
 COARSE_NS: Final = 100_000
 """Uncertainty from which on spans of two ranks are not to be ordered: a small collective takes less."""
@@ -50,7 +50,7 @@ def _measured(name: str) -> dict[str, int]:
     """Return offset and uncertainty of this rank's clock, measured now."""
     import torch.distributed as dist
 
-    from tracer import internals
+    from foretrace.tracer import internals
 
     rank = dist.get_rank()
     store = dist.PrefixStore(f"foretrace-bench/{name}", internals.default_store())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Final
 
-from traces.analysis.collectives import bus_factor
+from foretrace.traces.analysis.collectives import bus_factor
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 

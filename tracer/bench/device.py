@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from tracer.bench.cases import Kernel
-from tracer.bench.kernels import Bench
-from tracer.device_file import DeviceFigures, device_toml
-from tracer.timing import line
+from foretrace.tracer.bench.cases import Kernel
+from foretrace.tracer.bench.kernels import Bench
+from foretrace.tracer.device_file import DeviceFigures, device_toml
+from foretrace.tracer.timing import line
 
 ELEMENTWISE = ("norm", "activation", "optimizer")
 """Kernels whose share of bandwidth stands for element-wise work."""

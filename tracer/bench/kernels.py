@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.bench.cases import SIZES, WIDTHS, Case, Kernel, Sizes, cases
-from tracer.errors import RecordError
-from tracer.timing import burst_s, sustained_s
+from foretrace.tracer.bench.cases import SIZES, WIDTHS, Case, Kernel, Sizes, cases
+from foretrace.tracer.errors import RecordError
+from foretrace.tracer.timing import burst_s, sustained_s
 
 DEVICES: Final = ("cpu", "cuda")
 

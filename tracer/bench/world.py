@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.errors import RecordError
+from foretrace.tracer.errors import RecordError
 
 TIMEOUT_S: Final = 600
 """How long processes that are started here may take; some 20 s on a machine that does nothing else."""
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _measure(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    from tracer.bench import clock, collectives
+    from foretrace.tracer.bench import clock, collectives
 
     if what == "clock":
         return clock.measure(**options)
@@ -103,13 +103,13 @@ def _backend(wanted: str, n_local: int) -> str:
 
 def _started(arguments: Sequence[str], n: int) -> None:
     """Run *n* processes of one world on this machine to their end. Raises RecordError if one fails."""
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).parents[3])
     base = {**os.environ, "OMP_NUM_THREADS": "1"}
     base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH", "")]))
     base |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tracer.bench.world", *arguments],
+            [sys.executable, "-m", "foretrace.tracer.bench.world", *arguments],
             env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
-from traces.flags import Number
-from traces.report.format import format_share
+from foretrace.traces.flags import Number
+from foretrace.traces.report.format import format_share
 
 SIZES: Final = "64 KiB,1 MiB,16 MiB"
 """Where latency rules, where bandwidth does, and in between."""
@@ -69,8 +69,8 @@ def collectives(
 
     Exit status 1 if a link or a rank is slow: 1.5 times the median.
     """
-    from tracer.bench.world import measured
-    from tracer.sizes import parse_sizes
+    from foretrace.tracer.bench.world import measured
+    from foretrace.tracer.sizes import parse_sizes
 
     options = {"sizes": parse_sizes(sizes), "repeats": repeats}
     ask = (ctx.obj or {}).get("collectives")
@@ -110,7 +110,7 @@ def clock(ctx: click.Context, *, processes: int, seconds: float, as_json: bool) 
     By itself it starts some processes on this machine, which share a clock: what it finds is its own error.
     Under torchrun it measures its world. Exit status 1 if an uncertainty is too large to order spans by.
     """
-    from tracer.bench.world import measured
+    from foretrace.tracer.bench.world import measured
 
     found = measured("clock", processes=processes, backend="gloo", options={"pause_s": seconds})
     if found is None:

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracer.ingest.events import CALL_NAME, elements, text, whole
-from tracer.ingest.groups import TraceGroups
-from tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
-from tracer.ingest.notes import COLLECTIVE, Notes
-from traces.columns import Int64Array
-from traces.layout import Group
+from foretrace.tracer.ingest.events import CALL_NAME, elements, text, whole
+from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
+from foretrace.tracer.ingest.notes import COLLECTIVE, Notes
+from foretrace.traces.columns import Int64Array
+from foretrace.traces.layout import Group
 
 _INTERNAL: Final = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "groupstart", "groupend"})
 """Names in ``record_param_comms`` that are no communication."""

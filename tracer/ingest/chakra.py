@@ -18,14 +18,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tracer.errors import IngestError
-from tracer.ingest.events import text, whole
-from tracer.ingest.host_graph import read_graph
-from tracer.ingest.kernels import UNKNOWN, collective_kind, kernel
-from tracer.ingest.kineto import rank_in_name
-from tracer.ingest.recording import Recording
-from tracer.ingest.rows import rows
-from tracer.ingest.sources import Progress, Source, opened
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.events import text, whole
+from foretrace.tracer.ingest.host_graph import read_graph
+from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, kernel
+from foretrace.tracer.ingest.kineto import rank_in_name
+from foretrace.tracer.ingest.recording import Recording
+from foretrace.tracer.ingest.rows import rows
+from foretrace.tracer.ingest.sources import Progress, Source, opened
 
 MOST_BYTES: Final = 1 << 30
 """Largest file that is held: graphs are read whole."""

@@ -17,9 +17,9 @@ from typing import IO, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from tracer.errors import IngestError
-from tracer.ingest.decoder import BLOCK_BYTES, Decoder
-from tracer.ingest.events import (
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.decoder import BLOCK_BYTES, Decoder
+from foretrace.tracer.ingest.events import (
     CALL_NAME,
     DEVICE,
     DEVICE_CATEGORIES,
@@ -31,10 +31,10 @@ from tracer.ingest.events import (
     launch_events,
     objects,
 )
-from tracer.ingest.layout import Events, NamesLeftOut
-from tracer.ingest.notes import note_of
-from tracer.ingest.sources import UNREADABLE
-from tracer.ingest.trace import Trace
+from foretrace.tracer.ingest.layout import Events, NamesLeftOut
+from foretrace.tracer.ingest.notes import note_of
+from foretrace.tracer.ingest.sources import UNREADABLE
+from foretrace.tracer.ingest.trace import Trace
 
 MOST_WAITING: Final = 2
 """Blocks of which the events are held until Arrow has parsed them."""

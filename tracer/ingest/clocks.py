@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from tracer.ingest.matching import Ends, collectives, shared
-from traces.info import Clock
+from foretrace.tracer.ingest.matching import Ends, collectives, shared
+from foretrace.traces.info import Clock
 
 LEAST_NS: Final = 50_000
 """Differences below this are left alone: ranks of one host have one clock."""

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tracer.ingest.calls import Call, from_arguments, named
-from tracer.ingest.events import ARGUMENTS
-from tracer.ingest.groups import TraceGroups
-from tracer.ingest.host import Known
-from tracer.ingest.kernels import UNKNOWN, Kernel, kernel_dtype
-from tracer.ingest.recording import Recording
-from tracer.ingest.rows import coded, rows
-from traces.columns import BoolArray
-from traces.layout import Group
+from foretrace.tracer.ingest.calls import Call, from_arguments, named
+from foretrace.tracer.ingest.events import ARGUMENTS
+from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.host import Known
+from foretrace.tracer.ingest.kernels import UNKNOWN, Kernel, kernel_dtype
+from foretrace.tracer.ingest.recording import Recording
+from foretrace.tracer.ingest.rows import coded, rows
+from foretrace.traces.columns import BoolArray
+from foretrace.traces.layout import Group
 
 
 def communication_calls(

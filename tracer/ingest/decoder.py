@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
-from tracer.errors import IngestError
-from tracer.ingest.sources import UNREADABLE
-from tracer.ingest.trace import Trace
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.sources import UNREADABLE
+from foretrace.tracer.ingest.trace import Trace
 
 BLOCK_BYTES: Final = 1 << 22
 """Part of a file that is held at a time: larger ones were not faster."""

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tracer.ingest.communication import communication_calls, tell_sources, with_calls
-from tracer.ingest.events import all_to_ns
-from tracer.ingest.host import Known
-from tracer.ingest.kernels import Kernel, kernel
-from tracer.ingest.recording import Recording, lanes
-from tracer.ingest.rows import coded
-from traces.columns import Int64Array, factorized, labels
+from foretrace.tracer.ingest.communication import communication_calls, tell_sources, with_calls
+from foretrace.tracer.ingest.events import all_to_ns
+from foretrace.tracer.ingest.host import Known
+from foretrace.tracer.ingest.kernels import Kernel, kernel
+from foretrace.tracer.ingest.recording import Recording, lanes
+from foretrace.tracer.ingest.rows import coded
+from foretrace.traces.columns import Int64Array, factorized, labels
 
 GRAIN_NS: Final = 1_000
 """Up to torch 2.2, times are whole microseconds: neighbours of a stream may overlap by one."""

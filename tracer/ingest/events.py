@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 
-from traces.columns import Int64Array
+from foretrace.traces.columns import Int64Array
 
 ARGUMENTS: Final[Mapping[str, pa.DataType]] = {
     "stream": pa.int64(),

@@ -17,14 +17,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tracer.errors import IngestError
-from tracer.ingest.events import number, text, whole
-from tracer.ingest.groups import TraceGroups
-from tracer.ingest.kernels import collective_kind, dtype
-from tracer.ingest.kineto import rank_in_name
-from tracer.ingest.recording import Recording, lanes
-from tracer.ingest.rows import rows
-from tracer.ingest.sources import Progress, Source, opened
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.events import number, text, whole
+from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.kernels import collective_kind, dtype
+from foretrace.tracer.ingest.kineto import rank_in_name
+from foretrace.tracer.ingest.recording import Recording, lanes
+from foretrace.tracer.ingest.rows import rows
+from foretrace.tracer.ingest.sources import Progress, Source, opened
 
 MOST_BYTES: Final = 1 << 28
 """Largest dump that is read: the recorder is a ring of some thousand entries."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
-from tracer.groups import axis_of
-from tracer.ingest.events import text, whole
-from traces.info import stable_group_id
-from traces.layout import Group
+from foretrace.tracer.groups import axis_of
+from foretrace.tracer.ingest.events import text, whole
+from foretrace.traces.info import stable_group_id
+from foretrace.traces.layout import Group
 
 _MOST_RANKS: Final = 1 << 20
 """Ranks of the largest job that is believed."""

@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tracer.ingest.calls import HostCalls
-from tracer.ingest.events import number, text, to_ns, whole
-from tracer.ingest.groups import TraceGroups
-from tracer.ingest.launches import Launches
-from tracer.ingest.notes import STEP, Notes, flattened
-from tracer.ingest.recording import Recording, innermost, lanes
-from tracer.ingest.rows import coded, rows, stacked
-from tracer.ingest.steps import Steps
-from tracer.ingest.trace import Trace
-from traces.columns import Int64Array, int64
-from traces.timeline import empty
+from foretrace.tracer.ingest.calls import HostCalls
+from foretrace.tracer.ingest.events import number, text, to_ns, whole
+from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.launches import Launches
+from foretrace.tracer.ingest.notes import STEP, Notes, flattened
+from foretrace.tracer.ingest.recording import Recording, innermost, lanes
+from foretrace.tracer.ingest.rows import coded, rows, stacked
+from foretrace.tracer.ingest.steps import Steps
+from foretrace.tracer.ingest.trace import Trace
+from foretrace.traces.columns import Int64Array, int64
+from foretrace.traces.timeline import empty
 
 SHORTEST_GAP_NS: Final = 5_000
 """Shorter pauses are the device's own: 1 to 4 µs lie between kernels that depend on each other."""

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracer.ingest.events import elements, text, whole
-from tracer.ingest.groups import TraceGroups
-from tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
-from tracer.ingest.recording import Recording
-from tracer.ingest.rows import rows
+from foretrace.tracer.ingest.events import elements, text, whole
+from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
+from foretrace.tracer.ingest.recording import Recording
+from foretrace.tracer.ingest.rows import rows
 
 DRAWN_NS: Final = 1000
 """Length of an operator in a run without times."""

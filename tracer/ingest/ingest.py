@@ -10,24 +10,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tracer.errors import IngestError
-from tracer.ingest.joining import join
-from tracer.ingest.kinds import kind_of
-from tracer.ingest.recording import Recording
-from tracer.ingest.sources import Progress, Source, find_sources
-from traces.info import RunInfo
-from traces.store import write_run
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.joining import join
+from foretrace.tracer.ingest.kinds import kind_of
+from foretrace.tracer.ingest.recording import Recording
+from foretrace.tracer.ingest.sources import Progress, Source, find_sources
+from foretrace.traces.info import RunInfo
+from foretrace.traces.store import write_run
 
 Reader = Callable[[Source, Progress | None], Recording]
 
 READERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "kineto": "tracer.ingest.kineto",
-        "operations": "tracer.ingest.optable",
-        "timers": "tracer.ingest.timers",
-        "chakra": "tracer.ingest.chakra",
-        "flight recorder": "tracer.ingest.flight",
-        "param": "tracer.ingest.param",
+        "kineto": "foretrace.tracer.ingest.kineto",
+        "operations": "foretrace.tracer.ingest.optable",
+        "timers": "foretrace.tracer.ingest.timers",
+        "chakra": "foretrace.tracer.ingest.chakra",
+        "flight recorder": "foretrace.tracer.ingest.flight",
+        "param": "foretrace.tracer.ingest.param",
     }
 )
 """By kind of file, the module whose ``read`` reads it; imported when there is such a file."""

@@ -10,15 +10,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tracer.errors import IngestError
-from tracer.ingest.clocks import common_clock
-from tracer.ingest.kineto import rank_in_name
-from tracer.ingest.matching import numbered_in_order, unmatched_ranks
-from tracer.ingest.recording import Recording
-from tracer.ingest.rows import stacked
-from traces.columns import int64, is_one_of
-from traces.info import Clock, RunInfo, rank_list
-from traces.layout import Group
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.clocks import common_clock
+from foretrace.tracer.ingest.kineto import rank_in_name
+from foretrace.tracer.ingest.matching import numbered_in_order, unmatched_ranks
+from foretrace.tracer.ingest.recording import Recording
+from foretrace.tracer.ingest.rows import stacked
+from foretrace.traces.columns import int64, is_one_of
+from foretrace.traces.info import Clock, RunInfo, rank_list
+from foretrace.traces.layout import Group
 
 NS_PER_YEAR: Final = 365.25 * 24 * 3600 * 1e9
 LONGEST_NS: Final = 1 << 62

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tracer.errors import IngestError
-from tracer.ingest.sources import Source, head
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.sources import Source, head
 
 _PARQUET: Final = b"PAR1"
 _TIMER: Final = re.compile(rb'"ph"\s*:\s*"B"')

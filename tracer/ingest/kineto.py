@@ -8,21 +8,21 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tracer.errors import IngestError
-from tracer.ingest.calls import host_calls
-from tracer.ingest.chrome import EVENTS_KEY, has_kineto_layout, read_any_layout, read_kineto_layout
-from tracer.ingest.device import device_rows
-from tracer.ingest.events import whole
-from tracer.ingest.groups import TraceGroups
-from tracer.ingest.host import Known, gap_rows, host_only_rows
-from tracer.ingest.launches import launches_of
-from tracer.ingest.notes import Notes
-from tracer.ingest.recording import Recording
-from tracer.ingest.rows import stacked
-from tracer.ingest.sources import Progress, Source, head, opened
-from tracer.ingest.steps import Steps, step_rows, steps_of
-from tracer.ingest.trace import Trace
-from traces.errors import reason
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.calls import host_calls
+from foretrace.tracer.ingest.chrome import EVENTS_KEY, has_kineto_layout, read_any_layout, read_kineto_layout
+from foretrace.tracer.ingest.device import device_rows
+from foretrace.tracer.ingest.events import whole
+from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.host import Known, gap_rows, host_only_rows
+from foretrace.tracer.ingest.launches import launches_of
+from foretrace.tracer.ingest.notes import Notes
+from foretrace.tracer.ingest.recording import Recording
+from foretrace.tracer.ingest.rows import stacked
+from foretrace.tracer.ingest.sources import Progress, Source, head, opened
+from foretrace.tracer.ingest.steps import Steps, step_rows, steps_of
+from foretrace.tracer.ingest.trace import Trace
+from foretrace.traces.errors import reason
 
 LATEST_NS: Final = 4 * 10**18
 """Latest base time that is believed, in the year 2096. Times of events may be as large: sums of both fit."""

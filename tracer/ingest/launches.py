@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tracer.ingest.events import all_to_ns
-from traces.columns import Int64Array, labels
+from foretrace.tracer.ingest.events import all_to_ns
+from foretrace.traces.columns import Int64Array, labels
 
 
 @dataclass(frozen=True, slots=True)

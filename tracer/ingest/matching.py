@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels
-from traces.report.format import format_share
+from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels
+from foretrace.traces.report.format import format_share
 
 SYMMETRIC: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end at the same moment on all ranks: nobody is done before everybody has contributed."""

@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracer.ingest.events import CALL_NAME, all_to_ns, arguments, number, text, whole
-from tracer.ingest.recording import innermost
-from traces.columns import BoolArray, Int64Array
+from foretrace.tracer.ingest.events import CALL_NAME, all_to_ns, arguments, number, text, whole
+from foretrace.tracer.ingest.recording import innermost
+from foretrace.traces.columns import BoolArray, Int64Array
 
 STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})")
 """Annotation that torch.profiler makes for each step."""

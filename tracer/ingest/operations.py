@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tracer.ingest.recording import lanes
-from tracer.ingest.rows import rows
-from traces.columns import BoolArray, Int64Array, factorized, int64
-from traces.layout import Group, Layout
+from foretrace.tracer.ingest.recording import lanes
+from foretrace.tracer.ingest.rows import rows
+from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64
+from foretrace.traces.layout import Group, Layout
 
 EMBEDDING: Final = "embedding"
 """Axis of the gradients of a shared embedding: first and last stage of one pipeline."""

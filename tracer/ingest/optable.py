@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from tracer.errors import IngestError
-from tracer.ingest.operations import EMBEDDING, OPERATIONS, operation_rows, step_rows
-from tracer.ingest.recording import Recording
-from tracer.ingest.rows import stacked
-from tracer.ingest.sources import UNREADABLE, Progress, Source, opened
-from traces.columns import Int64Array
-from traces.errors import LayoutError, reason
-from traces.layout import Group, Layout
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.operations import EMBEDDING, OPERATIONS, operation_rows, step_rows
+from foretrace.tracer.ingest.recording import Recording
+from foretrace.tracer.ingest.rows import stacked
+from foretrace.tracer.ingest.sources import UNREADABLE, Progress, Source, opened
+from foretrace.traces.columns import Int64Array
+from foretrace.traces.errors import LayoutError, reason
+from foretrace.traces.layout import Group, Layout
 
 COLUMNS: Final = (
     "dp_rank",

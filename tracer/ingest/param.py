@@ -16,14 +16,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tracer.errors import IngestError
-from tracer.ingest.events import number, text, whole
-from tracer.ingest.groups import TraceGroups
-from tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
-from tracer.ingest.kineto import rank_in_name
-from tracer.ingest.recording import Recording, lanes
-from tracer.ingest.rows import rows
-from tracer.ingest.sources import Progress, Source, opened
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.events import number, text, whole
+from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
+from foretrace.tracer.ingest.kineto import rank_in_name
+from foretrace.tracer.ingest.recording import Recording, lanes
+from foretrace.tracer.ingest.rows import rows
+from foretrace.tracer.ingest.sources import Progress, Source, opened
 
 MOST_BYTES: Final = 1 << 30
 """Largest file that is held: these traces are read whole."""

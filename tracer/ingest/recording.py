@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from traces.columns import Int64Array
-from traces.layout import Group, Layout
+from foretrace.traces.columns import Int64Array
+from foretrace.traces.layout import Group, Layout
 
 
 @dataclass(slots=True, kw_only=True)

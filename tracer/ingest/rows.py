@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from traces.timeline import empty, timeline
+from foretrace.traces.timeline import empty, timeline
 
 
 def rows(columns: dict[str, Any]) -> pa.Table:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, cast
 
-from tracer.errors import IngestError
-from traces.errors import reason
+from foretrace.tracer.errors import IngestError
+from foretrace.traces.errors import reason
 
 HEAD_BYTES: Final = 1 << 20
 """Start of a file that its kind is told from; a header with the members of large groups fits in it."""

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tracer.ingest.events import whole
-from tracer.ingest.notes import STEP, Notes
-from tracer.ingest.rows import rows
-from tracer.kernels import N_STEPS
-from traces.columns import BoolArray, Int64Array, int64
-from traces.timeline import empty
+from foretrace.tracer.ingest.events import whole
+from foretrace.tracer.ingest.notes import STEP, Notes
+from foretrace.tracer.ingest.rows import rows
+from foretrace.tracer.kernels import N_STEPS
+from foretrace.traces.columns import BoolArray, Int64Array, int64
+from foretrace.traces.timeline import empty
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tracer.errors import IngestError
-from tracer.ingest.decoder import Decoder
-from tracer.ingest.events import arguments, number, text, to_ns, whole
-from tracer.ingest.kernels import UNKNOWN, collective_kind
-from tracer.ingest.recording import Recording, innermost
-from tracer.ingest.rows import rows
-from tracer.ingest.sources import Progress, Source, opened
-from tracer.ingest.trace import Trace
-from traces.layout import Group, Layout
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.decoder import Decoder
+from foretrace.tracer.ingest.events import arguments, number, text, to_ns, whole
+from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind
+from foretrace.tracer.ingest.recording import Recording, innermost
+from foretrace.tracer.ingest.rows import rows
+from foretrace.tracer.ingest.sources import Progress, Source, opened
+from foretrace.tracer.ingest.trace import Trace
+from foretrace.traces.layout import Group, Layout
 
 GAP: Final = "pass of another stage"
 """Name of the time between two passes, in which a stage has nothing to do but wait for its neighbour."""

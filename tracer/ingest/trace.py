@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tracer.ingest.events import DEVICE, LAUNCH, encoded_schema, joined
-from tracer.ingest.notes import Note
+from foretrace.tracer.ingest.events import DEVICE, LAUNCH, encoded_schema, joined
+from foretrace.tracer.ingest.notes import Note
 
 
 @dataclass(slots=True)

@@ -23,8 +23,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from tracer.launched import is_first
-from tracer.native.compiler import COMPILE_S, compile_into, flags, folder, has_refused, last_line, tools
+from foretrace.tracer.launched import is_first
+from foretrace.tracer.native.compiler import (
+    COMPILE_S,
+    compile_into,
+    flags,
+    folder,
+    has_refused,
+    last_line,
+    tools,
+)
 
 SWITCH: Final = "FORETRACE_NATIVE"
 """Environment variable that says ``0`` where hooks in C++ are refused, which are the default."""

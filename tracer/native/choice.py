@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.native.build import load
+from foretrace.tracer.native.build import load
 
 if TYPE_CHECKING:
-    from tracer.native.hooks import Native
-    from tracer.session import Session
+    from foretrace.tracer.native.hooks import Native
+    from foretrace.tracer.session import Session
 
 
 def compiled_hooks(session: Session) -> Native | None:
@@ -21,7 +21,7 @@ def compiled_hooks(session: Session) -> Native | None:
     module = None if torch.cuda.is_available() else load()
     if module is None:
         return None
-    from tracer.native.hooks import Native
+    from foretrace.tracer.native.hooks import Native
 
     try:
         return Native(module, session)

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracer import internals
-from tracer.backward import LOSS
-from tracer.columns import SEGMENT, Segments
-from tracer.completion import CLOSE_TIMEOUT_S
-from tracer.groups import GroupInfo
-from tracer.guarded import is_interrupt
-from tracer.issued import MOST_NAME
-from tracer.lane import NOBODY, Lane
-from tracer.modules import ModuleHook
-from tracer.operators import dtype_names
-from tracer.records import Block, Communication
+from foretrace.tracer import internals
+from foretrace.tracer.backward import LOSS
+from foretrace.tracer.columns import SEGMENT, Segments
+from foretrace.tracer.completion import CLOSE_TIMEOUT_S
+from foretrace.tracer.groups import GroupInfo
+from foretrace.tracer.guarded import is_interrupt
+from foretrace.tracer.issued import MOST_NAME
+from foretrace.tracer.lane import NOBODY, Lane
+from foretrace.tracer.modules import ModuleHook
+from foretrace.tracer.operators import dtype_names
+from foretrace.tracer.records import Block, Communication
 
 if TYPE_CHECKING:
-    from tracer.session import Session
-    from tracer.sink import Record
+    from foretrace.tracer.session import Session
+    from foretrace.tracer.sink import Record
 
 
 class NativeLane(Lane):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.backward import BackwardHook
-from tracer.pipeline import PipelineHook
-from tracer.records import Block
+from foretrace.tracer.backward import BackwardHook
+from foretrace.tracer.pipeline import PipelineHook
+from foretrace.tracer.records import Block
 
 if TYPE_CHECKING:
-    from tracer.native.hooks import Native
-    from tracer.session import Session
+    from foretrace.tracer.native.hooks import Native
+    from foretrace.tracer.session import Session
 
 
 class NativeWaitHook:

@@ -37,8 +37,8 @@ def tell(warn: Callable[[str], None]) -> None:
 def install(module: Any) -> None:
     """Replace GPUs in this process, which has just imported torch, the *module*."""
     importlib.import_module("torch._dynamo")  # first: it needs an unchanged torch
-    from tracer.on_cpu import groups, moves, wrappers
-    from tracer.on_cpu.gpus import Gpus
+    from foretrace.tracer.on_cpu import groups, moves, wrappers
+    from foretrace.tracer.on_cpu.gpus import Gpus
 
     Gpus(n_gpus()).install(module)
     moves.install(module)

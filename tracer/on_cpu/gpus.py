@@ -7,8 +7,8 @@ import importlib
 from contextlib import nullcontext
 from typing import Any, Final
 
-from tracer.rehearse.gpu import accelerators, autocast, devices, ordinals, streams
-from tracer.rehearse.gpu.meter import Meter
+from foretrace.tracer.rehearse.gpu import accelerators, autocast, devices, ordinals, streams
+from foretrace.tracer.rehearse.gpu.meter import Meter
 
 
 class _Nowhere:
@@ -83,7 +83,7 @@ class Gpus:
     def _accelerator(self, torch: Any) -> None:
         """Tell scripts and libraries of the GPUs; torch's own code finds the processor."""
         importlib.import_module("torch.utils._device")
-        from tracer.rehearse.gpu.askers import Askers
+        from foretrace.tracer.rehearse.gpu.askers import Askers
 
         accelerators.tell_accelerator(Askers(), torch.device("cuda"), has_gpu=True)
         torch.accelerator.device_index = lambda device: nullcontext()

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
-from tracer.on_cpu.moves import placed
-from tracer.rehearse.script.libraries import everywhere
+from foretrace.tracer.on_cpu.moves import placed
+from foretrace.tracer.rehearse.script.libraries import everywhere
 
 GLOO: Final = "gloo"
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 from typing import Any
 
-from tracer.rehearse.script import compiling, shims, stand_ins
+from foretrace.tracer.rehearse.script import compiling, shims, stand_ins
 
 
 def install(torch: Any) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from traces.console import telling
-from traces.replacing import check_can_write
-from traces.report.format import format_si
+from foretrace.traces.console import telling
+from foretrace.traces.replacing import check_can_write
+from foretrace.traces.report.format import format_si
 
 if TYPE_CHECKING:
-    from traces.rehearsal import Rehearsal
+    from foretrace.traces.rehearsal import Rehearsal
 
 ON_CPU: Final = (
     "the script puts nothing on a GPU, so a real run of it trains on CPUs: time it on a CPU machine "
@@ -125,7 +125,7 @@ def rehearse(
 
     --cluster does both in one go, and makes the directory a run like any other.
     """
-    from tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
+    from foretrace.tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
 
     _check_time(cluster, calibration, report)
     if cluster is not None and machines is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from tracer.errors import RecordError
+from foretrace.tracer.errors import RecordError
 
 
 class RehearsalError(RecordError):

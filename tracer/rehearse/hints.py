@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tracer.rehearse.ranks.exported import missing
+from foretrace.tracer.rehearse.ranks.exported import missing
 
 STUB: Final = "--stub, docs/rehearse.md section 6"
 """What names the way by which a script can be helped."""

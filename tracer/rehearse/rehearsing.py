@@ -10,26 +10,32 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.accelerated import accelerate_flags
-from tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
-from tracer.rehearse.ranks.chains import acted_chain
-from tracer.rehearse.ranks.classes import Classes, differences, groups_of, peers_of, shapes_that_differ
-from tracer.rehearse.ranks.exported import exported
-from tracer.rehearse.ranks.fabric import told_by_fabric
-from tracer.rehearse.ranks.launchers import launchers_of, name_of, script_of
-from tracer.rehearse.ranks.restarting import check_choices, with_choices
-from tracer.rehearse.ranks.rows import said_of_rows
-from tracer.rehearse.ranks.scratch import checked_target, scratch_in
-from tracer.rehearse.ranks.together import hear_senders, together
-from tracer.rehearse.script.late import cleared
-from tracer.rehearse.values.loads import Loads, parsed
-from tracer.run_directory import next_free, no_empty_folders
-from traces.errors import LayoutError
-from traces.layout import Layout
-from traces.model_parts import joined_models
-from traces.ranks import ranks_in
-from traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.accelerated import accelerate_flags
+from foretrace.tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
+from foretrace.tracer.rehearse.ranks.chains import acted_chain
+from foretrace.tracer.rehearse.ranks.classes import (
+    Classes,
+    differences,
+    groups_of,
+    peers_of,
+    shapes_that_differ,
+)
+from foretrace.tracer.rehearse.ranks.exported import exported
+from foretrace.tracer.rehearse.ranks.fabric import told_by_fabric
+from foretrace.tracer.rehearse.ranks.launchers import launchers_of, name_of, script_of
+from foretrace.tracer.rehearse.ranks.restarting import check_choices, with_choices
+from foretrace.tracer.rehearse.ranks.rows import said_of_rows
+from foretrace.tracer.rehearse.ranks.scratch import checked_target, scratch_in
+from foretrace.tracer.rehearse.ranks.together import hear_senders, together
+from foretrace.tracer.rehearse.script.late import cleared
+from foretrace.tracer.rehearse.values.loads import Loads, parsed
+from foretrace.tracer.run_directory import next_free, no_empty_folders
+from foretrace.traces.errors import LayoutError
+from foretrace.traces.layout import Layout
+from foretrace.traces.model_parts import joined_models
+from foretrace.traces.ranks import ranks_in
+from foretrace.traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,32 +13,32 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, TypeVar
 
-from tracer import internals
-from tracer.importing import Expectation
-from tracer.inputs import Sides, input_of, sides_of, tensors_inside
-from tracer.parallelism import MeshHook, data_parallel
-from tracer.rehearse.errors import Finished
-from tracer.rehearse.events.kept import Kept
-from tracer.rehearse.events.lane import IssueLane
-from tracer.rehearse.events.learning import Learning
-from tracer.rehearse.events.rounds import Rounds
-from tracer.rehearse.events.tape import Tape
-from tracer.rehearse.gpu.fused import Fused
-from tracer.rehearse.gpu.host import Host
-from tracer.rehearse.gpu.memory import Memory
-from tracer.rehearse.gpu.meter import Meter
-from tracer.rehearse.gpu.placement import Placement
-from tracer.rehearse.operators import calling
-from tracer.rehearse.operators.calls import is_wrapped
-from tracer.rehearse.operators.own_bodies import OwnBodies
-from tracer.rehearse.peers.apart import Apart
-from tracer.rehearse.peers.backends import Backends
-from tracer.rehearse.script.failures import Failures
-from tracer.rehearse.script.own_steps import OwnSteps
-from tracer.rehearse.script.threads import passes_of_threads
-from tracer.rehearse.script.trainings import Trainings
-from tracer.rehearse.values.stated import Stated
-from tracer.training import Training
+from foretrace.tracer import internals
+from foretrace.tracer.importing import Expectation
+from foretrace.tracer.inputs import Sides, input_of, sides_of, tensors_inside
+from foretrace.tracer.parallelism import MeshHook, data_parallel
+from foretrace.tracer.rehearse.errors import Finished
+from foretrace.tracer.rehearse.events.kept import Kept
+from foretrace.tracer.rehearse.events.lane import IssueLane
+from foretrace.tracer.rehearse.events.learning import Learning
+from foretrace.tracer.rehearse.events.rounds import Rounds
+from foretrace.tracer.rehearse.events.tape import Tape
+from foretrace.tracer.rehearse.gpu.fused import Fused
+from foretrace.tracer.rehearse.gpu.host import Host
+from foretrace.tracer.rehearse.gpu.memory import Memory
+from foretrace.tracer.rehearse.gpu.meter import Meter
+from foretrace.tracer.rehearse.gpu.placement import Placement
+from foretrace.tracer.rehearse.operators import calling
+from foretrace.tracer.rehearse.operators.calls import is_wrapped
+from foretrace.tracer.rehearse.operators.own_bodies import OwnBodies
+from foretrace.tracer.rehearse.peers.apart import Apart
+from foretrace.tracer.rehearse.peers.backends import Backends
+from foretrace.tracer.rehearse.script.failures import Failures
+from foretrace.tracer.rehearse.script.own_steps import OwnSteps
+from foretrace.tracer.rehearse.script.threads import passes_of_threads
+from foretrace.tracer.rehearse.script.trainings import Trainings
+from foretrace.tracer.rehearse.values.stated import Stated
+from foretrace.tracer.training import Training
 
 _Result = TypeVar("_Result")
 
@@ -115,8 +115,8 @@ class RehearsalSession(Training[IssueLane]):
         """
 
         def install(_: Any) -> None:
-            from tracer.rehearse.events.repeating import Repeats
-            from tracer.rehearse.peers.pipeline import RehearsedPipeline, StageShapes
+            from foretrace.tracer.rehearse.events.repeating import Repeats
+            from foretrace.tracer.rehearse.peers.pipeline import RehearsedPipeline, StageShapes
 
             self.pipeline = RehearsedPipeline(self)
             self.shapes = StageShapes(self, known)
@@ -276,10 +276,10 @@ class RehearsalSession(Training[IssueLane]):
         import torch
         from torch.nn.modules import module as hooks
 
-        from tracer.backward import BackwardHook
-        from tracer.modules import ModuleHook
-        from tracer.recomputing import CheckpointHook
-        from tracer.steps import OptimizerHook
+        from foretrace.tracer.backward import BackwardHook
+        from foretrace.tracer.modules import ModuleHook
+        from foretrace.tracer.recomputing import CheckpointHook
+        from foretrace.tracer.steps import OptimizerHook
 
         session: Any = self
         is_compiling = torch.compiler.is_compiling

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from tracer.rehearse.blame import may_come_of_numbers
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.hints import OWN_CLASS, STUB, hint
+from foretrace.tracer.rehearse.blame import may_come_of_numbers
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.hints import OWN_CLASS, STUB, hint
 
 DEPENDS: Final = frozenset({"DataDependentOutputException", "DynamicOutputShapeException"})
 """Errors of fake tensors where an operator needs numbers."""

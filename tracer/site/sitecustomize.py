@@ -17,7 +17,7 @@ _HERE = Path(__file__).resolve().parent
 def _attach(module: ModuleType) -> None:
     """Have the process record itself; *module* holds ``init_process_group``."""
     try:
-        from tracer.attach import attach
+        from foretrace.tracer.attach import attach
 
         attach(module)
     except Exception as error:  # the training goes on without a recording
@@ -27,7 +27,7 @@ def _attach(module: ModuleType) -> None:
 def _take_for_gpus(module: ModuleType) -> None:
     """Have the process take processors for GPUs; *module* is torch, just imported."""
     try:
-        from tracer.on_cpu import install
+        from foretrace.tracer.on_cpu import install
 
         install(module)
     except Exception as error:
@@ -36,9 +36,7 @@ def _take_for_gpus(module: ModuleType) -> None:
 
 
 def _expect_torch() -> None:
-    if importlib.util.find_spec("tracer") is None:
-        sys.path.append(str(_HERE.parent.parent))  # run from a checkout
-    from tracer.importing import Expectation
+    from foretrace.tracer.importing import Expectation
 
     Expectation("torch.distributed.distributed_c10d", _attach)
     if os.environ.get("FORETRACE_ON_CPU"):

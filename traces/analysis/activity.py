@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.analysis.arrivals import COMMUNICATION, arrivals
-from traces.analysis.offloaded import (
+from foretrace.traces.analysis.arrivals import COMMUNICATION, arrivals
+from foretrace.traces.analysis.offloaded import (
     HOST,
     HOST_OPTIMIZER,
     OFFLOADING,
@@ -37,12 +37,12 @@ from traces.analysis.offloaded import (
     is_work,
     offloaded_states,
 )
-from traces.analysis.windows import Window, windows
-from traces.columns import BoolArray, Int64Array, distinct, int64, is_one_of, labels
-from traces.errors import RunError
-from traces.info import rank_list
-from traces.layout import AXES
-from traces.run import Run
+from foretrace.traces.analysis.windows import Window, windows
+from foretrace.traces.columns import BoolArray, Int64Array, distinct, int64, is_one_of, labels
+from foretrace.traces.errors import RunError
+from foretrace.traces.info import rank_list
+from foretrace.traces.layout import AXES
+from foretrace.traces.run import Run
 
 PASSES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
 """Kinds of spans that are a rank's forward and backward work."""

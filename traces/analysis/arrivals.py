@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.columns import Int64Array, factorized, int64, is_one_of
-from traces.run import Run
+from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of
+from foretrace.traces.run import Run
 
 COMMUNICATION = ("collective", "p2p")
 """Categories of spans that several ranks take part in."""

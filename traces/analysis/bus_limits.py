@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from traces.errors import RunError
-from traces.run import Run
+from foretrace.traces.errors import RunError
+from foretrace.traces.run import Run
 
 _UNITS: Final = {"Gb/s": 1e9 / 8, "GB/s": 1e9, "GiB/s": 2.0**30, "MB/s": 1e6, "TB/s": 1e12}
 

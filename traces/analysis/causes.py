@@ -9,13 +9,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.analysis.activity import PASSES, UNNAMED_AXIS, Sweep, covered_by, states, sweep, window_state
-from traces.analysis.arrivals import COMMUNICATION, arrivals
-from traces.analysis.metrics import represented
-from traces.analysis.offloaded import is_work
-from traces.analysis.windows import Window, windows
-from traces.columns import int64, is_one_of, labels
-from traces.run import Run
+from foretrace.traces.analysis.activity import (
+    PASSES,
+    UNNAMED_AXIS,
+    Sweep,
+    covered_by,
+    states,
+    sweep,
+    window_state,
+)
+from foretrace.traces.analysis.arrivals import COMMUNICATION, arrivals
+from foretrace.traces.analysis.metrics import represented
+from foretrace.traces.analysis.offloaded import is_work
+from foretrace.traces.analysis.windows import Window, windows
+from foretrace.traces.columns import int64, is_one_of, labels
+from foretrace.traces.run import Run
 
 RANK_SPREAD: Final = "rank spread"
 """Cause for the time from the end of the mean rank to that of the slowest, with which the step ends."""

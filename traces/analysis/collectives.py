@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from traces.analysis.arrivals import COMMUNICATION
-from traces.analysis.bus_limits import group_limits
-from traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
-from traces.analysis.windows import windows
-from traces.columns import Int64Array, factorized, int64, is_one_of, labels
-from traces.run import Run
+from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.bus_limits import group_limits
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels
+from foretrace.traces.run import Run
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 

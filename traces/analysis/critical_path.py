@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.analysis.arrivals import COMMUNICATION
-from traces.analysis.windows import windows
-from traces.columns import BoolArray, Int64Array, int64, is_one_of
-from traces.errors import RunError
-from traces.replay.work import instances
-from traces.run import Run
+from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of
+from foretrace.traces.errors import RunError
+from foretrace.traces.replay.work import instances
+from foretrace.traces.run import Run
 
 GAP: Final = "gap"
 """Kind of a piece in which nothing ran that the next one could have waited for."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.analysis.activity import covered_by
-from traces.analysis.arrivals import COMMUNICATION
-from traces.columns import BoolArray, distinct, int64, is_one_of
-from traces.run import Run
+from foretrace.traces.analysis.activity import covered_by
+from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.columns import BoolArray, distinct, int64, is_one_of
+from foretrace.traces.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

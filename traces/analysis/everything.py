@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from traces.analysis.collectives import bandwidths
-from traces.analysis.critical_path import critical_path
-from traces.analysis.findings import findings
-from traces.analysis.gaps import gaps, gaps_on_path
-from traces.analysis.kernels import kernel_groups
-from traces.analysis.roots import roots
-from traces.analysis.stragglers import stragglers
-from traces.compare import typical_step
-from traces.errors import RunError
-from traces.replay.whatif import what_if
-from traces.run import Run
+from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.critical_path import critical_path
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.analysis.gaps import gaps, gaps_on_path
+from foretrace.traces.analysis.kernels import kernel_groups
+from foretrace.traces.analysis.roots import roots
+from foretrace.traces.analysis.stragglers import stragglers
+from foretrace.traces.compare import typical_step
+from foretrace.traces.errors import RunError
+from foretrace.traces.replay.whatif import what_if
+from foretrace.traces.run import Run
 
 WHAT_IF: Final[Mapping[str, float]] = MappingProxyType({"half": 0.5, "none": 0.0})
 """How many times as long a kind of work takes in the questions that are asked of the critical path."""

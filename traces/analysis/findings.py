@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from traces.analysis.collectives import bandwidths
-from traces.analysis.gaps import gaps
-from traces.analysis.held_up import held_up
-from traces.analysis.launching import launching_share
-from traces.analysis.metrics import breakdown, summarize
-from traces.analysis.offloaded import HOST_OPTIMIZER
-from traces.errors import RunError
-from traces.replay.whatif import what_if
-from traces.report.format import along, format_share, format_si, format_time
-from traces.run import Run
+from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.gaps import gaps
+from foretrace.traces.analysis.held_up import held_up
+from foretrace.traces.analysis.launching import launching_share
+from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.analysis.offloaded import HOST_OPTIMIZER
+from foretrace.traces.errors import RunError
+from foretrace.traces.replay.whatif import what_if
+from foretrace.traces.report.format import along, format_share, format_si, format_time
+from foretrace.traces.run import Run
 
 LEAST_SHARE: Final = 0.005
 """What costs less of a step than this is not worth a sentence."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from traces.analysis.critical_path import GAP, CriticalPath
-from traces.analysis.windows import windows
-from traces.columns import factorized, int64, is_one_of, labels, summed
-from traces.run import Run
+from foretrace.traces.analysis.critical_path import GAP, CriticalPath
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.columns import factorized, int64, is_one_of, labels, summed
+from foretrace.traces.run import Run
 
 
 def gaps(run: Run) -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.columns import int64, is_one_of
-from traces.info import rank_list
-from traces.pending import UNEVEN, Pending, communication, read_pending
-from traces.report.format import format_si, format_time
-from traces.run import Run
+from foretrace.traces.columns import int64, is_one_of
+from foretrace.traces.info import rank_list
+from foretrace.traces.pending import UNEVEN, Pending, communication, read_pending
+from foretrace.traces.report.format import format_si, format_time
+from foretrace.traces.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

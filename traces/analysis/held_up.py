@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from traces.analysis.activity import is_pipelined, stage_of
-from traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
-from traces.analysis.roots import Root, roots
-from traces.info import rank_list
-from traces.report.format import along, format_share
-from traces.run import Run
+from foretrace.traces.analysis.activity import is_pipelined, stage_of
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
+from foretrace.traces.analysis.roots import Root, roots
+from foretrace.traces.info import rank_list
+from foretrace.traces.report.format import along, format_share
+from foretrace.traces.run import Run
 
 MOST: Final = 3
 """Ranks, or stages, that are named; the others together are one sentence."""

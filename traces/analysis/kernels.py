@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from traces.columns import factorized, int64, is_one_of, labels, summed
-from traces.run import Run
+from foretrace.traces.columns import factorized, int64, is_one_of, labels, summed
+from foretrace.traces.run import Run
 
 GROUPS: Final = (
     ("gemm", r"gemm|cutlass|cublas|sm\d+_xmma|Cijk_|wgmma|addmm|matmul|linear|\bmm\b|bmm|nvjet"),

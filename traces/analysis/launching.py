@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from traces.analysis.activity import in_window, sweep
-from traces.analysis.metrics import breakdown, represented
-from traces.analysis.windows import windows
-from traces.columns import Int64Array, int64, is_one_of
-from traces.run import Run
+from foretrace.traces.analysis.activity import in_window, sweep
+from foretrace.traces.analysis.metrics import breakdown, represented
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.columns import Int64Array, int64, is_one_of
+from foretrace.traces.run import Run
 
 LAUNCH: Final = "launch"
 """Kind of the spans in which a host launches; a simulated one has them where its device is faster."""

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.analysis.activity import UNNAMED_AXIS, states, sweep, window_state
-from traces.analysis.arrivals import arrivals
-from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from traces.analysis.windows import windows
-from traces.columns import Int64Array, int64, is_one_of, labels
-from traces.replay.work import instances
-from traces.run import Run
+from foretrace.traces.analysis.activity import UNNAMED_AXIS, states, sweep, window_state
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
+from foretrace.traces.replay.work import instances
+from foretrace.traces.run import Run
 
 CAUSES: Final = ("compute", "transfer", "other")
 """What a rank can have done longer than those that wait for it; ``other`` is host work and launches."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.analysis.activity import in_window, sweep
-from traces.analysis.windows import windows
-from traces.columns import factorized, int64, labels
-from traces.errors import RunError
-from traces.run import Run
+from foretrace.traces.analysis.activity import in_window, sweep
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.columns import factorized, int64, labels
+from foretrace.traces.errors import RunError
+from foretrace.traces.run import Run
 
 WARM_STEPS = 3
 """From this many steps on, the first recorded one is left out of averages: it fills caches and compiles."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.columns import factorized, int64, is_one_of, labels
-from traces.info import rank_list
-from traces.pending import P2P, UNEVEN, Pending, communication, read_pending
-from traces.report.format import format_si
-from traces.run import Run
+from foretrace.traces.columns import factorized, int64, is_one_of, labels
+from foretrace.traces.info import rank_list
+from foretrace.traces.pending import P2P, UNEVEN, Pending, communication, read_pending
+from foretrace.traces.report.format import format_si
+from foretrace.traces.run import Run
 
 Call = tuple[str, int, str]
 """Kind, size in bytes (-1 where it need not agree) and type; the kind of a transfer is left out."""

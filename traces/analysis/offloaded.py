@@ -6,8 +6,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from traces.columns import BoolArray, is_one_of
-from traces.run import Run
+from foretrace.traces.columns import BoolArray, is_one_of
+from foretrace.traces.run import Run
 
 HOST: Final = "host"
 """What copies to and from the host move along, beside the axes of a layout."""

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.analysis.activity import axes
-from traces.analysis.meetings import CAUSES, Did, Waits, followed
-from traces.analysis.metrics import represented
-from traces.columns import Int64Array
-from traces.run import Run
+from foretrace.traces.analysis.activity import axes
+from foretrace.traces.analysis.meetings import CAUSES, Did, Waits, followed
+from foretrace.traces.analysis.metrics import represented
+from foretrace.traces.columns import Int64Array
+from foretrace.traces.run import Run
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key", str, int)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from traces.analysis.collectives import in_averaged_steps
-from traces.columns import int64, labels
-from traces.run import Run
+from foretrace.traces.analysis.collectives import in_averaged_steps
+from foretrace.traces.columns import int64, labels
+from foretrace.traces.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.columns import int64, is_one_of
-from traces.run import Run
+from foretrace.traces.columns import int64, is_one_of
+from foretrace.traces.run import Run
 
 
 class Window(NamedTuple):

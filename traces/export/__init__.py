@@ -9,14 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final
 
-from traces.errors import RunError, reason
-from traces.export.chakra import write_chakra
-from traces.export.chrome import write_chrome, write_kineto
-from traces.export.perfetto import write_perfetto
-from traces.export.tables import write_csv, write_parquet
-from traces.info import rank_list
-from traces.replacing import replacing
-from traces.run import Run
+from foretrace.traces.errors import RunError, reason
+from foretrace.traces.export.chakra import write_chakra
+from foretrace.traces.export.chrome import write_chrome, write_kineto
+from foretrace.traces.export.perfetto import write_perfetto
+from foretrace.traces.export.tables import write_csv, write_parquet
+from foretrace.traces.info import rank_list
+from foretrace.traces.replacing import replacing
+from foretrace.traces.run import Run
 
 Writer = Callable[[Run, tuple[int, ...], BinaryIO], None]
 

@@ -20,10 +20,10 @@ from typing import BinaryIO, Final
 import numpy as np
 import pyarrow as pa
 
-from traces.analysis.arrivals import COMMUNICATION, arrivals
-from traces.columns import Int64Array, int64, is_one_of, labels
-from traces.export.protobuf import message, number, varint
-from traces.run import Run
+from foretrace.traces.analysis.arrivals import COMMUNICATION, arrivals
+from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
+from foretrace.traces.export.protobuf import message, number, varint
+from foretrace.traces.run import Run
 
 VERSION: Final = "0.0.4"
 """Version of the schema that files name."""

@@ -17,9 +17,9 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.analysis.arrivals import COMMUNICATION
-from traces.export.scene import Scene, by_arguments, counters, origin_ns, scene
-from traces.run import Run
+from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.export.scene import Scene, by_arguments, counters, origin_ns, scene
+from foretrace.traces.run import Run
 
 _SLICE: Final = '{"ph":"X","cat":"%s","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"args":{'
 _ARROW: Final = '{"ph":"%s","pid":%d,"tid":%d,"ts":%.3f,"id":"%x","name":"transfer","cat":"p2p"%s}'

@@ -13,8 +13,8 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.columns import BoolArray, Int64Array
-from traces.export.protobuf import (
+from foretrace.traces.columns import BoolArray, Int64Array
+from foretrace.traces.export.protobuf import (
     ByteMatrix,
     fixed64s,
     interleaved,
@@ -24,8 +24,8 @@ from traces.export.protobuf import (
     numbers,
     width,
 )
-from traces.export.scene import ARGUMENTS, Scene, by_arguments, counters, origin_ns, scene, track_id
-from traces.run import Run
+from foretrace.traces.export.scene import ARGUMENTS, Scene, by_arguments, counters, origin_ns, scene, track_id
+from foretrace.traces.run import Run
 
 # Trace
 _PACKET: Final = 1

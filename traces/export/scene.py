@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.analysis.arrivals import arrivals
-from traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
-from traces.layout import Coord
-from traces.run import Run
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
+from foretrace.traces.layout import Coord
+from foretrace.traces.run import Run
 
 STREAMS: Final = ("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "copy", "host", "step")
 """Streams in the order in which they are drawn; others follow by name."""

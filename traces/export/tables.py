@@ -8,9 +8,9 @@ import pyarrow as pa
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from traces.reader import INFO_KEY
-from traces.run import Run
-from traces.timeline import TIMELINE
+from foretrace.traces.reader import INFO_KEY
+from foretrace.traces.run import Run
+from foretrace.traces.timeline import TIMELINE
 
 
 def write_csv(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:

@@ -4,9 +4,9 @@ A figure is drawn from a few thousand marks at most, past which plotly takes sec
 are longer belong into a report, which has no such limit.
 """
 
-from traces.figures.communication import links, overlap
-from traces.figures.comparisons import accuracy, compare
-from traces.figures.sweeps import pareto
-from traces.figures.timelines import breakdown, memory, schedule
+from foretrace.traces.figures.communication import links, overlap
+from foretrace.traces.figures.comparisons import accuracy, compare
+from foretrace.traces.figures.sweeps import pareto
+from foretrace.traces.figures.timelines import breakdown, memory, schedule
 
 __all__ = ["accuracy", "breakdown", "compare", "links", "memory", "overlap", "pareto", "schedule"]

@@ -10,16 +10,16 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from traces.analysis.metrics import breakdown
-from traces.analysis.windows import windows
-from traces.compare import typical_step
-from traces.errors import FigureError
-from traces.figures.drawing import chosen_ranks, empty_figure, heading, row_names
-from traces.report.colours import palette
-from traces.report.kinds import axis_label
-from traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
-from traces.report.naming import title
-from traces.run import Run
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.compare import typical_step
+from foretrace.traces.errors import FigureError
+from foretrace.traces.figures.drawing import chosen_ranks, empty_figure, heading, row_names
+from foretrace.traces.report.colours import palette
+from foretrace.traces.report.kinds import axis_label
+from foretrace.traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
+from foretrace.traces.report.naming import title
+from foretrace.traces.run import Run
 
 MOST_LINKS: Final = 512
 """Lines of the picture of links; of more ways, the fullest are drawn."""

@@ -9,14 +9,14 @@ from typing import Any, Final
 import numpy as np
 import plotly.graph_objects as go
 
-from traces.compare import compare as compare_runs
-from traces.errors import FigureError
-from traces.figures.drawing import empty_figure, heading
-from traces.report.colours import palette
-from traces.report.compare import cause_name
-from traces.report.format import format_share, format_time
-from traces.report.kinds import Kinds
-from traces.run import Run
+from foretrace.traces.compare import compare as compare_runs
+from foretrace.traces.errors import FigureError
+from foretrace.traces.figures.drawing import empty_figure, heading
+from foretrace.traces.report.colours import palette
+from foretrace.traces.report.compare import cause_name
+from foretrace.traces.report.format import format_share, format_time
+from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.run import Run
 
 BAND: Final = 0.1
 """Error that is drawn as a band: a prediction within 10 % ranks layouts well."""

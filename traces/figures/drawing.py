@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from traces.errors import FigureError
-from traces.info import rank_list
-from traces.report.colours import fill, palette
-from traces.report.rows import picks, rows_of
-from traces.run import Run
+from foretrace.traces.errors import FigureError
+from foretrace.traces.info import rank_list
+from foretrace.traces.report.colours import fill, palette
+from foretrace.traces.report.rows import picks, rows_of
+from foretrace.traces.run import Run
 
 _FONT: Final = 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif'
 

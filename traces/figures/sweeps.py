@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from traces.errors import FigureError
-from traces.figures.drawing import empty_figure, heading
-from traces.report.colours import palette
+from foretrace.traces.errors import FigureError
+from foretrace.traces.figures.drawing import empty_figure, heading
+from foretrace.traces.report.colours import palette
 
 Point = tuple[float, float, str]
 """Bytes, tokens per second and GPU, and name of a layout."""

@@ -9,19 +9,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from traces.analysis.windows import windows
-from traces.compare import typical_step
-from traces.errors import FigureError
-from traces.figures.drawing import chosen_ranks, empty_figure, heading, marker, row_names
-from traces.report.cells import RankStep, rank_step
-from traces.report.colours import palette
-from traces.report.format import format_si
-from traces.report.kinds import Kinds
-from traces.report.labels import Labels
-from traces.report.memory import curves
-from traces.report.naming import subtitle, title
-from traces.report.words import memory_limit_bytes
-from traces.run import Run
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.compare import typical_step
+from foretrace.traces.errors import FigureError
+from foretrace.traces.figures.drawing import chosen_ranks, empty_figure, heading, marker, row_names
+from foretrace.traces.report.cells import RankStep, rank_step
+from foretrace.traces.report.colours import palette
+from foretrace.traces.report.format import format_si
+from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.memory import curves
+from foretrace.traces.report.naming import subtitle, title
+from foretrace.traces.report.words import memory_limit_bytes
+from foretrace.traces.run import Run
 
 MOST_CELLS: Final = 3_000
 """Cells of a schedule; with 10,000 a zoom takes plotly about a second."""

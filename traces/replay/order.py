@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from traces.columns import BoolArray, Int64Array
-from traces.replay.work import Work
+from foretrace.traces.columns import BoolArray, Int64Array
+from foretrace.traces.replay.work import Work
 
 FORWARD: Final = ("forward",)
 """Kinds of compute that send their result to the next stage."""

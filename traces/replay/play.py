@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.replay.order import dependencies
-from traces.replay.waves import Edges, FloatArray, waves
-from traces.replay.work import by_place, collected
-from traces.run import Run
+from foretrace.traces.replay.order import dependencies
+from foretrace.traces.replay.waves import Edges, FloatArray, waves
+from foretrace.traces.replay.work import by_place, collected
+from foretrace.traces.run import Run
 
 
 class Replay:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.columns import Int64Array
-from traces.errors import RunError
+from foretrace.traces.columns import Int64Array
+from foretrace.traces.errors import RunError
 
 FloatArray = NDArray[np.float64]
 _Rows = NDArray[np.intp]

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from traces.columns import BoolArray, Int64Array
-from traces.errors import RunError
-from traces.replay.play import Replay, replay
-from traces.replay.waves import FloatArray
-from traces.run import Run
+from foretrace.traces.columns import BoolArray, Int64Array
+from foretrace.traces.errors import RunError
+from foretrace.traces.replay.play import Replay, replay
+from foretrace.traces.replay.waves import FloatArray
+from foretrace.traces.run import Run
 
 AT_ONCE: Final = 1 << 23
 """Durations that are held at a time, of all spans in some scenarios: 64 MB in each of three arrays."""

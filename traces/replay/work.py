@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from traces.analysis.activity import PASSES
-from traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels, occurrence
-from traces.errors import RunError
-from traces.run import Run
+from foretrace.traces.analysis.activity import PASSES
+from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels, occurrence
+from foretrace.traces.errors import RunError
+from foretrace.traces.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from traces.analysis.activity import activity, states
-from traces.analysis.arrivals import arrivals
-from traces.columns import BoolArray, Int64Array, int64, is_one_of
-from traces.report.labels import Labels
-from traces.report.lanes import LaneKey, Pieces, communication_lanes, compute_lane, hidden_ns
-from traces.report.pairs import FORWARD, pairs_of
-from traces.run import Run
+from foretrace.traces.analysis.activity import activity, states
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.lanes import LaneKey, Pieces, communication_lanes, compute_lane, hidden_ns
+from foretrace.traces.report.pairs import FORWARD, pairs_of
+from foretrace.traces.run import Run
 
 COMPUTE_LANE: Final[LaneKey] = ("", "", -1)
 """Key of the first lane, that of compute and the gaps in it."""

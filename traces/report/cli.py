@@ -25,8 +25,8 @@ def report(run: str, other: str | None, output: Path | None, *, partial: bool, a
     With OTHER, both runs are drawn on one time axis, and their difference is taken apart by cause. Give the
     simulated run first. The page opens in any browser from 2023 on, without a network.
     """
-    from traces.opening import open_whole
-    from traces.report.html import write_report
+    from foretrace.traces.opening import open_whole
+    from foretrace.traces.report.html import write_report
 
     first = open_whole(run, partial=partial)
     second = None if other is None else open_whole(other, partial=partial)

@@ -29,7 +29,9 @@ class Fill:
 
 def palette() -> dict[str, Any]:
     """Return the colours that the page and the figures share: by theme, and the hatch of each state."""
-    colours: dict[str, Any] = json.loads((files("traces.viewer") / "palette.json").read_text("utf-8"))
+    colours: dict[str, Any] = json.loads(
+        (files("foretrace.traces.viewer") / "palette.json").read_text("utf-8")
+    )
     return colours
 
 

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from traces.analysis.activity import UNNAMED_AXIS
-from traces.analysis.arrivals import COMMUNICATION
-from traces.analysis.causes import RANK_SPREAD
-from traces.columns import Int64Array, factorized, int64, labels
-from traces.compare import Cause, Comparison
-from traces.pack import Pack
-from traces.report.format import format_share, format_time
-from traces.report.kinds import COMPUTE_CATEGORIES, Kinds, axis_label
-from traces.report.words import figure
+from foretrace.traces.analysis.activity import UNNAMED_AXIS
+from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.causes import RANK_SPREAD
+from foretrace.traces.columns import Int64Array, factorized, int64, labels
+from foretrace.traces.compare import Cause, Comparison
+from foretrace.traces.pack import Pack
+from foretrace.traces.report.format import format_share, format_time
+from foretrace.traces.report.kinds import COMPUTE_CATEGORIES, Kinds, axis_label
+from foretrace.traces.report.words import figure
 
 _NAMED: Final = 3
 """Causes that the sentence about a difference names."""

@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from traces.analysis.activity import is_pipelined
-from traces.analysis.metrics import breakdown, step_times_ns, summarize
-from traces.compare import Comparison, compare
-from traces.errors import RunError
-from traces.join import rank_pairs
-from traces.pack import Pack
-from traces.report.cells import COMPUTE_LANE
-from traces.report.colours import palette
-from traces.report.compare import comparison, comparison_headline
-from traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry
-from traces.report.kinds import Kinds
-from traces.report.labels import Labels
-from traces.report.links import links_entry
-from traces.report.memory import held_where
-from traces.report.naming import run_labels, subtitle, title
-from traces.report.rows import MOST_ROWS, picks
-from traces.report.run import overview_entry, run_entry
-from traces.report.slowest import slowest
-from traces.report.view import View, view_of
-from traces.report.words import LEGEND_NOTE, basis, headline, memory_limit_bytes, story
-from traces.run import Run
+from foretrace.traces.analysis.activity import is_pipelined
+from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize
+from foretrace.traces.compare import Comparison, compare
+from foretrace.traces.errors import RunError
+from foretrace.traces.join import rank_pairs
+from foretrace.traces.pack import Pack
+from foretrace.traces.report.cells import COMPUTE_LANE
+from foretrace.traces.report.colours import palette
+from foretrace.traces.report.compare import comparison, comparison_headline
+from foretrace.traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry
+from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.links import links_entry
+from foretrace.traces.report.memory import held_where
+from foretrace.traces.report.naming import run_labels, subtitle, title
+from foretrace.traces.report.rows import MOST_ROWS, picks
+from foretrace.traces.report.run import overview_entry, run_entry
+from foretrace.traces.report.slowest import slowest
+from foretrace.traces.report.view import View, view_of
+from foretrace.traces.report.words import LEGEND_NOTE, basis, headline, memory_limit_bytes, story
+from foretrace.traces.run import Run
 
 FORMAT: Final = 1
 """Version of the document, for programs that read a report."""

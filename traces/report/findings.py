@@ -9,14 +9,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.analysis.activity import axes
-from traces.analysis.critical_path import GAP, Piece, critical_path
-from traces.analysis.findings import findings
-from traces.analysis.offloaded import HOST_OPTIMIZER, KINDS, OFFLOADING
-from traces.pack import Pack
-from traces.report.kinds import Kinds
-from traces.report.view import View
-from traces.run import Run
+from foretrace.traces.analysis.activity import axes
+from foretrace.traces.analysis.critical_path import GAP, Piece, critical_path
+from foretrace.traces.analysis.findings import findings
+from foretrace.traces.analysis.offloaded import HOST_OPTIMIZER, KINDS, OFFLOADING
+from foretrace.traces.pack import Pack
+from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.report.view import View
+from foretrace.traces.run import Run
 
 MOST_FINDINGS: Final = 6
 """Findings of a run that a report begins with."""

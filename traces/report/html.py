@@ -15,11 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from traces.errors import ReportError, reason
-from traces.pack import Pack
-from traces.replacing import replacing
-from traces.report.document import document
-from traces.run import Run
+from foretrace.traces.errors import ReportError, reason
+from foretrace.traces.pack import Pack
+from foretrace.traces.replacing import replacing
+from foretrace.traces.report.document import document
+from foretrace.traces.run import Run
 
 _SCRIPTS: Final = (
     "format.js",
@@ -160,7 +160,7 @@ def _put(parts: Mapping[str, str], template: str) -> str:
 
 def _part(name: str) -> str:
     """Return one file of the viewer."""
-    return (files("traces.viewer") / name).read_text("utf-8")
+    return (files("foretrace.traces.viewer") / name).read_text("utf-8")
 
 
 def script_json(value: Any) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from traces.analysis.activity import axes, states
-from traces.analysis.offloaded import HOST, HOST_OPTIMIZER, OFFLOADING, is_work
-from traces.report.format import along
-from traces.run import Run
+from foretrace.traces.analysis.activity import axes, states
+from foretrace.traces.analysis.offloaded import HOST, HOST_OPTIMIZER, OFFLOADING, is_work
+from foretrace.traces.report.format import along
+from foretrace.traces.run import Run
 
 _COMPUTE: Final = {  # label, letter in a cell, short label in a table, in the order of a legend
     "forward": ("Forward", "F", "forward"),

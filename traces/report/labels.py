@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.analysis.activity import UNNAMED_AXIS
-from traces.analysis.arrivals import COMMUNICATION
-from traces.analysis.offloaded import HOST
-from traces.columns import Int64Array, factorized, int64, is_one_of, labels
-from traces.report.kinds import OTHER_COMPUTE, Kinds
-from traces.run import Run
+from foretrace.traces.analysis.activity import UNNAMED_AXIS
+from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.offloaded import HOST
+from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels
+from foretrace.traces.report.kinds import OTHER_COMPUTE, Kinds
+from foretrace.traces.run import Run
 
 _LABEL_COLUMNS: Final = ("category", "kind", "name", "axis", "dtype")
 _NUMBER_COLUMNS: Final = ("size_bytes", "flops", "bytes_moved", "group")

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.analysis.activity import UNNAMED_AXIS, Activity
-from traces.analysis.arrivals import COMMUNICATION
-from traces.analysis.offloaded import HOST
-from traces.columns import Int64Array, int64, is_one_of, labels
-from traces.layout import AXES
-from traces.report.kinds import COMPUTE_CATEGORIES
+from foretrace.traces.analysis.activity import UNNAMED_AXIS, Activity
+from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.offloaded import HOST
+from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
+from foretrace.traces.layout import AXES
+from foretrace.traces.report.kinds import COMPUTE_CATEGORIES
 
 LaneKey = tuple[str, str, int]
 """Axis, direction (``send``, ``recv`` or none), and level: 0 unless spans of that axis overlap."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from traces.report.format import format_si, format_time, number
-from traces.run import Run
+from foretrace.traces.report.format import format_si, format_time, number
+from foretrace.traces.run import Run
 
 _HOW: Final = (
     "how far predictions of measured runs were off, class by class. Where runs of a class take longer or "

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.columns import int64, labels
-from traces.pack import Pack
-from traces.report.view import View
-from traces.run import Run
+from foretrace.traces.columns import int64, labels
+from foretrace.traces.pack import Pack
+from foretrace.traces.report.view import View
+from foretrace.traces.run import Run
 
 BINS: Final = 600
 """Slices of the step."""

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from traces.columns import Int64Array, int64, labels
-from traces.pack import Pack
-from traces.run import Run
+from foretrace.traces.columns import Int64Array, int64, labels
+from foretrace.traces.pack import Pack
+from foretrace.traces.run import Run
 
 WHOLE: Final = ("total", "allocated")
 """Categories that are the sum of others; the first that a rank has is its curve."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from traces.analysis.activity import is_pipelined
-from traces.report.format import number, quantity
-from traces.report.kinds import AXIS_WORDS
-from traces.run import Run
+from foretrace.traces.analysis.activity import is_pipelined
+from foretrace.traces.report.format import number, quantity
+from foretrace.traces.report.kinds import AXIS_WORDS
+from foretrace.traces.run import Run
 
 
 def title(run: Run) -> str:

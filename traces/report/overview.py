@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.layout import Layout
-from traces.report.cells import RankStep, rank_step
-from traces.report.kinds import axis_label
-from traces.report.labels import Labels
-from traces.report.rows import reading_order
-from traces.report.view import View
+from foretrace.traces.layout import Layout
+from foretrace.traces.report.cells import RankStep, rank_step
+from foretrace.traces.report.kinds import axis_label
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.rows import reading_order
+from foretrace.traces.report.view import View
 
 BINS: Final = 1536
 """Slices of a step: about one per pixel of the page."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces.columns import Int64Array, int64, is_one_of
+from foretrace.traces.columns import Int64Array, int64, is_one_of
 
 FORWARD: Final = ("forward",)
 """Kinds of work of a forward pass."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from traces.analysis.activity import is_pipelined, stage_of
-from traces.analysis.metrics import represented
-from traces.columns import int64
-from traces.run import Run
+from foretrace.traces.analysis.activity import is_pipelined, stage_of
+from foretrace.traces.analysis.metrics import represented
+from foretrace.traces.columns import int64
+from foretrace.traces.run import Run
 
 MOST_ROWS: Final = 16
 """Rows on one screen; more ranks than that get an overview and one pipeline at a time."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from traces.analysis.metrics import breakdown
-from traces.columns import int64
-from traces.pack import Pack
-from traces.report.kinds import Kinds, axis_label
-from traces.report.labels import Labels
-from traces.report.memory import Curve, curves, pack_memory
-from traces.report.overview import overview
-from traces.report.rows import MOST_ROWS, pick_of, rows_of
-from traces.report.view import View, pack_spans
-from traces.report.words import share_words
+from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.columns import int64
+from foretrace.traces.pack import Pack
+from foretrace.traces.report.kinds import Kinds, axis_label
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.memory import Curve, curves, pack_memory
+from foretrace.traces.report.overview import overview
+from foretrace.traces.report.rows import MOST_ROWS, pick_of, rows_of
+from foretrace.traces.report.view import View, pack_spans
+from foretrace.traces.report.words import share_words
 
 
 def run_entry(

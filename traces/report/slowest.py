@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from traces.analysis.activity import stage_of
-from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from traces.run import Run
+from foretrace.traces.analysis.activity import stage_of
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.run import Run
 
 NOTABLE: Final = 1.05
 """How many times as long a rank must compute as its like to be worth a word: 5 % is more than noise makes."""

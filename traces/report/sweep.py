@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from traces.errors import ReportError
-from traces.report.colours import palette
-from traces.report.format import number
-from traces.report.html import filled, script_json, write_whole
+from foretrace.traces.errors import ReportError
+from foretrace.traces.report.colours import palette
+from foretrace.traces.report.format import number
+from foretrace.traces.report.html import filled, script_json, write_whole
 
 FIGURES: Final[Mapping[str, tuple[str, str]]] = {
     "tokens_per_s_per_gpu": ("tokens/s per GPU", "high"),

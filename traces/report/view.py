@@ -9,15 +9,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.analysis.metrics import breakdown, step_times_ns
-from traces.analysis.windows import windows
-from traces.compare import typical_step
-from traces.errors import RunError
-from traces.pack import Pack, smallest, tick_ns, to_ticks
-from traces.report.cells import COMPUTE_LANE, Cells, RankStep, rank_step
-from traces.report.labels import Labels
-from traces.report.lanes import LaneKey, lane_order
-from traces.run import Run
+from foretrace.traces.analysis.metrics import breakdown, step_times_ns
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.compare import typical_step
+from foretrace.traces.errors import RunError
+from foretrace.traces.pack import Pack, smallest, tick_ns, to_ticks
+from foretrace.traces.report.cells import COMPUTE_LANE, Cells, RankStep, rank_step
+from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.lanes import LaneKey, lane_order
+from foretrace.traces.run import Run
 
 MOST_CELLS: Final = 3_000_000
 """Cells that a page holds, gaps included: 20 MB if no two durations are equal, far less where they repeat."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from traces.analysis.activity import is_pipelined
-from traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from traces.report.format import format_share, format_si, format_time, lines, number
-from traces.report.kinds import Kinds, axis_label
-from traces.report.likely import likely, likely_section
-from traces.run import Run
+from foretrace.traces.analysis.activity import is_pipelined
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.report.format import format_share, format_si, format_time, lines, number
+from foretrace.traces.report.kinds import Kinds, axis_label
+from foretrace.traces.report.likely import likely, likely_section
+from foretrace.traces.run import Run
 
 _LARGE_LOSS: Final = 0.15
 """Share of the step above which a loss is shown as bad: a seventh of the machine and more is idle."""

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from traces.analysis.metrics import summarize
-from traces.compare import typical_step
-from traces.errors import RunError, TraceError, reason
-from traces.info import RunInfo
-from traces.opening import open_whole
-from traces.pack import Pack
-from traces.report.document import Window, document, findings_document, outlier, overview_document
-from traces.report.format import format_share, format_time, number
-from traces.report.html import served_page
-from traces.report.naming import layout_words, title
-from traces.run import Run
-from traces.serving.server import Answer, Route, document_answer, page
-from traces.timeline import MEMORY
+from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.compare import typical_step
+from foretrace.traces.errors import RunError, TraceError, reason
+from foretrace.traces.info import RunInfo
+from foretrace.traces.opening import open_whole
+from foretrace.traces.pack import Pack
+from foretrace.traces.report.document import Window, document, findings_document, outlier, overview_document
+from foretrace.traces.report.format import format_share, format_time, number
+from foretrace.traces.report.html import served_page
+from foretrace.traces.report.naming import layout_words, title
+from foretrace.traces.run import Run
+from foretrace.traces.serving.server import Answer, Route, document_answer, page
+from foretrace.traces.timeline import MEMORY
 
 MOST_DEEP: Final = 4
 """Folders below the one that is served in which runs are looked for."""
@@ -273,7 +273,7 @@ def _figures(runs: Runs, name: str, info: RunInfo) -> list[str]:
 
 def _filled(name: str, **parts: str) -> str:
     """Return a page of the viewer with its parts filled in, in one pass."""
-    home = files("traces.viewer")
+    home = files("foretrace.traces.viewer")
     parts["style"] = (home / "style.css").read_text("utf-8")
     text = (home / name).read_text("utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)

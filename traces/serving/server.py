@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from traces.errors import ServeError, TraceError, reason
+from foretrace.traces.errors import ServeError, TraceError, reason
 
 LOOPBACK: Final = "127.0.0.1"
 HTML: Final = "text/html; charset=utf-8"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from traces.report.html import write_report
-from traces.run import Run
+from foretrace.traces.report.html import write_report
+from foretrace.traces.run import Run
 
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 

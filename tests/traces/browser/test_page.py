@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from traces.info import RunInfo
-from traces.run import Run
-from traces.store import open_run, write_run
-from traces.timeline import timeline
+from foretrace.traces.info import RunInfo
+from foretrace.traces.run import Run
+from foretrace.traces.store import open_run, write_run
+from foretrace.traces.timeline import timeline
 
 NAMES = ("pipeline_run", "many_ranks_run", "fsdp_run")
 
@@ -88,7 +88,7 @@ def test_what_a_large_page_does_not_begin_with_comes_after_its_first_picture(
     open_report: Any, fsdp_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = open_report(fsdp_run)
-    monkeypatch.setattr("traces.pack.LARGE", 10)
+    monkeypatch.setattr("foretrace.traces.pack.LARGE", 10)
     parted = open_report(fsdp_run)
     assert 'id="later"' not in whole.path.read_text()
     assert 'id="later"' in parted.path.read_text()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simulator.config import job_from
-from simulator.simulate import simulate
-from traces.run import Run
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.run import Run
 
 SETTINGS = {"cluster": "dgx-h100", "seq_len": 2048}
 

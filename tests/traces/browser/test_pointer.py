@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from traces.run import Run
+from foretrace.traces.run import Run
 
 TRANSFER = """([slot, nth]) => {
   const {view, laneRange, toX, rowTop} = window.foretrace;

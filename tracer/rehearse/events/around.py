@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.events.summed import adding
-from tracer.rehearse.events.tape import HOST_WAIT
-from tracer.rehearse.gpu.fused import ACCUMULATING
-from tracer.rehearse.values.questions import Kernel
+from foretrace.tracer.rehearse.events.summed import adding
+from foretrace.tracer.rehearse.events.tape import HOST_WAIT
+from foretrace.tracer.rehearse.gpu.fused import ACCUMULATING
+from foretrace.tracer.rehearse.values.questions import Kernel
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 def reading(session: RehearsalSession, handler: Kernel) -> Kernel:

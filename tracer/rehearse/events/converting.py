@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.operators.pricing import Pricing
-from tracer.rehearse.values.questions import Kernel
+from foretrace.tracer.rehearse.operators.pricing import Pricing
+from foretrace.tracer.rehearse.values.questions import Kernel
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 CONVOLUTIONS: Final = frozenset({"aten.convolution", "aten.convolution_backward"})
 """Operators around whose products tensors may be converted."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.gpu.memory import OF_KIND
-from tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.gpu.memory import OF_KIND
+from foretrace.tracer.rehearse.operators.calls import tensors_in
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 class Counted:

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracer.inputs import tensors_inside
-from tracer.rehearse.operators.calls import storage_key
+from foretrace.tracer.inputs import tensors_inside
+from foretrace.tracer.rehearse.operators.calls import storage_key
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 MOST_INPUTS: Final = 64
 """Tensors among the arguments of a pass that are looked at."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tracer.rehearse.words import NO_STEPS
+from foretrace.tracer.rehearse.words import NO_STEPS
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 LONG_STEP: Final = 15_000
 """Events of a first step after which none follows (some seconds); under DDP one does, with other buckets."""

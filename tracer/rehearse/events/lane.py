@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any, Final
 
-from tracer.lane import NOBODY
-from tracer.records import Block
-from tracer.stamps import Stamp
-from traces.rehearsal import OUTSIDE
+from foretrace.tracer.lane import NOBODY
+from foretrace.tracer.records import Block
+from foretrace.tracer.stamps import Stamp
+from foretrace.traces.rehearsal import OUTSIDE
 
 SETUP: Final = "setup"
 """Kind of what is issued before the training begins."""

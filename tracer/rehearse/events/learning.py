@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.inputs import input_of, tensors_inside
-from tracer.rehearse.events.embedded import Lookup, Matrix, Taken, lookup_of, matrices_in, taken
-from tracer.rehearse.events.summed import Sums
+from foretrace.tracer.inputs import input_of, tensors_inside
+from foretrace.tracer.rehearse.events.embedded import Lookup, Matrix, Taken, lookup_of, matrices_in, taken
+from foretrace.tracer.rehearse.events.summed import Sums
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 UNUSED: Final = (
     "passes with gradients that no backward follows, such as passes that choose actions or generate samples, "

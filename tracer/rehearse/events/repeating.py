@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
-from tracer.lane import NOBODY
-from tracer.rehearse.errors import UnlikeError
-from tracer.rehearse.events.segments import Owned, Result, Segment, changes_of, relative_rows
-from tracer.rehearse.events.tape import COMMUNICATION, MARK, WAIT, WAIT_MARK
+from foretrace.tracer import internals
+from foretrace.tracer.lane import NOBODY
+from foretrace.tracer.rehearse.errors import UnlikeError
+from foretrace.tracer.rehearse.events.segments import Owned, Result, Segment, changes_of, relative_rows
+from foretrace.tracer.rehearse.events.tape import COMMUNICATION, MARK, WAIT, WAIT_MARK
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 N_RUN: Final = 3
 """Micro-batches of a stage that are run before others may be repeated: one to begin, two to compare."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tracer.rehearse.events.tape import OP
+from foretrace.tracer.rehearse.events.tape import OP
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 ALIKE: Final = 2.0
 """Below so many times the FLOPs of another a step is like it: evaluations differ, and lengths of batches."""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracer.rehearse.events.tape import COMMUNICATION, MARK, WAIT, WAIT_MARK, Tape
-from tracer.rehearse.gpu.memory import Change
+from foretrace.tracer.rehearse.events.tape import COMMUNICATION, MARK, WAIT, WAIT_MARK, Tape
+from foretrace.tracer.rehearse.gpu.memory import Change
 
 Rows = npt.NDArray[np.int64]
 

@@ -6,12 +6,12 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.operators.calls import storage_key, tensors_in
+from foretrace.tracer.rehearse.operators.calls import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from tracer.rehearse.events.embedded import Lookup
-    from tracer.rehearse.session import RehearsalSession
-    from tracer.rehearse.values.questions import Kernel
+    from foretrace.tracer.rehearse.events.embedded import Lookup
+    from foretrace.tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.values.questions import Kernel
 
 
 class Sums:

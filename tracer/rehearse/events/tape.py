@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tracer.records import Block, Position
-from tracer.rehearse.events.lane import IssueLane
-from tracer.rehearse.operators.work import Work
-from traces.rehearsal import EVENTS, MESSAGES, PLACES, WHAT, WORKS, RankTables
+from foretrace.tracer.records import Block, Position
+from foretrace.tracer.rehearse.events.lane import IssueLane
+from foretrace.tracer.rehearse.operators.work import Work
+from foretrace.traces.rehearsal import EVENTS, MESSAGES, PLACES, WHAT, WORKS, RankTables
 
 OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""

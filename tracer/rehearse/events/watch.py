@@ -6,28 +6,28 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.operators import OPERATORS, dtype_name, tensor_bytes
-from tracer.rehearse.events import in_place
-from tracer.rehearse.events.around import AROUND, keeping, reading
-from tracer.rehearse.events.converting import CONVOLUTIONS, converting
-from tracer.rehearse.events.counted import Counted
-from tracer.rehearse.events.remembered import Memo
-from tracer.rehearse.gpu import tensor_float
-from tracer.rehearse.gpu.workspaces import Workspaces
-from tracer.rehearse.operators import agreeing
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.operators.pricing import Pricing
-from tracer.rehearse.operators.work import Work
-from tracer.rehearse.operators.works import BY_NUMBERS, SILENT
-from tracer.rehearse.peers import symmetric
-from tracer.rehearse.peers.communicating import FUNCTIONAL, Communications
-from tracer.rehearse.values.following import following
-from tracer.rehearse.values.questions import DATA_DEPENDENT, Kernel, Questions
-from tracer.rehearse.values.stated import FOLLOWED
-from traces.rehearsal import ON_HOST, TO_HOST
+from foretrace.tracer.operators import OPERATORS, dtype_name, tensor_bytes
+from foretrace.tracer.rehearse.events import in_place
+from foretrace.tracer.rehearse.events.around import AROUND, keeping, reading
+from foretrace.tracer.rehearse.events.converting import CONVOLUTIONS, converting
+from foretrace.tracer.rehearse.events.counted import Counted
+from foretrace.tracer.rehearse.events.remembered import Memo
+from foretrace.tracer.rehearse.gpu import tensor_float
+from foretrace.tracer.rehearse.gpu.workspaces import Workspaces
+from foretrace.tracer.rehearse.operators import agreeing
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.operators.pricing import Pricing
+from foretrace.tracer.rehearse.operators.work import Work
+from foretrace.tracer.rehearse.operators.works import BY_NUMBERS, SILENT
+from foretrace.tracer.rehearse.peers import symmetric
+from foretrace.tracer.rehearse.peers.communicating import FUNCTIONAL, Communications
+from foretrace.tracer.rehearse.values.following import following
+from foretrace.tracer.rehearse.values.questions import DATA_DEPENDENT, Kernel, Questions
+from foretrace.tracer.rehearse.values.stated import FOLLOWED
+from foretrace.traces.rehearsal import ON_HOST, TO_HOST
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 INERT: Final = frozenset({"aten._amp_foreach_non_finite_check_and_unscale_", "aten._amp_update_scale_"})
 """In-place operators that fail on fake tensors, and are skipped."""

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.gpu.devices import answers
+from foretrace.tracer.rehearse.gpu.devices import answers
 
 if TYPE_CHECKING:
-    from tracer.rehearse.gpu.askers import Askers
-    from tracer.rehearse.gpu.meter import Meter
-    from tracer.rehearse.gpu.placement import Placement
+    from foretrace.tracer.rehearse.gpu.askers import Askers
+    from foretrace.tracer.rehearse.gpu.meter import Meter
+    from foretrace.tracer.rehearse.gpu.placement import Placement
 
 VERSIONS: Final = {
     (2, 11): ("13.0", (2, 28, 9), 91900),

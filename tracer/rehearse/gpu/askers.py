@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import FrameType
 
-from tracer.rehearse.gpu import listed
+from foretrace.tracer.rehearse.gpu import listed
 
 
 class Askers:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from tracer.rehearse.gpu import casting
+from foretrace.tracer.rehearse.gpu import casting
 
 RECOMPUTING: Final = "torch.utils.checkpoint"
 """Module that enters a region of the processor where there was one of whatever kind."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tracer.rehearse.gpu.forward_values import ForwardValues, Need
-from tracer.rehearse.gpu.saved_values import BY_ITSELF, saved
+from foretrace.tracer.rehearse.gpu.forward_values import ForwardValues, Need
+from foretrace.tracer.rehearse.gpu.saved_values import BY_ITSELF, saved
 
 
 class Call(NamedTuple):

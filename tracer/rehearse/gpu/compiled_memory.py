@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.gpu.compiled_calls import Call, not_in_eager
-from tracer.rehearse.gpu.forward_values import ForwardValues
-from tracer.rehearse.gpu.memory import rounded
-from tracer.rehearse.gpu.stored import TAKEN, Step, Stored, replay, stays, steps_of
-from tracer.rehearse.operators.calls import parts_of, tensors_in
+from foretrace.tracer.rehearse.gpu.compiled_calls import Call, not_in_eager
+from foretrace.tracer.rehearse.gpu.forward_values import ForwardValues
+from foretrace.tracer.rehearse.gpu.memory import rounded
+from foretrace.tracer.rehearse.gpu.stored import TAKEN, Step, Stored, replay, stays, steps_of
+from foretrace.tracer.rehearse.operators.calls import parts_of, tensors_in
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 FREE: Final = frozenset({"parameters", "gathered", "buffers"})
 """What memory is for that is there whatever a forward saves."""

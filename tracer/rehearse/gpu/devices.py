@@ -11,15 +11,15 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
-from tracer.rehearse.gpu import allocator, attention, autocast, old_types
-from tracer.rehearse.gpu.casting import OUTERMOST, SOFTMAX, softmax
-from tracer.rehearse.gpu.meter import CAPACITY_BYTES
-from tracer.rehearse.ranks.launchers import on_node
+from foretrace.tracer import internals
+from foretrace.tracer.rehearse.gpu import allocator, attention, autocast, old_types
+from foretrace.tracer.rehearse.gpu.casting import OUTERMOST, SOFTMAX, softmax
+from foretrace.tracer.rehearse.gpu.meter import CAPACITY_BYTES
+from foretrace.tracer.rehearse.ranks.launchers import on_node
 
 if TYPE_CHECKING:
-    from tracer.rehearse.gpu.meter import Meter
-    from tracer.rehearse.gpu.streams import Streams
+    from foretrace.tracer.rehearse.gpu.meter import Meter
+    from foretrace.tracer.rehearse.gpu.streams import Streams
 
 GPU: Final = SimpleNamespace(
     name="rehearsed GPU",

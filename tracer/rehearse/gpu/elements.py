@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from tracer.rehearse.values.numbers import Numbers
-from traces.rehearsal import ON_HOST
+from foretrace.tracer.rehearse.values.numbers import Numbers
+from foretrace.traces.rehearsal import ON_HOST
 
 SHARED: Final = frozenset({"torch.int64", "torch.int32", "torch.float32", "torch.float64", "torch.bool"})
 """Types of tensors of which arrays share the numbers."""

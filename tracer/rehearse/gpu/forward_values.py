@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tracer.rehearse.gpu.saved_values import BY_ITSELF, IN_A_KERNEL, Value
-from tracer.rehearse.operators import recomputable
-from tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.gpu.saved_values import BY_ITSELF, IN_A_KERNEL, Value
+from foretrace.tracer.rehearse.operators import recomputable
+from foretrace.tracer.rehearse.operators.calls import tensors_in
 
 NORMS: Final = frozenset({"native_layer_norm", "_fused_rms_norm", "native_group_norm", "rms_norm"})
 BATCH_NORMS: Final = frozenset({"native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit"})

@@ -23,15 +23,22 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.operators import dtype_name
-from tracer.rehearse.gpu.compiled_memory import CompiledMemory
-from tracer.rehearse.gpu.regions import Reading, Region, Unwritten, region_of
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.operators.fusible import OVERWRITES, gathers, is_fused, is_random, is_sum, passes_over
-from tracer.rehearse.operators.work import Work, is_aligned
+from foretrace.tracer.operators import dtype_name
+from foretrace.tracer.rehearse.gpu.compiled_memory import CompiledMemory
+from foretrace.tracer.rehearse.gpu.regions import Reading, Region, Unwritten, region_of
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.operators.fusible import (
+    OVERWRITES,
+    gathers,
+    is_fused,
+    is_random,
+    is_sum,
+    passes_over,
+)
+from foretrace.tracer.rehearse.operators.work import Work, is_aligned
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 WRITE: Final = "compiled.write"
 """Name of the operation by which a kernel writes what another one reads."""

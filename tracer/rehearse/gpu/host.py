@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.operators import dtype_name, tensor_bytes
-from tracer.rehearse.events.tape import HOST_WAIT
-from tracer.rehearse.gpu.memory import Memory
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.operators.work import Work
-from traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST
+from foretrace.tracer.operators import dtype_name, tensor_bytes
+from foretrace.tracer.rehearse.events.tape import HOST_WAIT
+from foretrace.tracer.rehearse.gpu.memory import Memory
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.operators.work import Work
+from foretrace.traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
 """Operators that copy their second operand into their first, between host and device too."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tracer.internals import makers
+from foretrace.tracer.internals import makers
 
 
 def install() -> list[Any]:

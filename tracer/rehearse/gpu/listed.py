@@ -10,11 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.internals import makers
-from tracer.rehearse.gpu import old_types
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.gpu import old_types
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 NAMES: Final = ("tensor", "as_tensor", "asarray")
 """Functions of torch that create a tensor from numbers."""

@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from tracer.rehearse.gpu.meter import CAPACITY_BYTES
-from tracer.rehearse.gpu.reserved import Reserved
+from foretrace.tracer.rehearse.gpu.meter import CAPACITY_BYTES
+from foretrace.tracer.rehearse.gpu.reserved import Reserved
 
 ROUND_BYTES: Final = 512
 """Least size of a block of the caching allocator, and what sizes are rounded up to."""

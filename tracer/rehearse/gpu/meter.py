@@ -76,7 +76,7 @@ def _would_catch(frame: FrameType | None) -> bool:
             _SPEAKING[id(code)] = code, _speaks(code)
         if _SPEAKING[id(code)][1]:
             name = str(frame.f_globals.get("__name__", ""))
-            if name.partition(".")[0] not in {"torch", "tracer"}:
+            if name.partition(".")[0] not in {"torch", "foretrace"}:
                 return True
         frame = frame.f_back
     return False

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.gpu import ordinals
-from tracer.rehearse.gpu.devices import is_foreign, is_gpu
-from tracer.rehearse.gpu.host import DEVICE, HOST, LEFT
-from tracer.rehearse.operators import jagged
+from foretrace.tracer.rehearse.gpu import ordinals
+from foretrace.tracer.rehearse.gpu.devices import is_foreign, is_gpu
+from foretrace.tracer.rehearse.gpu.host import DEVICE, HOST, LEFT
+from foretrace.tracer.rehearse.operators import jagged
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 class Moves:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.script.libraries import everywhere
+from foretrace.tracer.rehearse.script.libraries import everywhere
 
 if TYPE_CHECKING:
-    from tracer.rehearse.gpu.host import Host
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.gpu.host import Host
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 STATES: Final = "parameters, gradients and states of the optimizer"
 

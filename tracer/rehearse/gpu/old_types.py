@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tracer.rehearse.gpu.placement import Placement
+    from foretrace.tracer.rehearse.gpu.placement import Placement
 
 NAMES: Final = {
     "HalfTensor": "float16",

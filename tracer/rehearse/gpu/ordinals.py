@@ -12,11 +12,11 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.gpu.devices import is_gpu
-from tracer.rehearse.ranks.launchers import is_task, name_on_node, on_node
+from foretrace.tracer.rehearse.gpu.devices import is_gpu
+from foretrace.tracer.rehearse.ranks.launchers import is_task, name_on_node, on_node
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"

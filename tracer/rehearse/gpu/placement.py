@@ -19,17 +19,17 @@ from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.gpu import ordinals
-from tracer.rehearse.gpu.askers import Askers
-from tracer.rehearse.gpu.devices import is_gpu, local_rank
-from tracer.rehearse.gpu.host import LEFT, MADE
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.peers.backends import STAGED, UNSAID
-from tracer.rehearse.script.libraries import everywhere
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.gpu import ordinals
+from foretrace.tracer.rehearse.gpu.askers import Askers
+from foretrace.tracer.rehearse.gpu.devices import is_gpu, local_rank
+from foretrace.tracer.rehearse.gpu.host import LEFT, MADE
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.peers.backends import STAGED, UNSAID
+from foretrace.tracer.rehearse.script.libraries import everywhere
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 class Placement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracer.rehearse.gpu.allocator import Block, CachingAllocator
+from foretrace.tracer.rehearse.gpu.allocator import Block, CachingAllocator
 
 
 class Reserved:

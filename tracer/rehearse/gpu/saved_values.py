@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tracer.rehearse.gpu.min_cut import Network
+from foretrace.tracer.rehearse.gpu.min_cut import Network
 
 NOT_NEEDED, IN_A_KERNEL, BY_ITSELF = range(3)
 """How a backward needs a value: not; in a kernel that can compute it again; as an operand in memory."""

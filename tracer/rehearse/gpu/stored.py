@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tracer.rehearse.events.tape import Tape
-from tracer.rehearse.gpu.memory import Memory
+from foretrace.tracer.rehearse.events.tape import Tape
+from foretrace.tracer.rehearse.gpu.memory import Memory
 
 TAKEN, GIVEN_BACK = range(2)
 """What happens to memory: of two things at one operator, the first comes first."""

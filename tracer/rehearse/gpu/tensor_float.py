@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tracer.rehearse.operators.work import Work
+from foretrace.tracer.rehearse.operators.work import Work
 
 NAME: Final = "tf32"
 """Dtype of a product whose fp32 operands are rounded to TensorFloat-32 when they are read."""

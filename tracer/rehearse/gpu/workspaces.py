@@ -15,12 +15,12 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
-from tracer.rehearse.gpu.devices import GPU
+from foretrace.tracer import internals
+from foretrace.tracer.rehearse.gpu.devices import GPU
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
-    from tracer.rehearse.values.questions import Kernel
+    from foretrace.tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.values.questions import Kernel
 
 SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
 """Environment variable that says how large a workspace is, as pairs ``:KIB:COUNT``."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from tracer.rehearse.values.questions import Kernel
+from foretrace.tracer.rehearse.values.questions import Kernel
 
 ALIKE: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {

@@ -8,9 +8,9 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Final
 
-from tracer.operators import dtype_name, tensor_bytes
-from tracer.rehearse.operators.calls import Call, total_bytes
-from tracer.rehearse.operators.work import Work, shapes_of
+from foretrace.tracer.operators import dtype_name, tensor_bytes
+from foretrace.tracer.rehearse.operators.calls import Call, total_bytes
+from foretrace.tracer.rehearse.operators.work import Work, shapes_of
 
 BACKWARD_PRODUCTS: Final = 5
 """Matrix products of a fused attention backward; a forward has two (FlashAttention-2, arXiv:2307.08691)."""

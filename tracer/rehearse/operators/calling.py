@@ -7,13 +7,13 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.parallelism import data_parallel
-from tracer.rehearse.gpu.host import DEVICE, HOST
-from tracer.rehearse.operators.calls import parts_of
-from tracer.wrapped import inside
+from foretrace.tracer.parallelism import data_parallel
+from foretrace.tracer.rehearse.gpu.host import DEVICE, HOST
+from foretrace.tracer.rehearse.operators.calls import parts_of
+from foretrace.tracer.wrapped import inside
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 STAYS: Final = (
     "{name} was created without a device and is called with tensors on the host: it stays on the host, "

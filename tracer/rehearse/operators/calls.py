@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracer.operators import tensor_bytes
+from foretrace.tracer.operators import tensor_bytes
 
 
 class Call(NamedTuple):

@@ -14,9 +14,9 @@ from math import log2, prod
 from types import MappingProxyType
 from typing import Final
 
-from tracer.rehearse.operators.calls import Call, tensors_in
-from tracer.rehearse.operators.traffic import traffic
-from tracer.rehearse.operators.work import Work, dtype_of, shapes_of
+from foretrace.tracer.rehearse.operators.calls import Call, tensors_in
+from foretrace.tracer.rehearse.operators.traffic import traffic
+from foretrace.tracer.rehearse.operators.work import Work, dtype_of, shapes_of
 
 COMPLEX_FACTOR: Final = 4
 """FLOPs of a complex multiply-add, relative to a real one."""

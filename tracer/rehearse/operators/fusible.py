@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.operators.work import Work
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.operators.work import Work
 
 APART: Final = (
     *("embedding_dense_backward", "embedding_bag", "index_put", "index_add", "index_copy", "scatter"),

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.gpu import attention
-from tracer.rehearse.script.libraries import when_imported
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.gpu import attention
+from foretrace.tracer.rehearse.script.libraries import when_imported
 
 STRIDED: Final = (
     "nested tensors of strided layout cannot be rehearsed: create them with layout=torch.jagged, as in "

@@ -12,10 +12,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Final
 
-from tracer.operators import tensor_bytes
-from tracer.rehearse.operators.calls import Call, tensors_in
-from tracer.rehearse.operators.work import Work, dtype_of, shapes_of
-from traces.rehearsal import CONVERSION
+from foretrace.tracer.operators import tensor_bytes
+from foretrace.tracer.rehearse.operators.calls import Call, tensors_in
+from foretrace.tracer.rehearse.operators.work import Work, dtype_of, shapes_of
+from foretrace.traces.rehearsal import CONVERSION
 
 ON_TENSOR_CORES: Final = ("bf16", "fp16", "tf32")
 """Dtypes of operands for which GPUs have tensor cores."""

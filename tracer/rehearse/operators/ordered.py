@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
 
-from tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.operators.calls import tensors_in
 
 COPIES: Final = frozenset({"aten.copy_", "aten._to_copy", "aten.masked_fill", "aten.masked_fill_"})
 """Element-wise operators that torch does not tag as such."""

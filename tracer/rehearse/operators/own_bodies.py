@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from tracer.operators import OPERATORS
-from tracer.rehearse.code_names import names_of
+from foretrace.tracer.operators import OPERATORS
+from foretrace.tracer.rehearse.code_names import names_of
 
 MOST_DEEP: Final = 3
 """Functions that call each other in which a collective is looked for."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.gpu import tensor_float
-from tracer.rehearse.hints import STUB
-from tracer.rehearse.operators import layouts
-from tracer.rehearse.operators.calls import Call, tensors_in
-from tracer.rehearse.operators.ordered import is_elementwise, strides_of, unordered
-from tracer.rehearse.operators.work import Work
-from tracer.rehearse.operators.works import BY_NUMBERS, GROUPED, work_of
-from tracer.rehearse.words import asker
+from foretrace.tracer.rehearse.gpu import tensor_float
+from foretrace.tracer.rehearse.hints import STUB
+from foretrace.tracer.rehearse.operators import layouts
+from foretrace.tracer.rehearse.operators.calls import Call, tensors_in
+from foretrace.tracer.rehearse.operators.ordered import is_elementwise, strides_of, unordered
+from foretrace.tracer.rehearse.operators.work import Work
+from foretrace.tracer.rehearse.operators.works import BY_NUMBERS, GROUPED, work_of
+from foretrace.tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 BY_STRIDES: Final = frozenset({"aten.mm", "aten.addmm"})

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tracer.operators import tensor_bytes
-from tracer.rehearse.operators.calls import Call, tensors_in, total_bytes
+from foretrace.tracer.operators import tensor_bytes
+from foretrace.tracer.rehearse.operators.calls import Call, tensors_in, total_bytes
 
 
 def traffic(call: Call) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tracer.operators import dtype_name
-from tracer.rehearse.operators.calls import Call, tensors_in
-from traces.rehearsal import ALIGNED_BYTES
+from foretrace.tracer.operators import dtype_name
+from foretrace.tracer.rehearse.operators.calls import Call, tensors_in
+from foretrace.traces.rehearsal import ALIGNED_BYTES
 
 
 class Work(NamedTuple):

@@ -13,12 +13,12 @@ from math import prod
 from types import MappingProxyType
 from typing import Final
 
-from tracer.operators import dtype_name, tensor_bytes
-from tracer.rehearse.operators.attended import VARLEN, attention
-from tracer.rehearse.operators.calls import Call, tensors_in, total_bytes
-from tracer.rehearse.operators.decompositions import DECOMPOSED
-from tracer.rehearse.operators.traffic import traffic
-from tracer.rehearse.operators.work import Work, dtype_of, is_aligned, product, shapes_of
+from foretrace.tracer.operators import dtype_name, tensor_bytes
+from foretrace.tracer.rehearse.operators.attended import VARLEN, attention
+from foretrace.tracer.rehearse.operators.calls import Call, tensors_in, total_bytes
+from foretrace.tracer.rehearse.operators.decompositions import DECOMPOSED
+from foretrace.tracer.rehearse.operators.traffic import traffic
+from foretrace.tracer.rehearse.operators.work import Work, dtype_of, is_aligned, product, shapes_of
 
 KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
 """Namespaces of PyTorch itself; other operators are custom kernels, of which only the operands are known."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.gpu import ordinals
+from foretrace.tracer.rehearse.gpu import ordinals
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 FEW: Final = 16
 """Numbers that no parameter needs to be looked for in: losses, norms, counts."""

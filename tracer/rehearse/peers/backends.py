@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.gpu import ordinals
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.gpu import ordinals
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 UNSAID: Final = "undefined"
 """Backend of a script that names none."""

@@ -8,20 +8,20 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer import internals
-from tracer.operators import Operator, dtype_name, tensor_bytes
-from tracer.records import Position
-from tracer.rehearse.events.tape import WAIT, Message
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.peers import fitting, gathering, hearing
-from tracer.rehearse.peers.letters import Address
-from tracer.rehearse.peers.splits import EVEN, Exchange, Splits, exchange_of
-from tracer.rehearse.peers.waits import work_class
-from tracer.rehearse.values.known import EXCHANGE
-from tracer.rehearse.values.questions import Kernel
+from foretrace.tracer import internals
+from foretrace.tracer.operators import Operator, dtype_name, tensor_bytes
+from foretrace.tracer.records import Position
+from foretrace.tracer.rehearse.events.tape import WAIT, Message
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.peers import fitting, gathering, hearing
+from foretrace.tracer.rehearse.peers.letters import Address
+from foretrace.tracer.rehearse.peers.splits import EVEN, Exchange, Splits, exchange_of
+from foretrace.tracer.rehearse.peers.waits import work_class
+from foretrace.tracer.rehearse.values.known import EXCHANGE
+from foretrace.tracer.rehearse.values.questions import Kernel
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 FUNCTIONAL: Final[Mapping[str, str]] = {
     "all_reduce": "all_reduce",

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 def install(session: RehearsalSession) -> None:

@@ -7,10 +7,10 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracer.internals import PIPELINING
+from foretrace.tracer.internals import PIPELINING
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 class SentMeta(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.peers.splits import Exchange
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.peers.splits import Exchange
 
 WHOLE: Final = {
     "_allgather_base_": (

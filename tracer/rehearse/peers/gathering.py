@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.internals import makers
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.peers.letters import Address
-from tracer.rehearse.peers.splits import Exchange
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.peers.letters import Address
+from foretrace.tracer.rehearse.peers.splits import Exchange
 
 if TYPE_CHECKING:
-    from tracer.rehearse.values.stated import Stated
+    from foretrace.tracer.rehearse.values.stated import Stated
 
 KINDS: Final = frozenset({"all_gather", "all_to_all"})
 """Kinds of messages by which all ranks tell all others something."""

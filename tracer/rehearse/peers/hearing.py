@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.internals import makers
-from tracer.rehearse.peers.letters import ALL, MOST_NUMBERS, Address
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.peers.letters import ALL, MOST_NUMBERS, Address
 
 if TYPE_CHECKING:
-    from tracer.rehearse.values.stated import Stated
+    from foretrace.tracer.rehearse.values.stated import Stated
 
 
 def leave(stated: Stated, address: Address, tensor: Any) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlparse
 
-from tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 NEVER: Final = (
     "no process group was made: each of the {:,} ranks trains for itself; a script that takes its rank from "

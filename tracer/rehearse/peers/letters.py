@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
-from tracer.rehearse.errors import AwaitedError
+from foretrace.tracer.rehearse.errors import AwaitedError
 
 MOST_NUMBERS: Final = 4096
 """Elements of a tensor above which its numbers are not left for others: shapes and lengths are few."""

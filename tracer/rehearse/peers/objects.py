@@ -6,12 +6,12 @@ import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.peers.gathering import own_numbers
-from tracer.rehearse.peers.letters import ALL, MOST_NUMBERS, Described
-from tracer.rehearse.words import asker
+from foretrace.tracer.rehearse.peers.gathering import own_numbers
+from foretrace.tracer.rehearse.peers.letters import ALL, MOST_NUMBERS, Described
+from foretrace.tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 def collectives(dist: Any, session: RehearsalSession) -> list[tuple[str, Callable[..., Any]]]:

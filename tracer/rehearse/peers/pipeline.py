@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tracer.pipeline import PipelineHook
-from tracer.records import Block, Position
-from tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.pipeline import PipelineHook
+from foretrace.tracer.records import Block, Position
+from foretrace.tracer.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 class RehearsedPipeline(PipelineHook):

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracer.rehearse.peers.buckets import STATIC_UNDER_NO_SYNC, Bucket, reached, unfinished
+from foretrace.tracer.rehearse.peers.buckets import STATIC_UNDER_NO_SYNC, Bucket, reached, unfinished
 
 
 class Reducer:
@@ -167,7 +167,7 @@ class Reducer:
         """The gradient of parameter *at* is there, or one of several that are added up."""
         if not self._expects or not self._is_last(at):
             return
-        from tracer import internals
+        from foretrace.tracer import internals
 
         if not self._is_rebuilt:
             self._order.append(at)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 LISTED: Final = ("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_")
 """Beginnings of the names of operators that treat the elements of their lists one by one."""

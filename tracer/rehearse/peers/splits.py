@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from tracer.operators import tensor_bytes
+from foretrace.tracer.operators import tensor_bytes
 
 
 class Splits(NamedTuple):

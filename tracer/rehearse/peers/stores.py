@@ -10,13 +10,13 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.peers.letters import Letters
-from tracer.rehearse.script.libraries import everywhere
-from tracer.rehearse.words import asker
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.peers.letters import Letters
+from foretrace.tracer.rehearse.script.libraries import everywhere
+from foretrace.tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
-    from tracer.rehearse.values.stated import Stated
+    from foretrace.tracer.rehearse.values.stated import Stated
 
 KINDS: Final = ("TCPStore", "FileStore")
 """Stores of torch that ranks share."""

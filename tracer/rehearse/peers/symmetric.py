@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 NAMESPACE: Final = "symm_mem"
 

@@ -7,12 +7,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.events.tape import HOST_WAIT
-from tracer.rehearse.peers.buckets import Bucket, Logger
-from tracer.rehearse.peers.reducer import Reducer
+from foretrace.tracer.rehearse.events.tape import HOST_WAIT
+from foretrace.tracer.rehearse.peers.buckets import Bucket, Logger
+from foretrace.tracer.rehearse.peers.reducer import Reducer
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 BEGINS: Final = ("start_powerSGD_iter", "start_localSGD_iter")
 """What hooks of torch keep the step in which they begin."""

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
-from tracer.rehearse.events.tape import WAIT
+from foretrace.tracer.rehearse.events.tape import WAIT
 
 
 class RehearsedFuture:

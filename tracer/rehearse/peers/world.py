@@ -10,16 +10,16 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.gpu import ordinals
-from tracer.rehearse.gpu.devices import is_gpu
-from tracer.rehearse.peers import joining, objects, stores
-from tracer.rehearse.peers.backends import UNSAID
-from tracer.rehearse.script.libraries import everywhere
-from traces.info import stable_group_id
-from traces.layout import Group
+from foretrace.tracer.rehearse.gpu import ordinals
+from foretrace.tracer.rehearse.gpu.devices import is_gpu
+from foretrace.tracer.rehearse.peers import joining, objects, stores
+from foretrace.tracer.rehearse.peers.backends import UNSAID
+from foretrace.tracer.rehearse.script.libraries import everywhere
+from foretrace.traces.info import stable_group_id
+from foretrace.traces.layout import Group
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 UNPATCHED: Final = frozenset({"__class__", "__getattribute__", "__new__", "__setattr__", "__repr__"})
 """Methods of a mesh that compute nothing."""

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks.launchers import before_script
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks.launchers import before_script
 
 TOLD: Final = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "FP8_")
 """How names of variables begin by which Accelerate's launcher tells its library what to do."""

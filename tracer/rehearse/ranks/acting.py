@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tracer.rehearse.errors import RehearsalError, UnroutedError
-from tracer.rehearse.ranks.together import MOST_SENDERS
-from traces.rehearsal import RankTables, read_rank
+from foretrace.tracer.rehearse.errors import RehearsalError, UnroutedError
+from foretrace.tracer.rehearse.ranks.together import MOST_SENDERS
+from foretrace.traces.rehearsal import RankTables, read_rank
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
@@ -50,11 +50,11 @@ class Loaded:
             return
         self.end(at_once=True)
         read, write = os.pipe()
-        root = str(Path(__file__).parents[3])
+        root = str(Path(__file__).parents[4])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tracer.rehearse.ranks.child", str(write)],
+            [sys.executable, "-m", "foretrace.tracer.rehearse.ranks.child", str(write)],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,

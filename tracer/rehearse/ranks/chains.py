@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.ranks.classes import groups_of
-from traces.rehearsal import WHAT, RankTables
+from foretrace.tracer.rehearse.ranks.classes import groups_of
+from foretrace.traces.rehearsal import WHAT, RankTables
 
 if TYPE_CHECKING:
-    from tracer.rehearse.ranks.acting import Troupe
+    from foretrace.tracer.rehearse.ranks.acting import Troupe
 
 MOST_RANKS: Final = 64
 """Ranks of a chain that are rehearsed, as of a group whose members tell each other different numbers."""

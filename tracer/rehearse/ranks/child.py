@@ -23,13 +23,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from tracer.rehearse.errors import AwaitedError, Finished, RehearsalError, UnlikeError, UnroutedError
-from tracer.rehearse.peers.letters import Letters, leave, left
-from tracer.rehearse.ranks import launchers
-from tracer.rehearse.ranks.accelerated import tell_accelerate
-from tracer.rehearse.ranks.acting import letters_of, outcome_of, stages_of
-from tracer.rehearse.script.main_file import run_file
-from tracer.rehearse.words import ending
+from foretrace.tracer.rehearse.errors import (
+    AwaitedError,
+    Finished,
+    RehearsalError,
+    UnlikeError,
+    UnroutedError,
+)
+from foretrace.tracer.rehearse.peers.letters import Letters, leave, left
+from foretrace.tracer.rehearse.ranks import launchers
+from foretrace.tracer.rehearse.ranks.accelerated import tell_accelerate
+from foretrace.tracer.rehearse.ranks.acting import letters_of, outcome_of, stages_of
+from foretrace.tracer.rehearse.script.main_file import run_file
+from foretrace.tracer.rehearse.words import ending
 
 POLL_S: Final = 0.02
 """Seconds between two checks whether a child has ended."""
@@ -127,16 +133,16 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
         del os.environ[name]
     os.environ.update(launchers.environment(spec))
     sys.argv = launchers.words_of(spec)
-    from tracer.record import activate
-    from tracer.rehearse.events.watch import Watcher
-    from tracer.rehearse.gpu import devices
-    from tracer.rehearse.gpu.elements import writing
-    from tracer.rehearse.gpu.moving import Moves
-    from tracer.rehearse.peers.world import World
-    from tracer.rehearse.script import files, started, threads
-    from tracer.rehearse.script.own_steps import RehearsedRecording
-    from tracer.rehearse.script.programs import Programs
-    from tracer.rehearse.script.stuck import Watchdog
+    from foretrace.tracer.record import activate
+    from foretrace.tracer.rehearse.events.watch import Watcher
+    from foretrace.tracer.rehearse.gpu import devices
+    from foretrace.tracer.rehearse.gpu.elements import writing
+    from foretrace.tracer.rehearse.gpu.moving import Moves
+    from foretrace.tracer.rehearse.peers.world import World
+    from foretrace.tracer.rehearse.script import files, started, threads
+    from foretrace.tracer.rehearse.script.own_steps import RehearsedRecording
+    from foretrace.tracer.rehearse.script.programs import Programs
+    from foretrace.tracer.rehearse.script.stuck import Watchdog
 
     session, world = _session(spec), World(spec["rank"], spec["world_size"])
     world.install(session)
@@ -171,8 +177,8 @@ def _noted(session: Any) -> str:
 
 def _session(spec: Mapping[str, Any]) -> Any:
     """Return a session for the rank of *spec* that reports its progress."""
-    from tracer.rehearse.session import RehearsalSession
-    from tracer.rehearse.values.stated import Stated
+    from foretrace.tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.values.stated import Stated
 
     letters = Letters(spec["rank"], left(Path(spec["folder"]), "letters"), spec["coming"])
 
@@ -191,10 +197,10 @@ def _session(spec: Mapping[str, Any]) -> Any:
 
 def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     """Replace devices and libraries of torch; return objects that must be kept alive."""
-    from tracer.rehearse.gpu import accelerators, devices, old_types, placement
-    from tracer.rehearse.gpu.streams import Streams
-    from tracer.rehearse.peers import cut_inputs, sharding, under_ddp
-    from tracer.rehearse.script import shims
+    from foretrace.tracer.rehearse.gpu import accelerators, devices, old_types, placement
+    from foretrace.tracer.rehearse.gpu.streams import Streams
+    from foretrace.tracer.rehearse.peers import cut_inputs, sharding, under_ddp
+    from foretrace.tracer.rehearse.script import shims
 
     under_ddp.install(session)
     sharding.install(session)
@@ -261,9 +267,9 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     """Write what the rank issues; return its description as JSON."""
     from dataclasses import asdict
 
-    from tracer.process import versions
-    from tracer.rehearse.peers.pipeline import described
-    from traces.rehearsal import write_rank
+    from foretrace.tracer.process import versions
+    from foretrace.tracer.rehearse.peers.pipeline import described
+    from foretrace.traces.rehearsal import write_rank
 
     folder, rank, first_step = Path(spec["folder"]), spec["rank"], session.kept.first()
     write_rank(folder, rank, session.tape.tables())

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from traces.layout import Group
-from traces.rehearsal import WHAT, RankTables
+from foretrace.traces.layout import Group
+from foretrace.traces.rehearsal import WHAT, RankTables
 
 
 class Line:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tracer.rehearse.ranks.launchers import before_script
+from foretrace.tracer.rehearse.ranks.launchers import before_script
 
 FLAGS: Final = MappingProxyType(
     {"--accelerator": "LT_ACCELERATOR", "--strategy": "LT_STRATEGY", "--precision": "LT_PRECISION"}

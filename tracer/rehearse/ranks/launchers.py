@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from tracer.rehearse.ranks.exported import started
-from tracer.rehearse.ranks.installed import command_file, is_python
+from foretrace.tracer.rehearse.ranks.exported import started
+from foretrace.tracer.rehearse.ranks.installed import command_file, is_python
 
 LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "fabric", "python", "python3")
 """First words of commands that start a script; ``fabric run`` is Lightning's."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tracer.rehearse.errors import RehearsalError, UnroutedError
-from tracer.rehearse.ranks.scratch import emptied
-from tracer.rehearse.values.choosing import EVEN
-from tracer.rehearse.values.loads import Loads
-from traces.rehearsal import Rehearsal
+from foretrace.tracer.rehearse.errors import RehearsalError, UnroutedError
+from foretrace.tracer.rehearse.ranks.scratch import emptied
+from foretrace.tracer.rehearse.values.choosing import EVEN
+from foretrace.tracer.rehearse.values.loads import Loads
+from foretrace.traces.rehearsal import Rehearsal
 
 Acting = Callable[..., Rehearsal]
 """Rehearses with a load of experts; takes, as ``asks``, whether it is to end where choices are read."""

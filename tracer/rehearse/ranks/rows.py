@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from traces.layout import Group, Layout
+from foretrace.traces.layout import Group, Layout
 
 SHARED: Final = (
     "ranks {one} and {other} load the same rows, as without a sampler that gives each rank its own: "

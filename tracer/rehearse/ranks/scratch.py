@@ -6,11 +6,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.script import late
-from traces.errors import reason
-from traces.rehearsal import FOLDER
-from traces.store import holds_recording
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.script import late
+from foretrace.traces.errors import reason
+from foretrace.traces.rehearsal import FOLDER
+from foretrace.traces.store import holds_recording
 
 
 def scratch_in(folder: Path) -> tempfile.TemporaryDirectory[str]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.rehearse.peers.gathering import KINDS
-from tracer.rehearse.peers.letters import Address, left
-from tracer.rehearse.ranks.classes import groups_of, shapes_that_differ
-from tracer.rehearse.values.stated import SHARED
+from foretrace.tracer.rehearse.peers.gathering import KINDS
+from foretrace.tracer.rehearse.peers.letters import Address, left
+from foretrace.tracer.rehearse.ranks.classes import groups_of, shapes_that_differ
+from foretrace.tracer.rehearse.values.stated import SHARED
 
 MOST_RANKS: Final = 64
 """Ranks of a group that are rehearsed only because what they tell each other differs."""

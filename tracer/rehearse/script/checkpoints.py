@@ -12,11 +12,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.script import loading
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.script import loading
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 def install(session: RehearsalSession) -> None:

@@ -9,11 +9,11 @@ from multiprocessing.process import BaseProcess
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.code_names import names_of
-from tracer.rehearse.ranks.launchers import on_node
+from foretrace.tracer.rehearse.code_names import names_of
+from foretrace.tracer.rehearse.ranks.launchers import on_node
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 JOINING: Final = "init_process_group"
 """Function that a process calls if it trains together with others."""

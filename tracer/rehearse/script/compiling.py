@@ -9,10 +9,10 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.importing import Expectation
+from foretrace.tracer.importing import Expectation
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 FUSES: Final = (None, "inductor")
 """Compilers that fuse kernels, by the name under which they are asked for; others run what is written."""

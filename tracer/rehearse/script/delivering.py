@@ -8,11 +8,11 @@ import inspect
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.operators import jagged
-from tracer.rehearse.script import loaders
+from foretrace.tracer.rehearse.operators import jagged
+from foretrace.tracer.rehearse.script import loaders
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 _WORKERS: Final = frozenset(
     {"num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tracer.rehearse.errors import Finished, RehearsalError
-from tracer.rehearse.words import is_of_fakes, place
+from foretrace.tracer.rehearse.errors import Finished, RehearsalError
+from foretrace.tracer.rehearse.words import is_of_fakes, place
 
 CAUGHT: Final = "the script has caught an error of an operator, so work after it may be missing: {}"
 """Note about an error that a real run may have too."""

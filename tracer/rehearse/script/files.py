@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.script import late
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.script import late
 
 COPIED_BYTES: Final = 256 * 2**20
 """Largest file that is copied because a script changes a part of it: our choice, a second on a disk."""

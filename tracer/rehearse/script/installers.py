@@ -18,8 +18,8 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.rehearse.script import installer, started
-from tracer.rehearse.script.libraries import when_imported
+from foretrace.tracer.rehearse.script import installer, started
+from foretrace.tracer.rehearse.script.libraries import when_imported
 
 OWN: Final = ("pip", "pip3")
 """Programs that every Python has, at least as ``python -m pip``."""

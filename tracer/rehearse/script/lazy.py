@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.script.libraries import everywhere
+from foretrace.tracer.rehearse.script.libraries import everywhere
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 SHAPELESS: Final = "materialize"
 """Method that gives a tensor its size; a tensor has it only as long as it has no size."""

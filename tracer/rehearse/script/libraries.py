@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.importing import Expectation
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.peers.engines import adam_of_deepspeed, pipeline_of_deepspeed
+from foretrace.tracer.importing import Expectation
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.peers.engines import adam_of_deepspeed, pipeline_of_deepspeed
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 def install(session: RehearsalSession) -> list[Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tracer.inputs import tensors_inside
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.script.marks import Mark, mark_of
+from foretrace.tracer.inputs import tensors_inside
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.script.marks import Mark, mark_of
 
 AGAIN: Final = (
     "the model processes the {rows:,} rows of a step {n} times, as a discriminator or a model of several "

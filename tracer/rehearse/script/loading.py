@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.gpu.devices import is_gpu
-from tracer.rehearse.gpu.host import HOST
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.gpu.devices import is_gpu
+from foretrace.tracer.rehearse.gpu.host import HOST
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 class _Read:

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Final
 
-from tracer.record import Recording, step
-from tracer.rehearse.events.lane import INPUT
-from tracer.rehearse.script import stale
-from tracer.rehearse.script.without_modules import StepsWithoutModules
+from foretrace.tracer.record import Recording, step
+from foretrace.tracer.rehearse.events.lane import INPUT
+from foretrace.tracer.rehearse.script import stale
+from foretrace.tracer.rehearse.script.without_modules import StepsWithoutModules
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 NOT_YET: Final = (
     "the script contains foretrace.step(), but did not call it before the rehearsal ended: the steps are "

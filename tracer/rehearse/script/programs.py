@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.rehearse.script import nvidia_smi
-from tracer.rehearse.script.installers import Installers, put
+from foretrace.tracer.rehearse.script import nvidia_smi
+from foretrace.tracer.rehearse.script.installers import Installers, put
 
 PROGRAM: Final = "nvidia-smi"
 

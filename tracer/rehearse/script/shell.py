@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tracer.rehearse.ranks.exported import started
+from foretrace.tracer.rehearse.ranks.exported import started
 
 SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash"})
 """Shells, which take a line after ``-c``."""

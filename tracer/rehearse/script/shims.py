@@ -7,11 +7,11 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.events import embedded
-from tracer.rehearse.gpu import kernels, offloading
-from tracer.rehearse.gpu.memory import rounded
-from tracer.rehearse.operators import calling, empty, jagged
-from tracer.rehearse.script import (
+from foretrace.tracer.rehearse.events import embedded
+from foretrace.tracer.rehearse.gpu import kernels, offloading
+from foretrace.tracer.rehearse.gpu.memory import rounded
+from foretrace.tracer.rehearse.operators import calling, empty, jagged
+from foretrace.tracer.rehearse.script import (
     checkpoints,
     compiling,
     delivering,
@@ -21,10 +21,10 @@ from tracer.rehearse.script import (
     sparse,
     stand_ins,
 )
-from tracer.rehearse.words import asker
+from foretrace.tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 
 def install(session: RehearsalSession) -> list[Any]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.words import asker
+from foretrace.tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 MAKES: Final = ("to_sparse", "to_sparse_coo")
 """Methods that make a tensor sparse."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 STALE: Final = (
     "{name} steps, but none of its {n:,} parameters has a gradient: it changes nothing, as an optimizer that "

@@ -6,20 +6,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.internals import makers
-from tracer.operators import dtype_name, tensor_bytes
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.events.tape import HOST_WAIT
-from tracer.rehearse.gpu import listed
-from tracer.rehearse.gpu.devices import is_foreign
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.operators.work import Work
-from tracer.rehearse.peers.waits import install_futures
-from tracer.rehearse.script import children, lazy
-from tracer.rehearse.script.libraries import when_imported
+from foretrace.tracer.internals import makers
+from foretrace.tracer.operators import dtype_name, tensor_bytes
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.events.tape import HOST_WAIT
+from foretrace.tracer.rehearse.gpu import listed
+from foretrace.tracer.rehearse.gpu.devices import is_foreign
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.operators.work import Work
+from foretrace.tracer.rehearse.peers.waits import install_futures
+from foretrace.tracer.rehearse.script import children, lazy
+from foretrace.tracer.rehearse.script.libraries import when_imported
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 TRITON: Final = "triton.runtime.autotuner"
 """The module of Triton that is imported last, of those that launch kernels."""

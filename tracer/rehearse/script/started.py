@@ -17,17 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.ranks import accelerated, launchers
-from tracer.rehearse.ranks.exported import exported, started
-from tracer.rehearse.ranks.fabric import told_by_fabric
-from tracer.rehearse.script import shell
-from tracer.rehearse.script.main_file import run_file
-from tracer.rehearse.script.own_rank import is_anothers
-from tracer.rehearse.words import asker
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.ranks import accelerated, launchers
+from foretrace.tracer.rehearse.ranks.exported import exported, started
+from foretrace.tracer.rehearse.ranks.fabric import told_by_fabric
+from foretrace.tracer.rehearse.script import shell
+from foretrace.tracer.rehearse.script.main_file import run_file
+from foretrace.tracer.rehearse.script.own_rank import is_anothers
+from foretrace.tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 CAPTURED: Final = ("stdin", "stdout", "stderr")
 """Arguments by which a caller asks for a pipe to a program; a caller that starts a training does not."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from tracer.rehearse.hints import STUB
-from tracer.rehearse.words import is_library
+from foretrace.tracer.rehearse.hints import STUB
+from foretrace.tracer.rehearse.words import is_library
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.errors import Finished, RehearsalError
-from tracer.rehearse.events.lane import INPUT, SETUP
-from tracer.rehearse.words import DEPENDS, UNSUPPORTED, place
+from foretrace.tracer.rehearse.errors import Finished, RehearsalError
+from foretrace.tracer.rehearse.events.lane import INPUT, SETUP
+from foretrace.tracer.rehearse.words import DEPENDS, UNSUPPORTED, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 WAKING: Final = signal.SIGRTMIN + 3
 """Sent to the main thread when another thread has ended the rehearsal: it may be waiting for that thread."""

@@ -10,16 +10,16 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracer.averaged import Averaged
-from tracer.parallelism import SHARDING, data_parallel
-from tracer.rehearse.operators.calls import is_wrapped, parts_of
-from tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
-from tracer.shape import describe_model
-from tracer.wrapped import inside, whole_shape
+from foretrace.tracer.averaged import Averaged
+from foretrace.tracer.parallelism import SHARDING, data_parallel
+from foretrace.tracer.rehearse.operators.calls import is_wrapped, parts_of
+from foretrace.tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
+from foretrace.tracer.shape import describe_model
+from foretrace.tracer.wrapped import inside, whole_shape
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
-    from traces.layout import Layout
+    from foretrace.tracer.rehearse.session import RehearsalSession
+    from foretrace.traces.layout import Layout
 
 BEFORE: Final = (
     "the steps that are kept train another model than steps before them: {name} with {n_params:,} parameters "

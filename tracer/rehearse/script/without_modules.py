@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.rehearse.events.lane import LOSS
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.steps import Steps
+from foretrace.tracer.rehearse.events.lane import LOSS
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.steps import Steps
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 FIRST_LEFT_OUT: Final = (
     "no module is called, so it is unknown where the first step begins: that step is left out, and the next "

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
-from tracer.rehearse.values.computed import FOLLOWED
+from foretrace.tracer.rehearse.values.computed import FOLLOWED
 
 PRODUCTS: Final[Mapping[str, int]] = {
     "aten.mm": 0, "aten.bmm": 0, "aten.mv": 0, "aten.dot": 0, "aten.vdot": 0,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import erf, sqrt
 from typing import Any, Final
 
-from tracer.rehearse.values.known import Known
+from foretrace.tracer.rehearse.values.known import Known
 
 DRAWS: Final = frozenset({"aten.rand", "aten.rand_like"})
 """Operators that draw numbers evenly from 0 (included) to 1 (not included)."""

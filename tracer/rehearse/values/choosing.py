@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from tracer.rehearse.errors import UnroutedError
-from tracer.rehearse.values.known import Known
-from tracer.rehearse.values.loads import MOST_EXPERTS, Loads
-from tracer.rehearse.values.routing import Routing
+from foretrace.tracer.rehearse.errors import UnroutedError
+from foretrace.tracer.rehearse.values.known import Known
+from foretrace.tracer.rehearse.values.loads import MOST_EXPERTS, Loads
+from foretrace.tracer.rehearse.values.routing import Routing
 
 EVEN: Final = Loads("zipf:0")
 """The shape of loads of which all experts have the same."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tracer.internals import makers
-from tracer.rehearse.values.known import Known
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.values.known import Known
 
 KEEPS: Final = frozenset(
     {

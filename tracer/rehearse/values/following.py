@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.values.algebra import is_followed
-from tracer.rehearse.values.computed import FOLLOWED
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.values.algebra import is_followed
+from foretrace.tracer.rehearse.values.computed import FOLLOWED
 
 if TYPE_CHECKING:
-    from tracer.rehearse.values.questions import Kernel
-    from tracer.rehearse.values.stated import Stated
+    from foretrace.tracer.rehearse.values.questions import Kernel
+    from foretrace.tracer.rehearse.values.stated import Stated
 
 
 def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:

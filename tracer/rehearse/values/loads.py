@@ -17,8 +17,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
-from tracer.rehearse.errors import RehearsalError
-from traces.report.format import format_share
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.traces.report.format import format_share
 
 ROUTERS: Final = re.compile(r"moe|router|routing|gate$|gating|experts?|mixture|switch", re.IGNORECASE)
 """What the class of a module that chooses experts is called, by Zipf's law; a list of shares is for every

@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import FrameType, ModuleType
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from tracer.rehearse.words import is_library
+from foretrace.tracer.rehearse.words import is_library
 
 PLAIN: Final = (bool, int, float, str, bytes, type(None))
 """Types of values that are compared to see whether a loop has got anywhere."""

@@ -6,8 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tracer.rehearse.values.chances import COMPARES, DRAWS, EVENLY, NORMALLY, compared, drawn, positive
-from tracer.rehearse.values.known import COUNTS, SCATTERS, SUMS, Known
+from foretrace.tracer.rehearse.values.chances import (
+    COMPARES,
+    DRAWS,
+    EVENLY,
+    NORMALLY,
+    compared,
+    drawn,
+    positive,
+)
+from foretrace.tracer.rehearse.values.known import COUNTS, SCATTERS, SUMS, Known
 
 ALL_OR_ANY: Final = frozenset({"aten.all", "aten.any"})
 

@@ -15,12 +15,20 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from tracer.internals import makers
-from tracer.rehearse.operators.calls import storage_key, tensors_in
-from tracer.rehearse.values.algebra import is_laborious
-from tracer.rehearse.values.computed import ABSORBS, BLANK, FACTORIES, FILLED, FRESH, LIKE, OVERWRITES
-from tracer.rehearse.values.held import Held, is_seen_as, seen
-from tracer.rehearse.values.ranges import Constant, Data, Range, filled, is_rule
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.operators.calls import storage_key, tensors_in
+from foretrace.tracer.rehearse.values.algebra import is_laborious
+from foretrace.tracer.rehearse.values.computed import (
+    ABSORBS,
+    BLANK,
+    FACTORIES,
+    FILLED,
+    FRESH,
+    LIKE,
+    OVERWRITES,
+)
+from foretrace.tracer.rehearse.values.held import Held, is_seen_as, seen
+from foretrace.tracer.rehearse.values.ranges import Constant, Data, Range, filled, is_rule
 
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.internals import makers
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.events.tape import HOST_WAIT
-from tracer.rehearse.operators.calls import tensors_in
-from tracer.rehearse.values.finite import are_same
-from tracer.rehearse.values.loads import ROUTERS
-from tracer.rehearse.words import asker
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.events.tape import HOST_WAIT
+from foretrace.tracer.rehearse.operators.calls import tensors_in
+from foretrace.tracer.rehearse.values.finite import are_same
+from foretrace.tracer.rehearse.values.loads import ROUTERS
+from foretrace.tracer.rehearse.words import asker
 
 if TYPE_CHECKING:
-    from tracer.rehearse.session import RehearsalSession
+    from foretrace.tracer.rehearse.session import RehearsalSession
 
 Kernel = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """Handles a call of an operator: takes the operator, its arguments and those by name."""

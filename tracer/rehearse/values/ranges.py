@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tracer.internals import makers
-from tracer.rehearse.values.computed import BLANK, FILLS
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.values.computed import BLANK, FILLS
 
 
 class Constant(NamedTuple):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
 
-from tracer.internals import makers
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.values.loads import Loads
-from tracer.rehearse.values.numbers import Numbers
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.values.loads import Loads
+from foretrace.tracer.rehearse.values.numbers import Numbers
 
 
 class Routing:

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tracer.internals import makers
-from tracer.rehearse.operators.calls import is_in_part, storage_key, tensors_in
-from tracer.rehearse.peers.letters import Letters
-from tracer.rehearse.values.choosing import Choices
-from tracer.rehearse.values.ending import passing
-from tracer.rehearse.values.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
-from tracer.rehearse.values.finite import CHECKS, JOINS, joined, truth_of
-from tracer.rehearse.values.known import CHOOSES, DEFAULTS, EXCHANGE, Known
-from tracer.rehearse.values.loads import Loads, parsed
-from tracer.rehearse.values.means import OF_MEANS, made
-from tracer.rehearse.values.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
-from tracer.rehearse.values.routing import Routing, heard
-from tracer.rehearse.values.unending import Unending
-from tracer.rehearse.words import amount, asked_at, asker, is_first_value, number
+from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.operators.calls import is_in_part, storage_key, tensors_in
+from foretrace.tracer.rehearse.peers.letters import Letters
+from foretrace.tracer.rehearse.values.choosing import Choices
+from foretrace.tracer.rehearse.values.ending import passing
+from foretrace.tracer.rehearse.values.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
+from foretrace.tracer.rehearse.values.finite import CHECKS, JOINS, joined, truth_of
+from foretrace.tracer.rehearse.values.known import CHOOSES, DEFAULTS, EXCHANGE, Known
+from foretrace.tracer.rehearse.values.loads import Loads, parsed
+from foretrace.tracer.rehearse.values.means import OF_MEANS, made
+from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
+from foretrace.tracer.rehearse.values.routing import Routing, heard
+from foretrace.tracer.rehearse.values.unending import Unending
+from foretrace.tracer.rehearse.words import amount, asked_at, asker, is_first_value, number
 
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""

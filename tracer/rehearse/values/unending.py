@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tracer.rehearse.errors import RehearsalError
-from tracer.rehearse.hints import STUB
-from tracer.rehearse.values.loops import Standing, standing
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.hints import STUB
+from foretrace.tracer.rehearse.values.loops import Standing, standing
 
 OFTEN: Final = 100
 """Times that a question is asked in a step before loops around it are looked at."""

@@ -1,16 +1,6 @@
-"""Foretrace: rehearse a distributed training run, record the real one, and see where the two differ.
+"""The command line: one group of verbs, each imported when it is called.
 
-The front door. ``foretrace`` on the command line, ``import foretrace`` in Python; both load what they need
-when it is asked for, so that ``--help`` is instant and simulating never imports torch.
-
-    import foretrace
-
-    with foretrace.record("runs/real"):      # around a training loop, on every rank
-        train()
-
-    run = foretrace.open_run("runs/real")
-    for row in foretrace.breakdown(run):
-        print(row.rank, row.shares)
+``foretrace`` and ``python -m foretrace``. The only module that sees both the simulator and the tracer.
 """
 
 from __future__ import annotations
@@ -25,40 +15,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final, NoReturn
 
 import click
 
-from simulator.errors import SimulationError
-from topologies.errors import TopologyError
-from tracer.errors import RecordError
-from traces.errors import TraceError
-
-API: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "Job": "simulator.job",
-        "Layout": "traces.layout",
-        "analysis": "traces.analysis.everything",
-        "breakdown": "traces.analysis.metrics",
-        "calibrate": "simulator.recorded.calibrate",
-        "compare": "traces.compare",
-        "figures": "traces.figures",
-        "findings": "traces.analysis.findings",
-        "job_like": "simulator.recorded.like",
-        "load_cluster": "topologies.catalog",
-        "load_model": "simulator.models.sources",
-        "open_run": "traces.store",
-        "read_calibration": "simulator.recorded.calibration",
-        "record": "tracer.record",
-        "report_html": "traces.report.html",
-        "simulate": "simulator.simulate",
-        "step": "tracer.record",
-        "summarize": "traces.analysis.metrics",
-    }
-)
-"""Public names and the module each one comes from."""
+import foretrace
+from foretrace.simulator.errors import SimulationError
+from foretrace.topologies.errors import TopologyError
+from foretrace.tracer.errors import RecordError
+from foretrace.traces.errors import TraceError
 
 VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -108,49 +74,29 @@ _EXAMPLE: Final = re.compile(r"(?:(For example:) )?((?:foretrace|torchrun|nvidia
 _EXAMPLE_WIDTH: Final = 66
 """Letters of an example on one line of a help text, which is indented by ten at most in a terminal of 80."""
 
-__all__ = sorted(API)  # noqa: PLE0605 - sorted() of str keys is a list of str
 
-
-def __getattr__(name: str) -> Any:
-    """Return a public name, importing its module on first use."""
-    if name == "__version__":
-        return _version()
-    if name not in API:
-        raise AttributeError(f"module 'foretrace' has no attribute {name!r}")
-    module = import_module(API[name])
-    return module if name == "figures" else getattr(module, name)
-
-
-def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
-    return [*__all__, "__version__"]
-
-
-def _version() -> str:
-    try:
-        return version("foretrace")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "0+unknown"
+def _module(name: str) -> ModuleType:
+    return import_module(f"foretrace.{name}")
 
 
 def _promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Any:
     """Return what a device promises for measured kernels; the tracer, which measures, knows no devices."""
-    return import_module("simulator.compute.promise").promise(against, kernels)
+    return _module("simulator.compute.promise").promise(against, kernels)
 
 
 def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return what a machine promises for collectives that were measured."""
-    return import_module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
+    return _module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
 
 
 def _check_machine(name: str, calibration: str | None, n_gpus: int) -> None:
     """Raise TopologyError or CalibrationError, before a script is run, unless both are there and fit."""
-    import_module("simulator.rehearsed.cli").machine_of(name, calibration, n_gpus)
+    _module("simulator.rehearsed.cli").machine_of(name, calibration, n_gpus)
 
 
 def _time_rehearsal(path: str, settings: Mapping[str, Any], **wanted: Any) -> Any:
     """Time a rehearsal on a machine; the tracer that made it knows no machines."""
-    return import_module("simulator.rehearsed.cli").time_and_show(path, settings, **wanted)
+    return _module("simulator.rehearsed.cli").time_and_show(path, settings, **wanted)
 
 
 def with_examples(text: str) -> str:
@@ -186,10 +132,10 @@ class Verbs(click.Group):
         """Import and return the verb *cmd_name*, or None if there is no such verb."""
         if cmd_name not in VERBS:
             return None
-        command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name)
+        command: click.Command = getattr(_module(VERBS[cmd_name][0]), cmd_name)
         if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
-            command.add_command(import_module("tracer.cli").detect, "detect")
-            command.add_command(import_module("simulator.network.cli").cost, "cost")
+            command.add_command(_module("tracer.cli").detect, "detect")
+            command.add_command(_module("simulator.network.cli").cost, "cost")
         if cmd_name == "rehearse":
             command.context_settings["obj"] = {"check": _check_machine, "time": _time_rehearsal}
         if cmd_name == "bench":
@@ -282,13 +228,9 @@ def _fail(message: str) -> NoReturn:
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(_version(), prog_name="foretrace")
+@click.version_option(foretrace.__version__, prog_name="foretrace")
 def main() -> None:
     """Rehearse a distributed training run, record the real one, and see where the two differ.
 
     foretrace VERB --help explains a verb, with examples to start from.
     """
-
-
-if __name__ == "__main__":
-    main(prog_name="foretrace")

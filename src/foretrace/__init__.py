@@ -1,0 +1,70 @@
+"""Foretrace: rehearse a distributed training run, record the real one, and see where the two differ.
+
+``foretrace`` on the command line, ``import foretrace`` in Python. Both load what they need when it is asked
+for: a training that is recorded imports this package, and simulating never imports torch.
+
+    import foretrace
+
+    with foretrace.record("runs/real"):      # around a training loop, on every rank
+        train()
+
+    run = foretrace.open_run("runs/real")
+    for row in foretrace.breakdown(run):
+        print(row.rank, row.shares)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any, Final
+
+API: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Job": "simulator.job",
+        "Layout": "traces.layout",
+        "analysis": "traces.analysis.everything",
+        "breakdown": "traces.analysis.metrics",
+        "calibrate": "simulator.recorded.calibrate",
+        "compare": "traces.compare",
+        "figures": "traces.figures",
+        "findings": "traces.analysis.findings",
+        "job_like": "simulator.recorded.like",
+        "load_cluster": "topologies.catalog",
+        "load_model": "simulator.models.sources",
+        "open_run": "traces.store",
+        "read_calibration": "simulator.recorded.calibration",
+        "record": "tracer.record",
+        "report_html": "traces.report.html",
+        "simulate": "simulator.simulate",
+        "step": "tracer.record",
+        "summarize": "traces.analysis.metrics",
+    }
+)
+"""Public names and the module of this package that each one comes from."""
+
+__all__ = sorted(API)  # noqa: PLE0605 - sorted() of str keys is a list of str
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, importing its module on first use."""
+    if name == "__version__":
+        return _version()
+    if name not in API:
+        raise AttributeError(f"module 'foretrace' has no attribute {name!r}")
+    module = import_module(f"{__name__}.{API[name]}")
+    return module if name == "figures" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return [*__all__, "__version__"]
+
+
+def _version() -> str:
+    try:
+        return version("foretrace")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+unknown"
