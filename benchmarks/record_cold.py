@@ -4,8 +4,8 @@
 
 One process, alone in its group of gloo. Ten products of 24 rows by 512 x 512 come before each call, whose
 processor time is taken alone; ways of calling in random order, with hooks and without, within one process.
-``empty`` are two hooks of modules that do nothing, ``muted`` ours while they note nothing. Medians, and the
-middle half of the calls behind them.
+``empty`` are two hooks of modules that do nothing. Medians, and the middle half of
+the calls behind them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from typing import Any
 from recording_alone import recording_alone
 
 ROUNDS, CALLS = 30, 10
-WAYS = ("plain", "again", "empty", "muted", "recorded")
-NOTHING, EVERYTHING = (False,) * 3, (True,) * 3
-"""Whether collectives, modules and pipelines are noted."""
+WAYS = ("plain", "again", "empty", "recorded")
 
 
 def main() -> None:
@@ -55,16 +53,13 @@ def hooked(way: str, session: Any) -> Iterator[None]:
             modules.register_module_forward_pre_hook(lambda module, args: None),
             modules.register_module_forward_hook(lambda *call: None, with_kwargs=True, always_call=True),
         ]
-    elif way in {"muted", "recorded"}:
+    elif way == "recorded":
         session.hook()
-    if way == "muted":
-        session.native.module.note(*NOTHING)
     yield
     for handle in handles:
         handle.remove()
-    if way in {"muted", "recorded"}:
+    if way == "recorded":
         session.unhook()
-        session.native.module.note(*EVERYTHING)
 
 
 def emptying(torch: Any) -> Callable[[], None]:

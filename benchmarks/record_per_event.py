@@ -26,12 +26,11 @@ def main() -> None:
     torch = import_module("torch")
     with recording_alone() as (session, path):
         session.unhook()
-        kind = "compiled" if session.native is not None else "Python"
         for name, call in (("collective", reducing(torch)), ("block", computing(torch))):
-            print(f"hooks in {kind}: {added_us(call, session):.1f} us a {name}")
+            print(f"{added_us(call, session):.1f} us a {name}")
     n_spans = import_module("foretrace.traces.store").open_run(path).spans().num_rows
     n_bytes = sum(file.stat().st_size for file in (path / "spans").iterdir())
-    print(f"hooks in {kind}: {n_bytes / n_spans:.1f} bytes a span, of {n_spans}")
+    print(f"{n_bytes / n_spans:.1f} bytes a span, of {n_spans}")
 
 
 def reducing(torch: Any) -> Callable[[], None]:

@@ -1,19 +1,12 @@
-"""What every test shares: property tests are deterministic, and patient with a loaded machine.
+"""What every test shares: property tests are deterministic, and patient with a loaded machine."""
 
-Recordings use the hooks in Python, whatever was compiled here before, unless a test asks for those in C++.
-"""
-
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from foretrace.tracer.native.build import SWITCH
-
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
-os.environ[SWITCH] = "0"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

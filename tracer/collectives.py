@@ -4,8 +4,6 @@ All of them, from Python, from the C++ reducer of DDP or from a compiled graph, 
 operators. An implementation at the dispatch key ``BackendSelect``, which comes first and which none of them
 uses, sees each call on any thread and any device, and redispatches it with the key removed. Other methods
 miss some of them, or deadlock because they hold the interpreter lock.
-
-If no GPU is used, ``tracer.native`` does the same in C++.
 """
 
 from __future__ import annotations

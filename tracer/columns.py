@@ -1,7 +1,7 @@
 """Records as columns of a timeline: what a batch is made of, thousands of rows at once.
 
-Most rows are pieces of compute time. They stay arrays from the compiled hooks to the file: as tuples they
-took longer to be written than to be noted.
+Most rows are pieces of compute time, which are written as arrays: as tuples they took longer to be written
+than to be noted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEGMENT: Final = np.dtype(
         ("microbatch", np.int32),
     ]
 )
-"""A piece of compute time, as ``Segment`` of ``native/lane.hpp`` has it in memory."""
+"""A piece of compute time, by the places of its kind and its block in lists beside it."""
 
 COLUMNS: Final = (
     "stream", "category", "kind", "name", "start_ns", "duration_ns", "step", "microbatch", "layer", "stage",

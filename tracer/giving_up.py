@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 CLASSES: Final = ("N4c10d16ProcessGroupGloo8SendWork", "N4c10d16ProcessGroupGloo8RecvWork")
@@ -42,9 +43,9 @@ def give_up(work: Any) -> bool:
 
 def _library() -> ctypes.CDLL:
     """Return torch's library for processors, which a process that has a group has loaded."""
-    from foretrace.tracer.native.compiler import folder
+    import torch
 
-    return ctypes.CDLL(str(folder() / "lib" / "libtorch_cpu.so"))
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def _address(work: Any) -> int | None:

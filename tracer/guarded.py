@@ -45,13 +45,11 @@ class Guarded:
 
     Attributes:
         disabled: names of the hooks that are switched off.
-        native: the compiled hooks, a ``tracer.native.hooks.Native``; None: those in Python do.
         warnings: what is to be told of the run.
     """
 
     def __init__(self, warnings: list[str]) -> None:
         self.disabled: set[str] = set()
-        self.native: Any = None
         self.warnings = warnings
 
     def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
@@ -92,10 +90,3 @@ class Guarded:
     def switch_off(self, *names: str) -> None:
         """Switch hooks off, for good."""
         self.disabled.update(names)
-        if self.native is not None:
-            self.native.switch(self.disabled)
-
-    def release(self) -> None:
-        """Have compiled hooks, which stay until the process ends, let go of the recording: it is over."""
-        if self.native is not None:
-            self.native.close()

@@ -32,18 +32,10 @@ def install(session: Session) -> list[Hook]:
     from foretrace.tracer.steps import OptimizerHook
     from foretrace.tracer.waits import GraphHook, StreamHook
 
-    hooks: list[Hook]
-    if session.native is None:
-        session.backward = BackwardHook(session)
-        modules = ModuleHook(session)
-        exports = _when_imported(session, "modules", EXPORTING, lambda _: ExportHook(session, modules))
-        hooks = [session.backward, modules, exports]
-    else:
-        from foretrace.tracer.native.hooks import NativeModuleHook
-        from foretrace.tracer.native.wrappers import NativeBackwardHook
-
-        session.backward = NativeBackwardHook(session, session.native)
-        hooks = [session.backward, NativeModuleHook(session, session.native)]
+    session.backward = BackwardHook(session)
+    modules = ModuleHook(session)
+    exports = _when_imported(session, "modules", EXPORTING, lambda _: ExportHook(session, modules))
+    hooks: list[Hook] = [session.backward, modules, exports]
     hooks += [CheckpointHook(session), OptimizerHook(session), StreamHook(session), GraphHook()]
     return hooks + _distributed(session) if is_distributed() else hooks
 
@@ -54,18 +46,13 @@ def _distributed(session: Session) -> list[Hook]:
     from foretrace.tracer.collectives import CollectiveHook
     from foretrace.tracer.waits import BatchHook, BlockingHook, WaitHook
 
-    hooks: list[Hook]
-    if session.native is None:
-        session.completions = Completions(dist.Work.wait, session.rank)
-        hooks = [CollectiveHook(session), WaitHook(session), BatchHook(session)]
-    else:
-        from foretrace.tracer.native.hooks import NativeCollectiveHook
-        from foretrace.tracer.native.wrappers import NativeWaitHook
-
-        hooks = [NativeCollectiveHook(session, session.native), NativeWaitHook(session.native)]
-    hooks += [BlockingHook(session), MeshHook(session)]
+    session.completions = Completions(dist.Work.wait, session.rank)
     return [
-        *hooks,
+        CollectiveHook(session),
+        WaitHook(session),
+        BatchHook(session),
+        BlockingHook(session),
+        MeshHook(session),
         _when_imported(session, "pipeline", internals.PIPELINING, _pipeline),
         _when_imported(session, "collectives", internals.SYMMETRIC, _symmetric),
     ]
@@ -87,11 +74,5 @@ def _symmetric(session: Session) -> Hook:
 def _pipeline(session: Session) -> Hook:
     from foretrace.tracer.pipeline import PipelineHook
 
-    if session.native is None:
-        session.pipeline = PipelineHook(session)
-    else:
-        from foretrace.tracer.native.wrappers import NativePipelineHook
-
-        session.pipeline = NativePipelineHook(session, session.native)
-    hook: Hook = session.pipeline
+    session.pipeline = hook = PipelineHook(session)
     return hook

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, Final
 
 
@@ -59,27 +58,6 @@ def wait_tensor() -> Any:
     import torch
 
     return torch.ops._c10d_functional.wait_tensor.default
-
-
-def module_calls() -> tuple[Any, dict[str, Any], Callable[[], Any]]:
-    """Return what modules are called by, and what tells that torch traces (a name) or compiles (a function).
-
-    Raises AttributeError or TypeError if this torch has none of that.
-    """
-    import torch
-
-    call, names = torch.nn.Module._call_impl, vars(torch.compiler)
-    if not isinstance(call, FunctionType) or "_is_compiling_flag" not in names:
-        raise TypeError("torch calls modules in another way")
-    return call, names, torch._C._dynamo.eval_frame.get_eval_frame_callback
-
-
-def compiled_waited() -> Callable[[Any], None]:
-    """Return the operator by which the compiled hooks are told that a boxed ``Work`` was waited for."""
-    import torch
-
-    told: Callable[[Any], None] = torch.ops.foretrace.waited.default
-    return told
 
 
 def destroy_library(library: Any) -> None:

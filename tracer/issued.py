@@ -76,7 +76,6 @@ class Issued:
         self.path = path / "ranks" / f"rank-{rank:05d}.issued.jsonl"
         self._shift_ns = shift_ns
         self._numbers: Iterator[int] = count()
-        self._native: Any = None
         self._templates: dict[tuple[Any, ...], bytes] = {}
         self._map: mmap.mmap | None = None
         with suppress(OSError):
@@ -103,18 +102,9 @@ class Issued:
             number, issued_ns, one.sequence, one.peer, one.size_bytes, step, microbatch, stage,
         )  # fmt: skip
 
-    def share(self, native: Any) -> None:
-        """Have the compiled hooks write lines, too, in one order with those of ``note``."""
-        if self._map is not None:
-            native.open_ring(self._map, SLOTS, SLOT_BYTES, self._shift_ns)
-            self._numbers = iter(native.next_number, None)
-            self._native = native
-
     def close(self) -> None:
         """Give the ring up, and its file: the process ends in order, and its spans tell the same."""
         made, self._map = self._map, None
-        if self._native is not None:
-            self._native.open_ring(None, 0, 0, 0)
         if made is not None:
             made.close()
             self.path.unlink(missing_ok=True)

@@ -22,7 +22,6 @@ from foretrace.tracer.attach import (
 )
 from foretrace.tracer.errors import LaunchError, RecordError
 from foretrace.tracer.launched import is_one_of_many
-from foretrace.tracer.native.build import ensure
 from foretrace.tracer.run_directory import check_new, no_empty_folders
 from foretrace.tracer.window import Window
 from foretrace.traces.errors import reason
@@ -78,8 +77,6 @@ def launch(
     program = _program(command[0])
     with no_empty_folders(path):
         _check_writable(path)
-        with _ended_by_request():
-            ensure(_tell)
         with _signals_passed_on() as children:
             try:
                 process = subprocess.Popen(
@@ -94,11 +91,6 @@ def launch(
             children.append(process)
             status = process.wait()
     return status if status >= 0 else 128 - status
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"foretrace: {line}\n")
-    sys.stderr.flush()
 
 
 def _check_writable(path: Path) -> None:
@@ -138,16 +130,6 @@ def _program(name: str) -> str:
     if found is None:
         raise LaunchError(f"cannot start {name!r}: no such program on the path or in {beside}")
     return found
-
-
-@contextmanager
-def _ended_by_request() -> Iterator[None]:
-    """Make a request to terminate an exit like any other: it cleans up."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Sees the forward of the model: which block computes, and which autograd nodes are at its borders.
 
-Global module hooks tell when a block begins and ends; the compiled kind has none and sees the calls
-(``native/module_calls.hpp``). Nodes at the borders tell ``tracer.backward`` who owns the time there.
+Global module hooks tell when a block begins and ends. Nodes at the borders tell ``tracer.backward`` who owns
+the time there.
 """
 
 from __future__ import annotations

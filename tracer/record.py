@@ -16,7 +16,6 @@ from foretrace.tracer.clock import CommonClock, now_ns
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.guarded import is_interrupt
 from foretrace.tracer.launched import is_first, is_told_world, own_name
-from foretrace.tracer.native import build
 from foretrace.tracer.process import is_distributed
 from foretrace.tracer.run_directory import AGAIN, check_new, with_words
 from foretrace.tracer.window import Window
@@ -220,8 +219,6 @@ def record(
         return
     recording = Recording(Path(path).absolute(), name=name, flush_s=flush_s, window=window, depth=depth)
     check_new(recording.path)
-    if is_first() and (advice := build.advice()):
-        sys.stderr.write(f"foretrace: recording {advice}\n")
     _active.append(recording)
     try:
         _enter(recording)

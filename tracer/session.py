@@ -18,7 +18,6 @@ from foretrace.tracer.issued import Issued
 from foretrace.tracer.kernels import kernel_trace
 from foretrace.tracer.lane import Lane
 from foretrace.tracer.memory import MemoryLog
-from foretrace.tracer.native.choice import compiled_hooks
 from foretrace.tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
 from foretrace.tracer.passes import Passes
 from foretrace.tracer.pending import Pending
@@ -75,14 +74,11 @@ class Session(Training[Lane], Guarded):
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
         self._written_state: object = None
-        self.native = compiled_hooks(self)
-        if self.native is not None:
-            self.position = self.native.module.position
         moments = Resolver()
         self._pending = self._make_pending(moments)
         self.sink = self._make_sink(moments, flush_s)
         self.issued = Issued(path, rank, clock.shift_ns)
-        self.lane = self._make_lane()
+        self.lane = Lane(self.position, self.sink.put)
         self._described: Callable[[], Any] = lambda: None
         self.steps, self.passes = Steps(self), Passes(self)
         self.completions: Any = None
@@ -115,17 +111,8 @@ class Session(Training[Lane], Guarded):
             failed=self._writing_failed,
             flush_s=flush_s,
             has_step=self.window.has_step,
-            collect=tuple if self.native is None else self.native.collect,
             seen=lambda one: self.passes.summed(one),  # noqa: PLW0108 - the passes are made later
         )
-
-    def _make_lane(self) -> Lane:
-        """Return what owns compute time: that of the compiled hooks where there are any."""
-        if self.native is None:
-            return Lane(self.position, self.sink.put)
-        self.issued.share(self.native.module)
-        lane: Lane = self.native.lane
-        return lane
 
     def _write_beginning(self) -> None:
         """Write what is known of the run; the first of the recorded ranks also writes ``run.json``."""
@@ -136,8 +123,6 @@ class Session(Training[Lane], Guarded):
 
     def pausing(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what is called before and after a wait; the first returns what the second takes."""
-        if self.native is not None:  # cannot fail, and notes nothing once it is off
-            return self.lane.pause, self.lane.resume
         return self.guarded("modules", self.lane.pause), self.guarded("modules", self.lane.resume)
 
     def met_model(self, model: Any, args: Any) -> dict[str, Any]:
@@ -234,7 +219,6 @@ class Session(Training[Lane], Guarded):
         self.sink.close()
         self._tell_pending(last=True)
         self.issued.close()
-        self.release()
         if self._has_failed:  # and has said so; the disk may have room for what is known of the run
             with suppress(Exception):
                 write_info(self.path, self.info(finished=False), self.rank)

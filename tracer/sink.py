@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from foretrace.tracer.columns import Row, Segments, communication_row, step_row, table
@@ -29,7 +29,7 @@ MOST_RECORDS: Final = 500_000
 DEVICE_S: Final = 5.0
 """How long the end of a recording waits for a device, which is through with its work as a rule."""
 
-Record = Segment | Segments | StepWindow | Communication
+Record = Segment | StepWindow | Communication
 
 
 class Sink:
@@ -43,7 +43,6 @@ class Sink:
         failed: called with an error that ended the writing.
         flush_s: seconds between two batches.
         has_step: whether the records of a step are written.
-        collect: yields records that are kept elsewhere; called before each batch, on the writing thread.
         seen: told of each communication that has ended, before it is written; must not raise.
 
     Attributes:
@@ -61,10 +60,9 @@ class Sink:
         failed: Callable[[Exception], None],
         flush_s: float = FLUSH_S,
         has_step: Callable[[int], bool] = lambda step: True,
-        collect: Callable[[], Iterable[Record]] = tuple,
         seen: Callable[[Communication], Any] = lambda one: None,
     ) -> None:
-        self._has_step, self._collect, self._seen = has_step, collect, seen
+        self._has_step, self._seen = has_step, seen
         self._under_way = UnderWay(moments)
         self.n_lost = 0
         self._is_broken = False
@@ -159,8 +157,6 @@ class Sink:
         with GATE.asking() as may_ask:
             if not may_ask:
                 return
-            for record in self._collect():
-                self.put(record)
             segments = list(self._segments(last=last))
             rows = [*self._rows, *self._communication_rows(last=last)]
             self._rows.clear()
@@ -173,9 +169,7 @@ class Sink:
         records, moments, ns = self._records, self._moments, self._moments.ns
         while records:
             record = records[0]
-            if isinstance(record, Segments):
-                yield from self._columns(record)
-            elif isinstance(record, Communication):
+            if isinstance(record, Communication):
                 self._under_way.add(record)
             elif not moments.knows(record.start, record.end):
                 if not last:

@@ -5,7 +5,7 @@ The model is tiny, so that the time goes into starting processes; every recordin
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -15,8 +15,6 @@ import pytest
 from tests.processes import Ranks, Runner
 from tests.rehearsals import LOADED, rehearse
 
-from foretrace.tracer.native import build
-from foretrace.tracer.native.build import SWITCH
 from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
@@ -119,29 +117,6 @@ def rehearsed(
         return rehearse(asked, folder), read_rank(rehearsal_folder(folder), 0)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def compiled() -> Path:
-    """The compiled hooks; compiles them if this version of them was not yet."""
-    pytest.importorskip("torch")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, "1")
-        said: list[str] = []
-        found = build.ensure(said.append)
-    if found is None:
-        pytest.skip(f"hooks cannot be compiled here: {' '.join(said) or 'no compiler, or a GPU'}")
-    return found
-
-
-@pytest.fixture(scope="module", params=["python", "compiled"])
-def hooks(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both kinds of hooks in turn, for recordings in this process and in those that it starts."""
-    if request.param == "compiled":
-        request.getfixturevalue("compiled")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, str(int(request.param == "compiled")))
-        yield request.param
 
 
 @pytest.fixture(scope="session")

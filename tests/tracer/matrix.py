@@ -10,7 +10,6 @@ import functools
 import gc
 import itertools
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from foretrace.tracer.native.build import SWITCH
 
 WIDTH, LAYERS, STEPS, MICROBATCHES = 8, 4, 3, 4
 Step = Callable[[], Tensor]
@@ -340,13 +338,12 @@ MADE = {
 
 def main() -> None:
     """Train every strategy that is asked for."""
-    folder, hooks, *names = sys.argv[1:]
+    folder, *names = sys.argv[1:]
     dist.init_process_group("gloo")
     found: dict[str, dict[str, list[float]]] = {}
     for name in names:
-        for way in ("plain", *hooks.split(",")):
+        for way in ("plain", "recorded"):
             gc.collect()  # a mesh of the strategy before still names the group of the whole world
-            os.environ[SWITCH] = str(int(way == "compiled"))
             recording = foretrace.record(f"{folder}/{way}/{name}")
             with contextlib.nullcontext() if way == "plain" else recording:
                 step = MADE[name](*([dist.get_world_size()] if name in SCHEDULES else []))

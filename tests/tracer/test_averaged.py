@@ -42,7 +42,6 @@ dist.destroy_process_group()
 N_PARAMS = 16 * 16 + 16 + 16 + 1
 
 
-@pytest.mark.usefixtures("hooks")
 def test_gradients_that_a_loop_sums_itself_tell_the_layout(tmp_path: Path, ranks: Any) -> None:
     script, path = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)

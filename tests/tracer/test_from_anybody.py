@@ -13,8 +13,6 @@ from foretrace.traces.analysis.hang import hang
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
 
-pytestmark = pytest.mark.usefixtures("hooks")
-
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
@@ -45,9 +43,9 @@ if sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def run(hooks: str, tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> tuple[str, Run]:
+def run(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> tuple[str, Run]:
     """What the ranks print, and the run."""
-    folder = tmp_path_factory.mktemp(hooks)
+    folder = tmp_path_factory.mktemp("run")
     script = folder / "train.py"
     script.write_text(SCRIPT)
     result = ranks.run([sys.executable, "-W", "ignore", str(script)], ranks.env(folder / "run"), 3)

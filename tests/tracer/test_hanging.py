@@ -11,8 +11,6 @@ from tests.processes import TIMEOUT_S
 
 from foretrace.traces.store import open_run
 
-pytestmark = pytest.mark.usefixtures("hooks")
-
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist

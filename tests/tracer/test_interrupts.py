@@ -90,15 +90,13 @@ model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters())
 with foretrace.record(sys.argv[1]) as recording:
     session = recording.session
-    target = session if session.native is None else session.native
-    name = "called" if session.native is None else "begin"
-    as_it_is = getattr(target, name)
+    as_it_is = session.called
 
     def interrupted(*given):
-        setattr(target, name, as_it_is)
+        session.called = as_it_is
         signal.raise_signal(signal.SIGUSR1)
 
-    setattr(target, name, interrupted)
+    session.called = interrupted
     try:
         model(torch.ones(1, 2))
         for _ in range(10):
@@ -113,7 +111,7 @@ print(session.warnings, sorted(session.disabled - {"collectives", "meshes", "mod
 
 
 def test_an_alarm_within_a_hook_reaches_the_training_and_its_steps_are_recorded(
-    tmp_path: Path, ranks: Any, hooks: str
+    tmp_path: Path, ranks: Any
 ) -> None:
     command = [sys.executable, "-W", "ignore", "-c", ALARMED, str(tmp_path / "run")]
     (done,) = ranks.launch(command, fresh=tmp_path)

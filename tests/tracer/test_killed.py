@@ -15,7 +15,6 @@ import pytest
 from tests.processes import TIMEOUT_S
 
 from foretrace.tracer.issued import SLOTS
-from foretrace.tracer.native.build import SWITCH
 from foretrace.traces.errors import RunError
 from foretrace.traces.pending import P2P, read_issued
 from foretrace.traces.store import open_run
@@ -140,22 +139,16 @@ def numbers(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
     return {track: sorted(sequences) for track, sequences in found.items()}
 
 
-@pytest.mark.parametrize(
-    ("switch", "strategy"),
-    [("0", "ddp"), ("1", "ddp"), ("1", "pipeline")],
-    ids=["python", "compiled", "compiled-pipeline"],
-)
+@pytest.mark.parametrize("strategy", ["ddp", "pipeline"])
 def test_whenever_it_is_killed_no_more_is_lost_than_since_the_last_batch(
-    tmp_path: Path, ranks: Any, request: pytest.FixtureRequest, switch: str, strategy: str
+    tmp_path: Path, ranks: Any, strategy: str
 ) -> None:
     """After each kill all steps that waited for the last batch can be read, and all before them is whole."""
     script, made = tmp_path / "train.py", tmp_path / "killed"
     made.mkdir()
     script.write_text(FORKING)
     command = [sys.executable, "-W", "ignore", str(script), str(made), str(N_KILLS), str(FLUSH_S), strategy]
-    if switch == "1":
-        request.getfixturevalue("compiled")
-    (result,) = ranks.launch(command, fresh=made, timeout_s=600, **{SWITCH: switch})
+    (result,) = ranks.launch(command, fresh=made, timeout_s=600)
     assert result.returncode == 0, result.stderr
     kills = [line.split() for line in result.stdout.splitlines()]
     assert len(kills) == N_KILLS

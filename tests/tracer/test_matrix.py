@@ -87,22 +87,12 @@ LAYOUTS = {
 """Axes whose degree is more than one."""
 
 
-@pytest.fixture(scope="module")
-def kinds(request: pytest.FixtureRequest) -> str:
-    """The kinds of hooks that there are here, with commas between."""
-    try:
-        request.getfixturevalue("compiled")
-    except pytest.skip.Exception:
-        return "python"
-    return "python,compiled"
-
-
-def trained(folder: Path, ranks: Any, kinds: str, names: Iterable[str], n: int) -> Path:
-    """Train all *names* on *n* ranks, plain and recorded with each of *kinds*."""
+def trained(folder: Path, ranks: Any, names: Iterable[str], n: int) -> Path:
+    """Train all *names* on *n* ranks, plain and recorded."""
     if ranks.torch() < (2, 11):
         pytest.skip("this torch cannot run all of them on gloo")
     script = str(Path(__file__).parent / "matrix.py")
-    command = [sys.executable, "-W", "ignore", script, str(folder), kinds, *names]
+    command = [sys.executable, "-W", "ignore", script, str(folder), *names]
     result = ranks.run(command, ranks.env(), n, fresh=folder)
     assert result.status == (0,) * n, result.errors
     assert "foretrace" not in result.errors
@@ -110,15 +100,15 @@ def trained(folder: Path, ranks: Any, kinds: str, names: Iterable[str], n: int) 
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory, ranks: Any, kinds: str) -> Path:
+def on_two(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> Path:
     """Two processes."""
-    return trained(tmp_path_factory.mktemp("two"), ranks, kinds, usable(ON_TWO, ranks), 2)
+    return trained(tmp_path_factory.mktemp("two"), ranks, usable(ON_TWO, ranks), 2)
 
 
 @pytest.fixture(scope="module")
-def on_four(tmp_path_factory: pytest.TempPathFactory, ranks: Any, kinds: str) -> Path:
+def on_four(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> Path:
     """Four processes."""
-    return trained(tmp_path_factory.mktemp("four"), ranks, kinds, ON_FOUR, 4)
+    return trained(tmp_path_factory.mktemp("four"), ranks, ON_FOUR, 4)
 
 
 def usable(names: Iterable[str], ranks: Any) -> list[str]:
@@ -129,13 +119,13 @@ def usable(names: Iterable[str], ranks: Any) -> list[str]:
 @pytest.fixture(
     params=[(name, 2) for name in ON_TWO] + [(name, 4) for name in ON_FOUR], ids=lambda p: f"{p[0]}-{p[1]}"
 )
-def trial(request: pytest.FixtureRequest, ranks: Any, hooks: str) -> tuple[str, int, Path]:
-    """One strategy, its ranks, and the folder of what was recorded with one kind of hooks."""
+def trial(request: pytest.FixtureRequest, ranks: Any) -> tuple[str, int, Path]:
+    """One strategy, its ranks, and the folder of what was recorded ."""
     name, n = request.param
     if not usable([name], ranks):
         pytest.skip("gloo refuses transfers of a rank to itself")
     folder: Path = request.getfixturevalue("on_two" if n == 2 else "on_four")
-    return name, n, folder / hooks
+    return name, n, folder / "recorded"
 
 
 def test_losses_are_the_same_to_the_last_bit(trial: tuple[str, int, Path]) -> None:
@@ -205,11 +195,11 @@ def stages_of(schedule: str, n: int) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize(("schedule", "n"), [*((name, 2) for name in SCHEDULES), ("gpipe", 4)])
 def test_every_stage_works_on_every_microbatch_once(
-    request: pytest.FixtureRequest, ranks: Any, hooks: str, schedule: str, n: int
+    request: pytest.FixtureRequest, ranks: Any, schedule: str, n: int
 ) -> None:
     if not usable([schedule], ranks):
         pytest.skip("gloo refuses transfers of a rank to itself")
-    run = open_run(request.getfixturevalue("on_two" if n == 2 else "on_four") / hooks / schedule)
+    run = open_run(request.getfixturevalue("on_two" if n == 2 else "on_four") / "recorded" / schedule)
     assert run.info.job is not None
     assert (run.info.job["schedule"], run.info.job["n_microbatches"]) == (schedule, MICROBATCHES)
     of_rank = stages_of(schedule, n)
@@ -245,8 +235,8 @@ def test_every_stage_works_on_every_microbatch_once(
     )
 
 
-def test_what_is_recomputed_is_told_from_what_is_computed(on_two: Path, hooks: str) -> None:
-    run = open_run(on_two / hooks / "recompute")
+def test_what_is_recomputed_is_told_from_what_is_computed(on_two: Path) -> None:
+    run = open_run(on_two / "recorded" / "recompute")
     spans = [row for row in run.spans([0]).to_pylist() if row["step"] == STEPS - 1]
     for kind in ("forward", "recompute", "backward"):
         assert {row["layer"] for row in spans if row["kind"] == kind and row["layer"] >= 0} == set(

@@ -6,15 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.processes import TIMEOUT_S
 
 from foretrace.traces.analysis.mismatch import mismatches
 from foretrace.traces.errors import RunError
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
-
-pytestmark = pytest.mark.usefixtures("hooks")
 
 SCRIPT = """
 import sys

@@ -17,8 +17,6 @@ nn = torch.nn
 Module: Any = nn.Module
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
-pytestmark = pytest.mark.usefixtures("hooks")
-
 
 def net(width: int = 4) -> Any:
     """Return a model of tokens with 8 rows of *width* in its table, and two more layers."""

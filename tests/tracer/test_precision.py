@@ -58,14 +58,12 @@ def described(path: Path, model: Any, steps: int = 2) -> str:
     return str(info.model["dtype"])
 
 
-@pytest.mark.usefixtures("hooks")
 @pytest.mark.parametrize("keeps", [None, reentrant, non_reentrant])
 def test_autocast_inside_of_a_call_is_seen(tmp_path: Path, keeps: Any) -> None:
     """Three layers of four: the head, with most of the numbers, is exact."""
     assert described(tmp_path / "run", Casting(keeps)) == "bf16"
 
 
-@pytest.mark.usefixtures("hooks")
 def test_a_model_that_is_first_called_without_gradients_is_seen(tmp_path: Path) -> None:
     model = Casting(dtype=torch.float16)
 

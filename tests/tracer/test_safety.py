@@ -11,8 +11,6 @@ from foretrace.traces.analysis.hang import hang
 from foretrace.traces.errors import RunError
 from foretrace.traces.store import open_run
 
-pytestmark = pytest.mark.usefixtures("hooks")
-
 SCRIPT = """
 import resource, sys, time
 import torch
@@ -75,7 +73,7 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, ranks: Any, hooks: str) -> tuple[Path, Done]:
+def trained(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> tuple[Path, Done]:
     """One process that trains and records in every way, one after the other."""
     folder = tmp_path_factory.mktemp("safety")
     script = tmp_path_factory.mktemp("script") / "train.py"

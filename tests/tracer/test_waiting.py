@@ -9,8 +9,6 @@ import pytest
 from foretrace.traces.analysis.activity import activity
 from foretrace.traces.store import open_run
 
-pytestmark = pytest.mark.usefixtures("hooks")
-
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
@@ -60,7 +58,7 @@ WAYS = ("sync", "async", "scatter", "functional", "p2p")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, ranks: Any, hooks: str) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, ranks: Any) -> Path:
     """One recording for each way to wait, made one after the other by the same processes."""
     folder = tmp_path_factory.mktemp("waiting")
     script, made = folder / "train.py", folder / "runs"
@@ -139,11 +137,7 @@ with foretrace.record(sys.argv[1]) as recording:
         time.sleep(0.01)
         model(torch.ones(1, 8))
     completions = recording.session.completions
-    if completions is not None:
-        print(completions.watchers.n_threads)
-    else:  # compiled hooks have threads of the system, with a name
-        names = [file.read_text() for file in Path("/proc/self/task").glob("*/comm")]
-        print(sum(name.startswith("foretrace") for name in names))
+    print(completions.watchers.n_threads)
 """
 
 

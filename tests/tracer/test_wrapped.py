@@ -167,7 +167,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.usefixtures("hooks")
 def test_functions_of_torch_keep_their_names(tmp_path: Path, ranks: Any) -> None:
     """DeepSpeed marks what it waits for by the name of the function that waits."""
     script = tmp_path / "train.py"
