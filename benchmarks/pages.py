@@ -1,0 +1,155 @@
+"""Writes the tables of docs/ whose figures are in this repository: ``python benchmarks/pages.py``.
+
+Public scripts and published step times are in ``tables/``, conventions of frameworks in their profiles.
+tests/test_docs.py holds the pages to what this writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from accuracy import replaced
+
+from foretrace.simulator.framework import Framework
+from foretrace.simulator.profiles import framework_names, load_framework
+from foretrace.traces.report.format import format_share
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+TABLES: Final = Path(__file__).parent / "tables"
+KEYS: Final = (
+    *("overlap_grad_reduce", "overlap_param_gather", "reduces_in_16_bit", "fused_wgrad", "copies_gathered"),
+    *("joins_gradients", "buckets_first_chunk_only", "pipeline_keeps_whole"),
+    *("async_tp", "overlap_tp_backward", "p2p_scattered", "context", "attention", "eager", "rotary"),
+    *("autocast", "stops_early", "host_work"),
+    *("host_per_tensor_rank", "expert_dispatch", "overlap_shared_experts", "fused_experts"),
+    *("loss_all_reduce", "selective", "fp8_recipe", "amax_ranks"),
+)
+"""The conventions of a framework that time depends on."""
+
+OUTCOMES: Final = ("right", "goes through", "true line", "wrong line", "silently wrong")
+
+Lines = Sequence[str]
+
+
+def pages() -> dict[Path, str]:
+    """Return the text that each page should have."""
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in (DOCS / "frameworks.md", DOCS / "rehearse.md", DOCS / "rehearse-evidence.md")
+    }
+    for name, lines in tables().items():
+        for path, text in texts.items():
+            if f"<!-- {name} -->" in text:
+                texts[path] = replaced(text, name, lines)
+    return texts
+
+
+def tables() -> dict[str, Lines]:
+    """Return the lines of each table by the name of its mark."""
+    with (TABLES / "public_scripts.csv").open(encoding="utf-8", newline="") as file:
+        scripts = list(csv.DictReader(file))
+    with (TABLES / "rehearsed_ratios.csv").open(encoding="utf-8", newline="") as file:
+        ratios = {row["name"]: row for row in csv.DictReader(file)}
+    runs = tomllib.loads((TABLES / "rehearsed_times.toml").read_text(encoding="utf-8"))["run"]
+    return {
+        "profiles": _profiles(),
+        "outcomes": _outcomes(scripts),
+        "samples": _samples(scripts),
+        "step times": _step_times(runs, ratios),
+        "torchtitan": _torchtitan(runs, ratios),
+    }
+
+
+def _outcomes(scripts: Sequence[Mapping[str, str]]) -> Lines:
+    first, now = (Counter(row[when] for row in scripts) for when in ("first", "now"))
+    rows = [(name, first[name], now[name]) for name in OUTCOMES]
+    return _table((f"of {len(scripts)} scripts", "first try", "now"), rows)
+
+
+def _samples(scripts: Sequence[Mapping[str, str]]) -> Lines:
+    rows = []
+    for sample in dict.fromkeys(row["sample"] for row in scripts):
+        own = [row for row in scripts if row["sample"] == sample]
+        first, now = (Counter(row[when] for row in own) for when in ("first", "now"))
+        rows.append((sample, len(own), *(first[name] or "" for name in OUTCOMES), now["right"]))
+    return _table(("sample", "scripts", *OUTCOMES, "right now"), rows)
+
+
+def _step_times(runs: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[str, str]]) -> Lines:
+    """Return one line per family; errors are |ln(predicted / measured)|."""
+    rows = []
+    for family in dict.fromkeys(run["family"] for run in runs):
+        names = [run["name"] for run in runs if run["family"] == family]
+        errors = []
+        for when in ("first", "now"):
+            found = [abs(math.log(float(ratios[name][when]))) for name in names if ratios[name][when]]
+            errors.append(format_share(median(found), ".0f") if found else "")
+        now = sorted((float(ratios[name]["now"]), name) for name in names)
+        ends = [f"{ratio:.2f} ({name})" for ratio, name in (now[0], now[-1])]
+        rows.append((family, len(names), *errors, *ends))
+    return _table(("rows", "number", "median error, first", "now", "lowest ratio", "highest"), rows)
+
+
+def _torchtitan(runs: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[str, str]]) -> Lines:
+    rows = []
+    for run in runs:
+        found = ratios[run["name"]]
+        if run["name"].startswith("titan "):
+            held = [found["reserved_gb"], found["reserved_growing_gb"]]
+            published = run.get("measured_reserved_gb")
+            gb = f"{published:.1f}" if published else ""
+            name = run["name"].removeprefix("titan ")
+            rows.append((name, f"{run['measured_step_s']:.2f} s", f"{float(found['now']):.2f}", gb, *held))
+    head = ("run", "measured", "predicted / measured", "reserved, GB", "predicted", "predicted, expandable")
+    return _table(head, rows)
+
+
+def _profiles() -> Lines:
+    names = framework_names()
+    plain = Framework(name="", matches=())
+    rows = [
+        (f"`{key}`", _words(getattr(plain, key)), *(_own(name, key, plain) for name in names)) for key in KEYS
+    ]
+    return _table(("convention", "default", *names), rows)
+
+
+def _own(name: str, key: str, plain: Framework) -> str:
+    value = getattr(load_framework(name), key)
+    return "" if value == getattr(plain, key) else _words(value)
+
+
+def _words(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "-"
+    return str(value)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Lines:
+    first, *rest = ("| " + " | ".join(map(str, row)) + " |" for row in (head, *rows))
+    return [first, "|" + "---|" * len(head), *rest]
+
+
+def main() -> None:
+    """Write the pages, or name those that are not up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="Only name the pages that would change.")
+    check = parser.parse_args().check
+    for page, text in pages().items():
+        if check and page.read_text(encoding="utf-8") != text:
+            print(f"{page.name}: run python benchmarks/pages.py")
+        elif not check:
+            page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
