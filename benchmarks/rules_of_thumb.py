@@ -238,7 +238,7 @@ def _scaling() -> list[str]:
                 f"{name}: {gpus}",
                 {**settings, "gpus": gpus, "micro_batch": batch, "global_batch": batch * gpus},
             )
-            for gpus in (8, 16, 32, 64, 512)
+            for gpus in (8, 16, 64, 512)
         ]
         rows = table(
             ("run: GPUs", "tokens/s per GPU", "of 8 GPUs", "exposed"), lines, (rate, relative, exposed)
