@@ -113,24 +113,26 @@ def _torchtitan(runs: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[
 
 
 def _profiles() -> Lines:
-    names = framework_names()
+    """Return what each profile says otherwise than the default, which comes first."""
     plain = Framework(name="", matches=())
-    rows = [
-        (f"`{key}`", _words(getattr(plain, key)), *(_own(name, key, plain) for name in names)) for key in KEYS
-    ]
-    return _table(("convention", "default", *names), rows)
+    rows = [("default", _list({key: getattr(plain, key) for key in KEYS}))]
+    for name in framework_names():
+        own = {key: getattr(load_framework(name), key) for key in KEYS}
+        rows.append(
+            (f"`{name}`", _list({key: one for key, one in own.items() if one != getattr(plain, key)}))
+        )
+    return _table(("profile", "conventions"), rows)
 
 
-def _own(name: str, key: str, plain: Framework) -> str:
-    value = getattr(load_framework(name), key)
-    return "" if value == getattr(plain, key) else _words(value)
+def _list(conventions: Mapping[str, object]) -> str:
+    return "; ".join(f"`{key}` {_words(one)}" for key, one in conventions.items()) or "the default"
 
 
 def _words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "-"
+        return ", ".join(map(str, value)) or "none"
     return str(value)
 
 
