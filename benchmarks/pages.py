@@ -1,6 +1,7 @@
 """Writes the tables of docs/ whose figures are in this repository: ``python benchmarks/pages.py``.
 
-Public scripts and published step times are in ``tables/``, conventions of frameworks in their profiles.
+Public scripts, published steps, kernels and collectives are in ``tables/``, conventions in the frameworks'
+profiles.
 tests/test_docs.py holds the pages to what this writes.
 """
 
@@ -10,7 +11,7 @@ import argparse
 import csv
 import math
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,8 @@ from accuracy import replaced
 
 from foretrace.simulator.framework import Framework
 from foretrace.simulator.profiles import framework_names, load_framework
+from foretrace.simulator.validate.collectives import validate_collectives
+from foretrace.simulator.validate.kernels import validate_kernels
 from foretrace.traces.report.format import format_share
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -34,6 +37,7 @@ KEYS: Final = (
 )
 """The conventions of a framework that time depends on."""
 
+PAGES: Final = ("compute-evidence", "frameworks", "network-evidence", "rehearse", "rehearse-evidence")
 OUTCOMES: Final = ("right", "goes through", "true line", "wrong line", "silently wrong")
 
 Lines = Sequence[str]
@@ -41,10 +45,7 @@ Lines = Sequence[str]
 
 def pages() -> dict[Path, str]:
     """Return the text that each page should have."""
-    texts = {
-        path: path.read_text(encoding="utf-8")
-        for path in (DOCS / "frameworks.md", DOCS / "rehearse.md", DOCS / "rehearse-evidence.md")
-    }
+    texts = {path: path.read_text(encoding="utf-8") for path in (DOCS / f"{name}.md" for name in PAGES)}
     for name, lines in tables().items():
         for path, text in texts.items():
             if f"<!-- {name} -->" in text:
@@ -65,6 +66,8 @@ def tables() -> dict[str, Lines]:
         "samples": _samples(scripts),
         "step times": _step_times(runs, ratios),
         "torchtitan": _torchtitan(runs, ratios),
+        "kernel tables": _kernels(),
+        "later clusters": _collectives(),
     }
 
 
@@ -110,6 +113,32 @@ def _torchtitan(runs: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[
             rows.append((name, f"{run['measured_step_s']:.2f} s", f"{float(found['now']):.2f}", gb, *held))
     head = ("run", "measured", "predicted / measured", "reserved, GB", "predicted", "predicted, expandable")
     return _table(head, rows)
+
+
+def _kernels() -> Lines:
+    """Return how far published kernels are off whose tables are here."""
+    rows = []
+    for name in ("gemm_b300", "attention_backward_h100", "attention_cudnn", "attention_gb300"):
+        for found in validate_kernels(TABLES / f"{name}.csv").families:
+            family = found.name.partition(" ")[2]
+            errors = (format_share(one) for one in (found.median_error, found.p90_error))
+            rows.append((f"`{name}.csv`", family, found.n, *errors, format_share(found.bias, "+.1f")))
+    return _table(("table", "kernels", "rows", "median error", "nine in ten within", "bias"), rows)
+
+
+def _collectives() -> Lines:
+    """Return how far collectives of later clusters are off, by operation and by what predicted them."""
+    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for row in validate_collectives(TABLES / "collectives_reports.csv").rows:
+        source, _, operation, gpus = row.family.split(" · ")
+        inside = gpus == "8 GPUs"
+        way = ("all", "inside a node") if inside else (operation, row.by.partition("/")[0])
+        found[source, *way].append(row.log_ratio)
+    rows = [
+        (*key, len(own), format_share(median(map(abs, own))), format_share(median(own), "+.1f"))
+        for key, own in sorted(found.items())
+    ]
+    return _table(("cluster", "operation", "by", "rows", "median error", "bias"), rows)
 
 
 def _profiles() -> Lines:
