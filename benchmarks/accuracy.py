@@ -50,7 +50,7 @@ def tables(found: Mapping[str, Any]) -> dict[str, Sequence[str]]:
         "wrong": _wrong(found["choices"]),
         "others": _others(found["worst"]),
         "worst": _worst(found["worst"][:5]),
-        "outside": _worst(_outside(found["worst"])[:10]),
+        "outside": _worst(_outside(found["worst"])[:6]),
     }
 
 
