@@ -1,7 +1,8 @@
 """Found by Python first on its path in every process that ``foretrace record`` starts.
 
 Does what the ``sitecustomize`` behind it would have done, and arranges for a recording to begin if and when
-the process calls ``torch.distributed.init_process_group``. A process that never imports torch pays nothing.
+the process calls ``torch.distributed.init_process_group``, and for notes of how its children end. A process
+that never imports torch or starts others pays nothing.
 """
 
 import importlib.util
@@ -36,8 +37,10 @@ def _take_for_gpus(module: ModuleType) -> None:
 
 
 def _expect_torch() -> None:
+    from foretrace.tracer.ended import watch
     from foretrace.tracer.importing import Expectation
 
+    watch(os.environ["FORETRACE_RUN"])
     Expectation("torch.distributed.distributed_c10d", _attach)
     if os.environ.get("FORETRACE_ON_CPU"):
         Expectation("torch", _take_for_gpus)
