@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -76,7 +74,7 @@ class Session(Training[Lane], Guarded):
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
-        self._process = Process(host=socket.gethostname(), pid=os.getpid())
+        self._process = Process.here()
         self._written_state: object = None
         moments = Resolver()
         self._pending = self._make_pending(moments)
@@ -201,7 +199,7 @@ class Session(Training[Lane], Guarded):
             job={**self.job, **self.passes.describe()} or None,
             groups=groups,
             clock={self.rank: self.clock.shown()},
-            processes={self.rank: self._process},
+            processes={self.rank: replace(self._process, is_finished=finished)},
             warnings=(*self.warnings, *(f"{n:,} {reason}: in no span" for reason, n in dropped.items())),
             dropped=dropped,
             versions=versions(),

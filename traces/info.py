@@ -9,10 +9,14 @@ read like any other.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from foretrace.traces.errors import RunError, TraceError
@@ -49,17 +53,28 @@ class Process:
     """The process of one recorded rank, as it describes itself.
 
     Attributes:
-        host, pid: where it runs, and its number there.
+        host, namespace, pid: where it runs, and its number there.
         error: the exception that ended it, "" if none did or it could not say so.
         error_ns: when that was noted, on the clock of the run.
+        is_finished: whether its recording came to its end.
         sees_calls: whether its communications are still noted; false once the recorder has given up on them.
     """
 
     host: str = ""
+    namespace: str = ""
     pid: int = 0
     error: str = ""
     error_ns: int = 0
+    is_finished: bool = False
     sees_calls: bool = True
+
+    @classmethod
+    def here(cls) -> Process:
+        """Return the process that calls."""
+        namespace = ""
+        with suppress(OSError):  # elsewhere than on Linux numbers of processes have none
+            namespace = str(Path("/proc/self/ns/pid").readlink())
+        return cls(host=socket.gethostname(), namespace=namespace, pid=os.getpid())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,9 +98,10 @@ def _clock(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _process(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a process."""
-    texts = {name: str(given.get(name, "")) for name in ("host", "error")}
+    texts = {name: str(given.get(name, "")) for name in ("host", "namespace", "error")}
     whole = {name: int(given.get(name, 0)) for name in ("pid", "error_ns")}
-    return {**texts, **whole, "sees_calls": bool(given.get("sees_calls", True))}
+    is_finished, sees_calls = bool(given.get("is_finished", False)), bool(given.get("sees_calls", True))
+    return {**texts, **whole, "is_finished": is_finished, "sees_calls": sees_calls}
 
 
 _BUILT: Final[Mapping[str, tuple[Callable[[Any], object], str]]] = {
