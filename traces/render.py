@@ -12,11 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath, critical_path
+from foretrace.traces.analysis.diagnosis import Diagnosis
 from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
 from foretrace.traces.analysis.gaps import gaps_on_path
-from foretrace.traces.analysis.hang import Wait
 from foretrace.traces.analysis.metrics import Breakdown, breakdown
-from foretrace.traces.analysis.mismatch import Mismatch
 from foretrace.traces.compare import Comparison, typical_step
 from foretrace.traces.console import stdout
 from foretrace.traces.report.format import format_share, format_si, format_time
@@ -129,18 +128,11 @@ def _gap(run: Run, path: CriticalPath) -> str:
     return f"nothing runs {format_share(total / path.length_ns, '.0f')}{why}"
 
 
-def show_hang(waits: Sequence[Wait]) -> None:
-    """Print what a recording that goes on, or was stopped, waits for."""
+def show_diagnosis(found: Diagnosis) -> None:
+    """Print why a recording hangs, or what ended it."""
     console = stdout()
-    for wait in waits[:SHOWN_FINDINGS]:
-        console.print(f"[red]hang[/] {escape(wait.text)}", soft_wrap=True)
-
-
-def show_mismatches(found: Sequence[Mismatch]) -> None:
-    """Print the communications on which ranks do not agree."""
-    console = stdout()
-    for one in found[:SHOWN_FINDINGS]:
-        console.print(f"[red]mismatch[/] {escape(one.text)}", soft_wrap=True)
+    for label, text in found.lines[:SHOWN_FINDINGS]:
+        console.print(f"[red]{label}[/] {escape(text)}", soft_wrap=True)
 
 
 def _counts(summary: Mapping[str, Any]) -> Table:

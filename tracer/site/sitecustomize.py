@@ -1,9 +1,9 @@
 """Found by Python first on its path in every process that ``foretrace record`` starts.
 
 Leaves the process as it would be without this folder: the folder goes from the path, and the
-``sitecustomize`` that it hides is imported in place of this one. What stays is a finder, by which a recording
-begins if and when the process joins its process group or steps an optimizer. A process that never imports
-torch loads nothing else of ours.
+``sitecustomize`` that it hides is imported in place of this one. What stays is a finder. By it a recording
+begins if and when the process joins its process group or steps an optimizer, and how its children end is
+noted if it can start any. A process that imports neither torch nor subprocess loads nothing else of ours.
 """
 
 import os
@@ -34,13 +34,27 @@ def _take_for_gpus(module: object) -> None:
         raise SystemExit(2) from error
 
 
+def _watch_children() -> None:
+    """Have it noted how children of this process end that record themselves."""
+    try:
+        from foretrace.tracer.ended import watch
+
+        watch(os.environ["FORETRACE_RUN"])
+    except Exception as error:
+        sys.stderr.write(f"foretrace: how processes end is not noted: {error}\n")
+
+
 class _Finder:
     """Finds this very foretrace for the process, also where it is not installed, and waits for torch."""
+
+    STARTING = frozenset({"subprocess", "multiprocessing.popen_fork"})
+    """Modules by which a process starts others; the first takes ``os.waitpid`` when it is imported."""
 
     def __init__(self) -> None:
         self.expected = {"torch.distributed.distributed_c10d": _attach}
         if os.environ.get("FORETRACE_ON_CPU"):
             self.expected["torch"] = _take_for_gpus
+        self.is_watching = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         """Find ``foretrace``; have us told of what is expected when it is loaded; know nothing of others."""
@@ -48,6 +62,9 @@ class _Finder:
             from importlib.machinery import PathFinder
 
             return PathFinder.find_spec(name, [_PARENT])
+        if name in self.STARTING and not self.is_watching:
+            self.is_watching = True
+            _watch_children()
         if name in self.expected:
             tell = self.expected.pop(name)
             try:
