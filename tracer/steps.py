@@ -140,10 +140,9 @@ class Steps:
         """Whether what is called now has gradients, also where a checkpoint will compute it again."""
         return self._grad_mode() or self.n_checkpoints > 0
 
-    def _perhaps_evaluates(
-        self, model: Any, one: _Called, *, has_gradients: bool, is_in_train: bool
-    ) -> None:
+    def _perhaps_evaluates(self, model: Any, one: _Called, *, has_gradients: bool, is_in_train: bool) -> None:
         """*model* is called between two steps, or before the first, without gradients or in ``eval()``."""
+        opens = self._start is None if self._early is not None else not self._is_evaluating
         if self._early is not None:
             self._begin_first()
             self._early.add(model)
@@ -155,11 +154,12 @@ class Steps:
             if is_part:
                 self.begin()
                 return
-            if not self._is_evaluating:
+            if opens:
                 self.finish()
                 self._is_evaluating, self._session.position.step = True, -1
         if has_gradients and self._doubt is None:
-            self._doubt = self._session.lane.stamp(), weakref.ref(model)
+            since = self._start if opens else None
+            self._doubt = self._session.lane.stamp() if since is None else since, weakref.ref(model)
 
     def _is_trained(self, model: Any, one: _Called) -> bool:
         """Whether *model*, or a part of it, was seen to train."""
@@ -193,10 +193,10 @@ class Steps:
 
     def _phase(self, kind: str, at: Stamp) -> None:
         """A phase between two steps is over: the next step, or phase, begins *at* that moment."""
-        if self._start is not None:
+        if self._start is not None and self._start is not at:
             self._session.sink.put(StepWindow(self._number, self._start, at, kind))
             self._start = at
-            self._session.position.step = self._number
+        self._session.position.step = self._number
 
     def finish(self) -> None:
         """Hand over the window of a step whose optimizer is done, or that of an evaluation."""
@@ -212,7 +212,7 @@ class Steps:
     def told(self) -> None:
         """The training says that a step is over, and will say so of every one."""
         self._is_told, self._early = True, None
-        self._is_evaluating, self._doubt = False, None  # a step of nothing else is one if the training says so
+        self._is_evaluating, self._doubt = False, None  # a step of nothing else is one, too
         step = max(self._number - (self._end is not None), 0)
         now = self._session.lane.stamp()
         start = self._began if self._start is None else self._start  # no module was called
@@ -269,7 +269,8 @@ class Steps:
         it goes on with other parameters, as the third stage of ZeRO has it step them, part by part.
         """
         self._count_again()
-        if self._is_evaluating or (optimizer is self._marker() and _first_parameter(optimizer) in self._stepped):
+        begins_next = optimizer is self._marker() and _first_parameter(optimizer) in self._stepped
+        if self._is_evaluating or begins_next:
             self.finish()
         elif self._end is not None:
             self._number -= 1
@@ -293,7 +294,7 @@ class Steps:
             self._is_between, self._early, self._doubt = True, None, None
 
     def save_begins(self) -> Stamp | None:
-        """A checkpoint is being saved; return what ``save_ends`` takes, None if it is part of what does so."""
+        """A checkpoint is being saved; return what ``save_ends`` takes, None if another save does it."""
         if self._is_saving or not self._session.lane.is_own():
             return None
         began = self._session.lane.stamp()
