@@ -13,7 +13,8 @@ inside of a backward step in a row when it ends, and one that a ``GradScaler`` s
 Between two steps a model may be called without gradients, or in ``eval()``: that is a phase of its own, an
 evaluation, which begins where the step has ended and lasts until the next forward that trains. But a teacher,
 or a rollout, belongs to the step that follows it: a model that ran so before, or in, the step before, too,
-and is not trained, or not in ``eval()``. Saving a checkpoint is a phase as well.
+and is not trained, or not in ``eval()``, or where the training tells its steps. Saving a checkpoint is a
+phase as well. Behind an optimizer that ends no step a phase is inside of the step, and its spans are not.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Steps:
         self._number = -1  # of the step that runs, or comes next
         self._start: Stamp | None = None
         self._end: Stamp | None = None
-        self._is_between = False  # no forward has trained since the optimizer
+        self._is_between = False  # no forward has trained since an optimizer has stepped
+        self._aside: Stamp | None = None  # when it did, or a phase since: one that does not end steps
         self._is_evaluating = self._is_saving = False
         self._early: weakref.WeakSet[Any] | None = weakref.WeakSet()  # called before any that trains
         # The first call in `eval()` that had gradients since then, and of which model: a backward may follow.
@@ -148,8 +150,9 @@ class Steps:
             self._early.add(model)
             one.ran, one.ran_inside = 0, True
         else:
-            is_again = one.ran == self._number - 1 and (one.ran_inside or not self._is_evaluating)
-            is_part = is_again and (is_in_train or not self._is_trained(model, one))
+            is_again = one.ran >= self._number - 1 and (one.ran_inside or not self._is_evaluating)
+            opens_told = self._is_told and self._aside is None
+            is_part = is_again and (is_in_train or opens_told or not self._is_trained(model, one))
             one.ran, one.ran_inside = self._number, is_part
             if is_part:
                 self.begin()
@@ -158,7 +161,7 @@ class Steps:
                 self.finish()
                 self._is_evaluating, self._session.position.step = True, -1
         if has_gradients and self._doubt is None:
-            since = self._start if opens else None
+            since = (self._start if self._aside is None else self._aside) if opens else None
             self._doubt = self._session.lane.stamp() if since is None else since, weakref.ref(model)
 
     def _is_trained(self, model: Any, one: _Called) -> bool:
@@ -177,7 +180,11 @@ class Steps:
         if self._early is not None:
             self._settle_early(self._session.lane.stamp())
         self.finish()
-        self._is_between, self._doubt = False, None
+        self._trains()
+
+    def _trains(self) -> None:
+        """From now on it is known that the model trains."""
+        self._is_between, self._aside, self._doubt = False, None, None
 
     def _begin_first(self) -> None:
         if self._start is None:
@@ -192,9 +199,14 @@ class Steps:
             self._phase("evaluation", at)
 
     def _phase(self, kind: str, at: Stamp) -> None:
-        """A phase between two steps is over: the next step, or phase, begins *at* that moment."""
-        if self._start is not None and self._start is not at:
-            self._session.sink.put(StepWindow(self._number, self._start, at, kind))
+        """A phase is over: the next step, or phase, begins *at* that moment, or the present step goes on."""
+        is_inside = self._aside is not None
+        start = self._aside if is_inside else self._start
+        if start is not None and start is not at:
+            self._session.sink.put(StepWindow(self._number, start, at, kind, is_inside=is_inside))
+        if is_inside:
+            self._aside = at
+        else:
             self._start = at
         self._session.position.step = self._number
 
@@ -212,6 +224,8 @@ class Steps:
     def told(self) -> None:
         """The training says that a step is over, and will say so of every one."""
         self._is_told, self._early = True, None
+        if self._is_evaluating and self._aside is not None:
+            self.finish()
         self._is_evaluating, self._doubt = False, None  # a step of nothing else is one, too
         step = max(self._number - (self._end is not None), 0)
         now = self._session.lane.stamp()
@@ -219,7 +233,7 @@ class Steps:
         self._session.sink.put(StepWindow(step, start, now))
         self._start, self._end = now, None
         self._number = self._session.position.step = step + 1
-        self._is_between = True
+        self._is_between, self._aside = True, None
         self._count_again()
         self._session.step_ended()
 
@@ -237,7 +251,7 @@ class Steps:
                 self._phase("evaluation", at)
             else:
                 self._settle_early(at)
-            self._is_between, self._doubt = False, None
+            self._trains()
         if not self._session.is_pipelined:
             self._session.position.microbatch = self._microbatch
 
@@ -281,17 +295,20 @@ class Steps:
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self._held.update(id(one) for group in optimizer.param_groups for one in group["params"])
-        if self._is_told:
-            return
-        self._choose(optimizer)
-        if optimizer is self._marker():
+        if not self._is_told:
+            self._choose(optimizer)
+        ends_steps = not self._is_told and optimizer is self._marker()
+        if ends_steps:
             self._stepped.add(_first_parameter(optimizer))
             self.made.clear()
-        if self._start is not None and (self._end is not None or optimizer is self._marker()):
+        if self._start is not None and (self._end is not None or ends_steps):
             self._end = self._session.lane.stamp()
             self._number += 1
             self._session.position.step = self._number
-            self._is_between, self._early, self._doubt = True, None, None
+            self._early = self._aside = None
+        elif self._start is not None:
+            self._aside = self._session.lane.stamp()
+        self._is_between, self._doubt = True, None
 
     def save_begins(self) -> Stamp | None:
         """A checkpoint is being saved; return what ``save_ends`` takes, None if another save does it."""

@@ -242,6 +242,31 @@ def test_rollouts_before_every_step_are_part_of_it_and_others_are_said(tmp_path:
     assert found == done
 
 
+def test_where_steps_are_told_rollouts_are_part_of_them_and_evaluations_are_said(tmp_path: Path) -> None:
+    def training(script: Script) -> None:
+        for number in range(4):
+            script.model.eval()
+            with torch.no_grad():
+                script.model(torch.ones(2, 4))
+            script.model.train()
+            for _ in range(2):
+                script.train()
+                script.done.pop()
+            if number == 2:
+                script.evaluate()
+            foretrace.step()
+            script.done.append(STEP)
+
+    _, found, rows = recorded(tmp_path / "run", training)
+    # Until the first call of step() each optimizer ends a step; the first two rollouts may be evaluations.
+    assert found.count(STEP) == 5
+    evaluations = [row for row in rows if row["kind"] == EVALUATION]
+    assert [row["step"] for row in evaluations] == [-1, -1, 3]
+    (third,) = (row for row in rows if row["category"] == "step" and row["step"] == 3)
+    since_ns = evaluations[2]["start_ns"] - third["start_ns"]
+    assert 0 < since_ns < since_ns + evaluations[2]["duration_ns"] <= third["duration_ns"]
+
+
 def test_averages_of_weights_are_no_phase(tmp_path: Path) -> None:
     def training(script: Script) -> None:
         average = torch.optim.swa_utils.AveragedModel(script.model)
@@ -426,9 +451,12 @@ def test_optimizers_in_a_row_and_in_turns_end_the_steps_that_they_should(tmp_pat
 
     done, found, _ = recorded(tmp_path / "row", in_a_row)
     assert found == done
-    # The step of the critic ends before that of the generator: what it then shows is in the next one.
-    done, found, _ = recorded(tmp_path / "turns", in_turns)
-    assert found == [one for one in done if one == STEP]
+    # The optimizer of the critic ends steps: what is evaluated behind the other one is inside of the next.
+    done, found, rows = recorded(tmp_path / "turns", in_turns)
+    assert sorted(found) == sorted(done)
+    assert [row["step"] for row in rows if row["kind"] == EVALUATION] == [4]
+    (said,) = summarize(open_run(tmp_path / "turns"))["left_out"]
+    assert (said["count"], said["count_inside"]) == (0, 1)
 
 
 def test_evaluations_between_chosen_steps_are_said_and_their_spans_left_out(tmp_path: Path) -> None:
