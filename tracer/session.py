@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from foretrace.tracer.clock import now_ns
 from foretrace.tracer.drift import RunClock
 from foretrace.tracer.guarded import Guarded
 from foretrace.tracer.hooks import Hook, install
@@ -28,7 +29,7 @@ from foretrace.tracer.stamps import Resolver
 from foretrace.tracer.steps import Steps
 from foretrace.tracer.training import Training
 from foretrace.tracer.window import Window
-from foretrace.traces.info import RunInfo
+from foretrace.traces.info import Process, RunInfo
 from foretrace.traces.store import SpanWriter, write_info
 
 HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
@@ -73,6 +74,7 @@ class Session(Training[Lane], Guarded):
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
+        self._process = Process.here()
         self._written_state: object = None
         moments = Resolver()
         self._pending = self._make_pending(moments)
@@ -151,10 +153,11 @@ class Session(Training[Lane], Guarded):
         self.model = describe_model(model)
         self.precision.expect(model)
 
-    def called(self, model: Any, args: Any) -> None:
-        """*model* is called from outside of any other, with *args*."""
-        super().called(model, args)
-        self.passes.begins(model, args)
+    def called(self, model: Any, args: Any) -> bool:
+        """*model* is called from outside of any other, with *args*; return whether it is to train."""
+        trains = super().called(model, args)
+        self.passes.begins(model, args, trains=trains)
+        return trains
 
     def called_with(self, values: Iterable[Any]) -> None:
         """The call of a model is over, which had *values* by name."""
@@ -197,6 +200,7 @@ class Session(Training[Lane], Guarded):
             job={**self.job, **self.passes.describe()} or None,
             groups=groups,
             clock={self.rank: self.clock.shown()},
+            processes={self.rank: replace(self._process, is_finished=finished)},
             warnings=(*self.warnings, *(f"{n:,} {reason}: in no span" for reason, n in dropped.items())),
             dropped=dropped,
             versions=versions(),
@@ -225,6 +229,19 @@ class Session(Training[Lane], Guarded):
             return
         self.memory.write(self.path, self.rank, self.clock.mapping())
         write_info(self.path, self.info(finished=True), self.rank)
+
+    def ends_with(self, error: str) -> None:
+        """Note the exception that ends the training, on disk at once: a launcher may end this process."""
+        self.warn(f"the training ended with {error}")
+        self._process = replace(self._process, error=error, error_ns=now_ns() + self.clock.shift_ns)
+        if not self.is_closed:
+            self._write_sidecar()
+
+    def stop(self, name: str, reason: str) -> None:
+        """Switch hook *name* off, for good, and say why."""
+        super().stop(name, reason)
+        if name == "collectives":
+            self._process = replace(self._process, sees_calls=False)
 
     def hook(self) -> None:
         """Put all hooks in place."""
@@ -272,6 +289,7 @@ class Session(Training[Lane], Guarded):
 
     def _writing_failed(self, error: Exception) -> None:
         self._has_failed = True
+        self._process = replace(self._process, sees_calls=False)
         self.switch_off(*HOOKS)
         self._tell_pending(last=True)  # nobody follows it any more: it is no hang, and no last call
         self.issued.close()
