@@ -102,17 +102,18 @@ def _step_times(runs: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[
 
 
 def _torchtitan(runs: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[str, str]]) -> Lines:
-    rows = []
-    for run in runs:
-        found = ratios[run["name"]]
-        if run["name"].startswith("titan "):
-            held = [found["reserved_gb"], found["reserved_growing_gb"]]
-            published = run.get("measured_reserved_gb")
-            gb = f"{published:.1f}" if published else ""
-            name = run["name"].removeprefix("titan ")
-            rows.append((name, f"{run['measured_step_s']:.2f} s", f"{float(found['now']):.2f}", gb, *held))
-    head = ("run", "measured", "predicted / measured", "reserved, GB", "predicted", "predicted, expandable")
-    return _table(head, rows)
+    """Return predicted over published times and reserved memory of torchtitan's own runs."""
+    own = [(run, ratios[run["name"]]) for run in runs if run["name"].startswith("titan ")]
+    held = [(run["measured_reserved_gb"], found) for run, found in own if "measured_reserved_gb" in run]
+    columns = {
+        "step time": [float(found["now"]) for _, found in own],
+        "reserved memory": [float(found["reserved_gb"]) / gb for gb, found in held],
+        "with expandable segments": [float(found["reserved_growing_gb"]) / gb for gb, found in held],
+    }
+    rows = [
+        (name, len(one), *(f"{of(one):.2f}" for of in (min, median, max))) for name, one in columns.items()
+    ]
+    return _table(("predicted / published", "runs", "lowest", "median", "highest"), rows)
 
 
 def _kernels() -> Lines:
