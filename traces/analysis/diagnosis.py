@@ -62,6 +62,7 @@ class Evidence:
         last_ns: when.
         seen_ns: its last sign of life, on the clock of the run.
         is_exact: whether *counts* are those at its end, and not those of its last batch or note.
+        unseen: tracks of which it is not known what it has issued.
         is_blind: whether nothing is known of its calls, e.g. because the recorder had stopped.
         under_way: keys of what had not ended when it last said so.
         place: where its main thread was, "" if unknown.
@@ -77,6 +78,7 @@ class Evidence:
     last_ns: int = -1
     seen_ns: int = -1
     is_exact: bool = False
+    unseen: frozenset[Track] = frozenset()
     is_blind: bool = False
     under_way: tuple[Key, ...] = ()
     place: str = ""
@@ -160,6 +162,7 @@ class Wait:
         silent: members of whom that is not known.
         sequence: -1 for a receive from whichever rank sends first.
         age_s: how long the first of them had waited when one of the ranks last gave a sign of life.
+        state: how far the device is with it, "" if nobody says.
         places: by missing rank, where it is.
     """
 
@@ -174,6 +177,7 @@ class Wait:
     missing: tuple[int, ...]
     silent: tuple[int, ...]
     age_s: float
+    state: str
     places: Mapping[int, str]
 
     @property
@@ -186,7 +190,8 @@ class Wait:
         """What is known, in a sentence for a person."""
         size = f", {format_si(self.size_bytes, 'B')}" if self.size_bytes else ""
         plural = "" if len(self.waiting) > 1 else "s"
-        said = f"rank {rank_list(self.waiting)} wait{plural} in {self.call}{size}"
+        state = f" ({self.state})" if self.state else ""
+        said = f"rank {rank_list(self.waiting)} wait{plural} in {self.call}{size}{state}"
         said += f" for {format_time(self.age_s)}" if self.age_s > 0 else ""
         said += f", step {self.step}" if self.step >= 0 else ""
         if self.sequence < 0 and not self.missing:  # a receive from anybody
@@ -237,9 +242,9 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as entries of a JSON object."""
-        failure = {"text": self.text, "failed": self.failed, "ranks": [one.to_dict() for one in self.ranks]}
         return {
-            "failure": failure if self.text else None,
+            "failure": {"text": self.text, "failed": self.failed} if self.text else None,
+            "evidence": [one.to_dict() for one in self.ranks],
             "hang": [wait.to_dict() for wait in self.waits],
             "mismatches": [one.to_dict() for one in self.mismatches],
         }
@@ -261,7 +266,11 @@ def diagnose(path: str | Path, run: Run | None) -> Diagnosis:
 
 
 def judge(
-    known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], differing: Sequence[Mismatch] = ()
+    known: Mapping[int, Evidence],
+    groups: Mapping[int, Sequence[int]],
+    differing: Sequence[Mismatch] = (),
+    *,
+    is_stuck: bool = False,
 ) -> Diagnosis:
     """Return why ranks hang or have died.
 
@@ -269,11 +278,12 @@ def judge(
         known: what is known of each rank.
         groups: by number of a process group, its members; of one that is not in it everybody is a member.
         differing: where ranks do not agree, which explains that nothing goes on in that group.
+        is_stuck: nothing went on any more when all of it was written, and every rank was there to write it.
     """
     ends = [one for one in known.values() if one.ended_itself]
     until_ns = min(
         (one.process.error_ns or one.seen_ns for one in ends),
-        default=max((one.seen_ns for one in known.values()), default=0),
+        default=0 if is_stuck else max((one.seen_ns for one in known.values()), default=0),
     )
     settled = {one.group: one.sequence for one in differing}
     found = [
@@ -282,9 +292,9 @@ def judge(
         if wait.sequence < settled.get(wait.group, wait.sequence + 1)
     ]
     roots = _roots(found)
-    failed, text = _failure(known, found, roots)
+    failed, text = ((), "") if is_stuck else _failure(known, found, roots)
     stuck = {rank for wait in found for rank in wait.waiting}
-    long = [wait for wait in found if wait.age_s * 1e9 >= LONG_NS]
+    long = [wait for wait in found if is_stuck or wait.age_s * 1e9 >= LONG_NS]
     shown = [wait for wait in long if wait.missing or wait.silent] or long
     shown.sort(key=lambda wait: (bool(set(wait.missing) & stuck), -wait.age_s))
     return Diagnosis(
@@ -404,7 +414,8 @@ def _waits(known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], u
     for track in tracks:
         group, sender, receiver = track
         members = (sender, receiver) if sender >= 0 else groups.get(group) or sorted(sees)
-        counts = {rank: sees[rank].counts.get(track, 0) for rank in members if rank in sees}
+        told = [sees[rank] for rank in members if rank in sees and track not in sees[rank].unseen]
+        counts = {one.rank: one.counts.get(track, 0) for one in told}
         placed: set[int] = set()
         for number in sorted(set(counts.values()))[:-1]:
             key = (group, number, sender, receiver)
@@ -444,13 +455,15 @@ def _wait(
     members: Sequence[int] = (sender, receiver)
     if sender < 0:  # of a receive from anybody nobody in particular is missing
         members = (groups.get(group) or sorted(sees)) if sequence >= 0 else ()
-    missing, silent = [], []
+    missing: list[int] = []
+    silent: list[int] = []
     for rank in members:
         one = sees.get(rank)
         if one is not None and one.counts.get(_track(key), 0) > sequence:
             continue
         # Counts of a note or a batch tell nothing of what came after it.
         is_known = one is not None and (one.is_exact or one.seen_ns >= min(times, default=-1))
+        is_known = is_known and one is not None and _track(key) not in one.unseen
         (missing if is_known else silent).append(rank)
     return Wait(
         kind=str(row.get("kind", "collective" if sender < 0 else "transfer")),
@@ -464,6 +477,7 @@ def _wait(
         missing=tuple(missing),
         silent=tuple(silent),
         age_s=max(until_ns - min(times, default=until_ns), 0) / 1e9,
+        state=", ".join(sorted({str(one["state"]) for one in rows if one.get("state")})),
         places={rank: sees[rank].place for rank in missing},
     )
 
