@@ -88,7 +88,19 @@ class Evidence:
     @property
     def was_sent_away(self) -> bool:
         """Whether its launcher has ended it, as launchers do once another rank has failed."""
-        return self.ended_by is not None and self.ended_by.signal_sent != 0
+        if self.ended_by is None or not self.ended_by.signals_sent:
+            return False
+        return not self.is_killed or -self.ended_by.status in self.ended_by.signals_sent
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether a signal ended it that somebody has sent."""
+        return self.ended_by is not None and self.ended_by.status < 0 and -self.ended_by.status not in CRASHES
+
+    @property
+    def is_killed_by_others(self) -> bool:
+        """Whether neither it nor its launcher has ended it, so that no peer can be the cause."""
+        return (self.is_killed and not self.was_sent_away) or self.is_wordless
 
     @property
     def ended_itself(self) -> bool:
@@ -147,7 +159,7 @@ class Evidence:
             "is_exact": self.is_exact,
             "end": self.end,
             "exit_status": None if self.ended_by is None else self.ended_by.status,
-            "signal_sent": 0 if self.ended_by is None else self.ended_by.signal_sent,
+            "signals_sent": () if self.ended_by is None else self.ended_by.signals_sent,
         }
 
 
@@ -315,46 +327,46 @@ def _failure(
     came_ns = min((known[rank].last_ns for wait in found for rank in wait.waiting), default=0)
     # Who lives on while others wait for it has not died then, however it ended later.
     lived = any(known[rank].seen_ns - came_ns >= LONG_NS for rank in roots)
+    ended = {rank for rank, one in known.items() if one.ended_itself}
     if alike := _end_of_all(known):
         if long_ns < LONG_NS:
             who = f"ranks {rank_list(everybody)}" if len(everybody) > 1 else f"rank {everybody[0]}"
             first = "" if len(everybody) == 1 else ": no rank is known to have gone first"
             return (), f"{who} {alike}{first}"
-        return ((), "") if lived else _sentence(known, found, roots)
-    ended = {rank for rank, one in known.items() if one.ended_itself}
+        raised = {rank for rank in roots if known[rank].process.error}
+        return ((), "") if lived and not raised else _sentence(known, found, raised or roots)
     # While others say how they ended, or their launcher does, one that says nothing was killed or is stuck.
-    wordless = {rank for rank, one in known.items() if one.is_wordless}
-    suspects = ended | wordless if ended else ended
+    suspects = ended | {rank for rank, one in known.items() if ended and one.is_wordless}
+    killed = {rank for rank in suspects if known[rank].is_killed_by_others}
     over = {rank for rank in roots if known[rank].process.is_finished and not known[rank].ended_itself}
-    if chosen := roots & suspects or over:
-        return _sentence(known, found, chosen)
+    if chosen := (roots & killed) or (roots & suspects) or over:
+        return _sentence(known, found, (killed & chosen) or _first_to_end(known, chosen))
     if roots and long_ns >= LONG_NS:
         return ((), "") if lived else _sentence(known, found, roots)
-    if not ended:
-        return (), ""
-    killed = {rank for rank in suspects if not known[rank].process.error and not _aborted(known[rank])}
-    if not killed:
-        first_ns = min(known[rank].process.error_ns or known[rank].seen_ns for rank in ended)
-        killed = {rank for rank in ended if (known[rank].process.error_ns or first_ns) == first_ns}
-    return _sentence(known, found, killed)
+    return _sentence(known, found, killed or _first_to_end(known, ended)) if ended else ((), "")
 
 
-def _aborted(one: Evidence) -> bool:
-    """Whether a library gave up, as those of communication do when a peer is gone or late."""
-    return one.ended_by is not None and CRASHES.get(-one.ended_by.status) == "SIGABRT"
+def _first_to_end(known: Mapping[int, Evidence], ended: set[int]) -> set[int]:
+    """Return those of *ended* that nobody else can have made fail: the abrupt, or else who raised first."""
+    abrupt = {rank for rank in ended if not known[rank].process.error and not known[rank].process.is_finished}
+    if abrupt:
+        return abrupt
+    raised = {rank: known[rank].process.error_ns for rank in ended if known[rank].process.error}
+    return {min(raised, key=raised.__getitem__)} if raised else ended
 
 
 def _end_of_all(known: Mapping[int, Evidence]) -> str:
-    """Return how all ranks have ended, if they have and it was the same for all of them."""
-    ends = {(one.end, one.was_sent_away) for one in known.values()}
-    first = next(iter(known.values()), None)
-    if first is None or len(ends) > 1 or (first.process.is_finished and not first.ended_itself):
+    """Return how all ranks have ended, if that was the same for all of them and none can be the cause."""
+    ranks = list(known.values())
+    if not ranks:
         return ""
-    if not first.end:
-        is_over = all(one.is_wordless and one.is_gone for one in known.values())
-        return "ended, and nobody saw how" if is_over else ""
-    is_signal = first.ended_by is not None and first.ended_by.status < 0 and not first.process.error
-    return f"{first.end.replace('was ', 'were ')}{' together' if is_signal else ''}"
+    if len({one.process.error for one in ranks}) == 1 and ranks[0].process.error:
+        return ranks[0].end
+    statuses = {0 if one.ended_by is None else one.ended_by.status for one in ranks}
+    is_same = len(statuses) == 1 and len({one.was_sent_away for one in ranks}) == 1
+    if is_same and all(one.is_killed for one in ranks):
+        return f"were killed (signal {-statuses.pop()}) together"
+    return "ended, and nobody saw how" if all(one.is_wordless and one.is_gone for one in ranks) else ""
 
 
 def _sentence(
