@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -274,7 +274,13 @@ def diagnose(path: str | Path, run: Run | None) -> Diagnosis:
     if info is not None and (info.origin != "recorded" or _came_to_its_end(info, run)):
         return Diagnosis(mismatches=differing)
     groups = {} if info is None else {group.id: group.ranks for group in info.groups}
-    return judge(_evidence(path, run, info), groups, differing)
+    known = _evidence(path, run, info)
+    found = judge(known, groups, differing)
+    absent = () if info is None else [rank for rank in info.recorded_ranks if rank not in known]
+    if not found.text or not absent:
+        return found
+    here = f"of the ranks here ({rank_list(known)})"
+    return replace(found, text=f"{here} {found.text}; nothing is known of rank {rank_list(absent)}")
 
 
 def judge(
