@@ -153,10 +153,11 @@ class Session(Training[Lane], Guarded):
         self.model = describe_model(model)
         self.precision.expect(model)
 
-    def called(self, model: Any, args: Any) -> None:
-        """*model* is called from outside of any other, with *args*."""
-        super().called(model, args)
-        self.passes.begins(model, args)
+    def called(self, model: Any, args: Any) -> bool:
+        """*model* is called from outside of any other, with *args*; return whether it is to train."""
+        trains = super().called(model, args)
+        self.passes.begins(model, args, trains=trains)
+        return trains
 
     def called_with(self, values: Iterable[Any]) -> None:
         """The call of a model is over, which had *values* by name."""
