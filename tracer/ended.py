@@ -14,6 +14,7 @@ import glob
 import json
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,8 @@ from typing import Any
 
 from foretrace.tracer.guarded import is_interrupt
 
-_sent: dict[int, int] = {}
-"""The first signal that this process has sent to each other one, by its number or that of its group."""
+_sent: defaultdict[int, list[int]] = defaultdict(list)
+"""The signals that this process has sent to each other one, by its number or that of its group."""
 
 
 def watch(run: str) -> None:
@@ -56,14 +57,14 @@ def _then(original: Callable[..., Any], note: Callable[[tuple[Any, ...], Any], N
 
 def _signalled(number: int, signal: int) -> None:
     if signal:
-        _sent.setdefault(abs(number), int(signal))
+        _sent[abs(number)].append(int(signal))
 
 
 def _reaped(run: str, pid: int, status: int) -> None:
     """Write how child *pid* has ended beside the sidecar of its rank, if it has one and did not end well."""
     if not pid or not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
         return
-    sent, code = _sent.pop(pid, 0), os.waitstatus_to_exitcode(status)
+    sent, code = _sent.pop(pid, []), os.waitstatus_to_exitcode(status)
     if not code:
         return
     path = Path(run)
@@ -75,5 +76,5 @@ def _reaped(run: str, pid: int, status: int) -> None:
                 continue
             for one in json.loads(text)["processes"].values():
                 if (one["host"], one["pid"]) == (socket.gethostname(), pid):
-                    said = {"status": code, "signal_sent": sent}
+                    said = {"status": code, "signals_sent": sent}
                     file.with_suffix(".ended.json").write_text(json.dumps(said) + "\n", encoding="utf-8")

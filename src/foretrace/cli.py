@@ -99,6 +99,11 @@ def _time_rehearsal(path: str, settings: Mapping[str, Any], **wanted: Any) -> An
     return _module("simulator.rehearsed.cli").time_and_show(path, settings, **wanted)
 
 
+def _diagnose_dumps(paths: Sequence[str]) -> Any:
+    """Return what dumps of PyTorch's flight recorder tell, which the tracer reads; None for other files."""
+    return _module("tracer.ingest.flight").diagnose(paths)
+
+
 def with_examples(text: str) -> str:
     """Return the help *text* of a verb with its example commands on lines that a shell takes.
 
@@ -138,6 +143,8 @@ class Verbs(click.Group):
             command.add_command(_module("simulator.network.cli").cost, "cost")
         if cmd_name == "rehearse":
             command.context_settings["obj"] = {"check": _check_machine, "time": _time_rehearsal}
+        if cmd_name == "analyze":
+            command.context_settings["obj"] = _diagnose_dumps
         if cmd_name == "bench":
             command.context_settings["obj"] = {"kernels": _promise, "collectives": _promise_collectives}
         for one in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
