@@ -42,20 +42,19 @@ class _Called:
     Attributes:
         inner: the model itself, without what is around it.
         is_shell: it has no parameters, as a loss: its calls tell nothing.
-        trains_so: it was called with gradients and not in ``eval()``.
-        is_trained: it, or a part of it, was, or an optimizer steps parameters of it.
-        n_known: how much was known of what is trained when that was found out.
+        is_trained: a part of it was called to train, or an optimizer steps parameters of it.
+        n_known: how many parts, and optimizers, were known when that was found out.
         ran: the last step in, or before, which it ran without training.
         ran_inside: whether that call belonged to the step.
     """
 
-    __slots__ = ("inner", "is_shell", "is_trained", "n_known", "ran", "ran_inside", "trains_so")
+    __slots__ = ("inner", "is_shell", "is_trained", "n_known", "ran", "ran_inside")
 
     def __init__(self, model: Any) -> None:
         self.inner = weakref.ref(inside(model))
         self.is_shell = next(model.parameters(), None) is None
-        self.trains_so = self.is_trained = self.ran_inside = False
-        self.n_known = self.ran = -1
+        self.is_trained = self.ran_inside = False
+        self.n_known, self.ran = (0, 0), -1
 
 
 class Steps:
@@ -95,9 +94,8 @@ class Steps:
         self._doubt: tuple[Stamp, Any] | None = None
         self._trains_in_eval = False  # one did
         self._called: weakref.WeakKeyDictionary[Any, _Called] = weakref.WeakKeyDictionary()
-        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()  # models, and their parts
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._held: set[int] = set()  # parameters of optimizers, by identity
         self._microbatch, self._had_backward = 0, False
         self._stepped: set[int] = set()
         self._is_told = False
@@ -123,8 +121,7 @@ class Steps:
             has_gradients = self.has_gradients()
         inner = one.inner()
         is_in_train = bool((model if inner is None else inner).training)
-        if has_gradients and is_in_train and not one.trains_so:
-            one.trains_so = True
+        if has_gradients and is_in_train and model not in self._trained:
             self._trained.update(model.modules())
         is_known = self._early is None and not self._is_trained(model, one)
         if has_gradients and (is_in_train or self._trains_in_eval or is_known):
@@ -166,11 +163,13 @@ class Steps:
 
     def _is_trained(self, model: Any, one: _Called) -> bool:
         """Whether *model*, or a part of it, was seen to train."""
-        n_known = len(self._trained) + len(self._held)
+        n_known = len(self._trained), len(self._optimizers)
         if not one.is_trained and one.n_known != n_known:
             one.n_known = n_known
-            one.is_trained = any(part in self._trained for part in model.modules()) or any(
-                id(parameter) in self._held for parameter in model.parameters()
+            groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+            stepped = {id(parameter) for group in groups for parameter in group["params"]}
+            one.is_trained = not stepped.isdisjoint(map(id, model.parameters())) or any(
+                part in self._trained for part in model.modules()
             )
         return one.is_trained
 
@@ -239,6 +238,7 @@ class Steps:
 
     def backward_begins(self) -> None:
         """A backward pass begins from outside of any model: what was doubtful has trained."""
+        self.stepped_inside.clear()
         if self._is_evaluating or (self._early is not None and self._start is not None):
             at = self._session.lane.stamp()
             if self._doubt is not None:
@@ -292,9 +292,7 @@ class Steps:
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
-        if optimizer not in self._optimizers:
-            self._optimizers.add(optimizer)
-            self._held.update(id(one) for group in optimizer.param_groups for one in group["params"])
+        self._optimizers.add(optimizer)
         if not self._is_told:
             self._choose(optimizer)
         ends_steps = not self._is_told and optimizer is self._marker()
