@@ -68,6 +68,7 @@ class Steps:
         stepped_inside: optimizers that have stepped inside of the backward pass that runs.
         n_checkpoints: activation checkpoints whose function runs, with gradients that torch has switched off.
         is_inside: whether a model is running, which may have a backward pass of its own.
+        is_evaluating: whether what runs is an evaluation.
     """
 
     def __init__(self, session: Session) -> None:
@@ -88,7 +89,7 @@ class Steps:
         self._end: Stamp | None = None
         self._is_between = False  # no forward has trained since an optimizer has stepped
         self._aside: Stamp | None = None  # when it did, or a phase since: one that does not end steps
-        self._is_evaluating = self._is_saving = False
+        self.is_evaluating = self._is_saving = False
         self._early: weakref.WeakSet[Any] | None = weakref.WeakSet()  # called before any that trains
         # The first call in `eval()` that had gradients since then, and of which model: a backward may follow.
         self._doubt: tuple[Stamp, Any] | None = None
@@ -130,7 +131,7 @@ class Steps:
             one.ran, one.ran_inside = self._number, True
         else:
             self._perhaps_evaluates(model, one, has_gradients=has_gradients, is_in_train=is_in_train)
-        if self._is_evaluating or not has_gradients:
+        if self.is_evaluating or not has_gradients:
             return False
         self._count_pass()
         return True
@@ -141,13 +142,13 @@ class Steps:
 
     def _perhaps_evaluates(self, model: Any, one: _Called, *, has_gradients: bool, is_in_train: bool) -> None:
         """*model* is called between two steps, or before the first, without gradients or in ``eval()``."""
-        opens = self._start is None if self._early is not None else not self._is_evaluating
+        opens = self._start is None if self._early is not None else not self.is_evaluating
         if self._early is not None:
             self._begin_first()
             self._early.add(model)
             one.ran, one.ran_inside = 0, True
         else:
-            is_again = one.ran >= self._number - 1 and (one.ran_inside or not self._is_evaluating)
+            is_again = one.ran >= self._number - 1 and (one.ran_inside or not self.is_evaluating)
             opens_told = self._is_told and self._aside is None
             is_part = is_again and (is_in_train or opens_told or not self._is_trained(model, one))
             one.ran, one.ran_inside = self._number, is_part
@@ -156,7 +157,7 @@ class Steps:
                 return
             if opens:
                 self.finish()
-                self._is_evaluating, self._session.position.step = True, -1
+                self.is_evaluating, self._session.position.step = True, -1
         if has_gradients and self._doubt is None:
             since = (self._start if self._aside is None else self._aside) if opens else None
             self._doubt = self._session.lane.stamp() if since is None else since, weakref.ref(model)
@@ -211,8 +212,8 @@ class Steps:
 
     def finish(self) -> None:
         """Hand over the window of a step whose optimizer is done, or that of an evaluation."""
-        if self._is_evaluating:
-            self._is_evaluating = False
+        if self.is_evaluating:
+            self.is_evaluating = False
             self._phase("evaluation", self._session.lane.stamp())
         elif self._start is not None and self._end is not None:
             self._stepped.clear()
@@ -223,9 +224,9 @@ class Steps:
     def told(self) -> None:
         """The training says that a step is over, and will say so of every one."""
         self._is_told, self._early = True, None
-        if self._is_evaluating and self._aside is not None:
+        if self.is_evaluating and self._aside is not None:
             self.finish()
-        self._is_evaluating, self._doubt = False, None  # a step of nothing else is one, too
+        self.is_evaluating, self._doubt = False, None  # a step of nothing else is one, too
         step = max(self._number - (self._end is not None), 0)
         now = self._session.lane.stamp()
         start = self._began if self._start is None else self._start  # no module was called
@@ -239,15 +240,15 @@ class Steps:
     def backward_begins(self) -> None:
         """A backward pass begins from outside of any model: what was doubtful has trained."""
         self.stepped_inside.clear()
-        if self._is_evaluating or (self._early is not None and self._start is not None):
+        if self.is_evaluating or (self._early is not None and self._start is not None):
             at = self._session.lane.stamp()
             if self._doubt is not None:
                 self._trains_in_eval = True
                 at, doubtful = self._doubt
                 if (model := doubtful()) is not None:
                     self._trained.update(model.modules())
-            if self._is_evaluating:
-                self._is_evaluating = False
+            if self.is_evaluating:
+                self.is_evaluating = False
                 self._phase("evaluation", at)
             else:
                 self._settle_early(at)
@@ -284,7 +285,7 @@ class Steps:
         """
         self._count_again()
         begins_next = optimizer is self._marker() and _first_parameter(optimizer) in self._stepped
-        if self._is_evaluating or begins_next:
+        if self.is_evaluating or begins_next:
             self.finish()
         elif self._end is not None:
             self._number -= 1
