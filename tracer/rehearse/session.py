@@ -41,8 +41,8 @@ from foretrace.tracer.rehearse.values.stated import Stated
 from foretrace.tracer.training import Training
 
 EVALUATES: Final = (
-    "passes between steps that do not train, as in an evaluation, are in no step: they count in memory, not in "
-    "time, rows and MFU"
+    "passes between steps that do not train, as in an evaluation, are in no step: they count in memory, not "
+    "in time, rows and MFU"
 )
 """What to say where a phase that is no training was run."""
 
