@@ -47,6 +47,7 @@ def _distributed(session: Session) -> list[Hook]:
     from foretrace.tracer.waits import BatchHook, BlockingHook, WaitHook
 
     session.completions = Completions(dist.Work.wait, session.rank)
+    session.device_times.ask = session.completions.ask
     return [
         CollectiveHook(session),
         WaitHook(session),
