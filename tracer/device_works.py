@@ -42,8 +42,8 @@ READ_NS: Final = 10_000_000_000
 """Time between two looks at the flight recorder: each takes some 20 ms, most of it with the interpreter's
 lock."""
 
-MOST_ASKED: Final = 1_000
-"""Works asked for after which it is looked at earlier: by default it keeps the last 2,000."""
+MOST_WAITING: Final = 1_000
+"""Communications under way for which it is looked at earlier: by default it keeps the last 2,000."""
 
 CLOSING_NS: Final = 200_000_000
 """Time between two looks when a recording ends: torch's watchdog notes an end within 0.1 s."""
@@ -165,8 +165,14 @@ class DeviceWorks:
             one.end = end
 
 
-class _Entry(NamedTuple):
-    """What the flight recorder knows of a call: when it was made, how long it ran, if that may become known."""
+class FlightEntry(NamedTuple):
+    """What the flight recorder knows of one operation.
+
+    Attributes:
+        made: wall-clock time of its call, as ``time.time_ns`` has it.
+        duration_ns: how long it ran, None if that is not known.
+        may_come: whether that may become known.
+    """
 
     made: int
     duration_ns: int | None
@@ -180,35 +186,37 @@ class FlightRecorder:
     """How long works ran, as torch's flight recorder knows it; asked on the writing thread.
 
     Args:
-        read: returns its entries: the name of the group, when the call was made (``time.time_ns``), how long
-            the work ran, None if that is not known, and whether it may become known; None if there is no
-            flight recorder that may be read.
+        read: returns name of the group, time of the call, duration and whether it may come, as
+            ``internals.flight_entries``; None if there is no flight recorder that may be read.
     """
 
     def __init__(self, read: Callable[[], list[tuple[str, int, int | None, bool]] | None]) -> None:
         self._read = read
-        self._entries: dict[str, list[_Entry]] = {}
-        self._is_absent = False
+        self._entries: dict[str, list[FlightEntry]] = {}
+        self._is_absent = self._is_wanted = False
         self._read_ns = 0
-        self._waiting: set[Launch] = set()
 
-    def look(self, *, closing: bool = False) -> None:
-        """Read it, if something was asked that it may tell by now and it was not read just before."""
-        every_ns = CLOSING_NS if closing else READ_NS
-        if self._is_absent or not self._waiting:
+    def look(self, n_waiting: int, *, closing: bool = False) -> None:
+        """Read it, if something was asked that it may tell by now and it was not read just before.
+
+        Args:
+            n_waiting: communications under way, which it may have to tell of.
+            closing: the recording ends.
+        """
+        is_due = now_ns() - self._read_ns > (CLOSING_NS if closing else READ_NS)
+        if self._is_absent or not self._is_wanted or not (is_due or n_waiting > MOST_WAITING):
             return
-        if now_ns() - self._read_ns > every_ns or len(self._waiting) > MOST_ASKED:
-            self._waiting.clear()
-            try:
-                entries = self._read()
-            except Exception:  # that of another torch; what it would tell stays unknown
-                entries = None
-            self._read_ns = now_ns()
-            self._is_absent = entries is None
-            found: defaultdict[str, list[_Entry]] = defaultdict(list)
-            for name, *entry in entries or ():
-                found[name].append(_Entry(*entry))
-            self._entries = {name: sorted(ones, key=_MADE) for name, ones in found.items()}
+        self._is_wanted = False
+        try:
+            entries = self._read()
+        except Exception:  # that of another torch; what it would tell stays unknown
+            entries = None
+        self._read_ns = now_ns()
+        self._is_absent = entries is None
+        found: defaultdict[str, list[FlightEntry]] = defaultdict(list)
+        for name, made, duration_ns, may_come in entries or ():
+            found[name].append(FlightEntry(made, duration_ns, may_come))
+        self._entries = {name: sorted(ones, key=_MADE) for name, ones in found.items()}
 
     def tell(self, launch: Launch, group: GroupInfo) -> bool:
         """Note the duration of *launch*, of *group*, if it is known; whether it is, or never will be.
@@ -230,7 +238,7 @@ class FlightRecorder:
         may_come = any(entry.may_come for entry in made) or self._read_ns <= launch.returned_ns
         if not may_come or now_ns() - launch.returned_ns > PATIENCE_NS:
             return True
-        self._waiting.add(launch)
+        self._is_wanted = True
         return False
 
 

@@ -152,7 +152,7 @@ class Sink:
         with GATE.asking() as may_ask:
             if not may_ask:
                 return
-            self._times.recorder.look(closing=closing)
+            self._times.recorder.look(self._under_way.n_kept, closing=closing)
             segments = list(self._segments(last=last))
             rows = [*self._rows, *self._communication_rows(last=last)]
             self._rows.clear()

@@ -34,6 +34,7 @@ class UnderWay:
         most: how many are followed at once; what comes beyond is only counted, as the oldest explain a hang.
 
     Attributes:
+        n_kept: how many are followed.
         n_left: how many had not ended when the recording did.
         n_beyond: how many came while as many as are followed were under way.
     """
@@ -42,7 +43,7 @@ class UnderWay:
         self._times, self._most = times, most
         self._lines: defaultdict[Line, deque[tuple[int, Communication]]] = defaultdict(deque)
         self._numbers = itertools.count()
-        self._n_kept = 0
+        self.n_kept = 0
         self.n_left = self.n_beyond = 0
 
     def __iter__(self) -> Iterator[Communication]:
@@ -50,10 +51,10 @@ class UnderWay:
 
     def add(self, communication: Communication) -> None:
         """Take a communication that was issued after those which were added before."""
-        if self._n_kept >= self._most:
+        if self.n_kept >= self._most:
             self.n_beyond += 1
             return
-        self._n_kept += 1
+        self.n_kept += 1
         self._lines[_line(communication)].append((next(self._numbers), communication))
 
     def take(self, *, last: bool) -> Iterator[tuple[Communication, int, int]]:
@@ -71,7 +72,7 @@ class UnderWay:
                 times = self._times.of(one, last=last)
                 if times is not None:
                     line.popleft()
-                    self._n_kept -= 1
+                    self.n_kept -= 1
                     yield one, *times
                 elif may_pass:
                     self.n_left += last

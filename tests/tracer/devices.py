@@ -226,7 +226,7 @@ class Device:
                 [self.now_ns + 11_000 * MS, self.compute.free_ns, *(end for _, end in self.true.values())]
             )
             with self.writing():
-                self.times.recorder.look(closing=True)
+                self.times.recorder.look(0, closing=True)
                 yield from under_way.take(last=look == 3)
 
     def wait(self, one: Communication) -> None:
@@ -258,9 +258,7 @@ def pretending(device: Device) -> Iterator[Device]:
         for module in (device_works, stamps):
             patch.setattr(module, "now_ns", device.clock)
         patch.setattr(stamps, "EVENTS", Events())
-        patch.setattr(
-            stamps.time, "sleep", lambda s: setattr(device, "now_ns", device.now_ns + round(s * 1e9))
-        )
+        patch.setattr(time, "sleep", lambda s: setattr(device, "now_ns", device.now_ns + round(s * 1e9)))
         patch.setattr(time, "time_ns", device.wall_ns)
         patch.setattr(device_works, "cuda_stamp", device.stamp)
         yield device

@@ -197,7 +197,7 @@ def test_the_flight_recorder_is_read_seldom() -> None:
             device.wait(one)
             device.now_ns += READ_NS // 10
             with device.writing():
-                device.times.recorder.look()
+                device.times.recorder.look(0)
                 device.times.of(one, last=False)
         assert 5 <= n_read <= 11
 
