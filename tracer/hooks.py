@@ -27,6 +27,7 @@ def install(session: Session) -> list[Hook]:
     """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
     from foretrace.tracer.backward import BackwardHook
     from foretrace.tracer.exporting import EXPORTING, ExportHook
+    from foretrace.tracer.memory import PeakHook
     from foretrace.tracer.modules import ModuleHook
     from foretrace.tracer.recomputing import CheckpointHook
     from foretrace.tracer.steps import OptimizerHook
@@ -37,6 +38,7 @@ def install(session: Session) -> list[Hook]:
     exports = _when_imported(session, "modules", EXPORTING, lambda _: ExportHook(session, modules))
     hooks: list[Hook] = [session.backward, modules, exports]
     hooks += [CheckpointHook(session), OptimizerHook(session), StreamHook(session), GraphHook()]
+    hooks.append(PeakHook(session))
     return hooks + _distributed(session) if is_distributed() else hooks
 
 

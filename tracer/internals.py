@@ -97,6 +97,22 @@ def stream_handle() -> Callable[[int], int]:
     return found
 
 
+COUNTER_RESETS: Final = (
+    "_cuda_resetPeakMemoryStats",
+    "_cuda_resetAccumulatedMemoryStats",
+    "_accelerator_resetPeakStats",
+    "_accelerator_resetAccumulatedStats",
+)
+"""Functions of ``torch._C`` by which a script resets what an allocator counts."""
+
+
+def counter_resets() -> list[tuple[Any, str]]:
+    """Return, as owner and name, those of them that there are."""
+    import torch
+
+    return [(torch._C, name) for name in COUNTER_RESETS if hasattr(torch._C, name)]
+
+
 def time_on_device(process_group: Any) -> None:
     """Have the works of a group tell how long they ran: each gets an event at its start, too.
 

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tracer.devices import AHEAD_NS, MS, Device, Stream, Work, pretending
 
+from foretrace.tracer import internals
 from foretrace.tracer.completion import Completions
 from foretrace.tracer.device_works import READ_NS, DeviceWorks
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Communication
 from foretrace.tracer.stamps import ANCHORED_NS, GATE
 from foretrace.tracer.streams import Streams
+from foretrace.tracer.waits import BatchHook
 
 TOLERANCE_NS = 2 * ANCHORED_NS
 """What an anchor may be off, and a host that is not ahead of the device between a stamp and a launch."""
@@ -304,3 +307,45 @@ def test_a_wait_of_the_training_and_the_thread_that_writes_agree() -> None:
         assert one.end is end
         assert one.launch.duration_ns == MS
         assert not GATE.is_capturing
+
+
+class Raising:
+    """A class of process groups whose batches may end in an error."""
+
+    fails = False
+
+    def _start_coalescing(self, device: Any) -> None: ...
+
+    def _end_coalescing(self, device: Any) -> str:
+        if self.fails:
+            raise RuntimeError("a peer is gone")
+        return "the work"
+
+
+def test_an_error_at_the_end_of_a_batch_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is the training's: what is issued next is no part of it."""
+    monkeypatch.setattr(internals, "batching", lambda: (Raising, "_start_coalescing", "_end_coalescing"))
+    made, world = Raising(), group()
+    with pretending(Device()) as device:
+        session: Any = SimpleNamespace(
+            completions=device.works,
+            groups=SimpleNamespace(of=lambda _: world),
+            guarded=lambda _, function: function,
+        )
+        hook = BatchHook(session)
+        made._start_coalescing("cuda")
+        lost = device.described(world)
+        device.works.issued_on_device(lost, None, 0)
+        made.fails = True
+        with pytest.raises(RuntimeError, match="a peer is gone"):
+            made._end_coalescing("cuda")
+        assert lost.is_bound
+        after = device.issue(world, MS)
+        assert after.launch is not None
+        made.fails = False
+        made._start_coalescing("cuda")
+        assert made._end_coalescing("cuda") == "the work"  # of nothing
+        hook.remove()
+        device.wait(after)
+        checked(device)
+    assert "_end_coalescing" in vars(Raising)
