@@ -152,7 +152,7 @@ class Groups:
             id=stable_group_id(name, ranks),
             axis=axis_of(description, fallback=self._fallback(name, ranks)),
             ranks=ranks,
-            on_gloo="gloo" in backend,
+            on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backend.split(",")),
             name=name,
         )
         self._by_name[name] = info

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from tests.tracer.devices import AHEAD_NS, MS, Device, Stream, Work, pretending
 
 from foretrace.tracer import internals
+from foretrace.tracer.collectives import CollectiveHook
 from foretrace.tracer.completion import Completions
 from foretrace.tracer.device_works import READ_NS, DeviceWorks
-from foretrace.tracer.groups import GroupInfo
-from foretrace.tracer.records import Communication
+from foretrace.tracer.groups import GroupInfo, Groups
+from foretrace.tracer.lane import Lane
+from foretrace.tracer.operators import RECORDED
+from foretrace.tracer.records import Communication, Position
 from foretrace.tracer.stamps import ANCHORED_NS, GATE
 from foretrace.tracer.streams import Streams
 from foretrace.tracer.waits import BatchHook
@@ -349,3 +352,64 @@ def test_an_error_at_the_end_of_a_batch_ends_it(monkeypatch: pytest.MonkeyPatch)
         device.wait(after)
         checked(device)
     assert "_end_coalescing" in vars(Raising)
+
+
+class OnGpu(SimpleNamespace):
+    """What a hook asks a tensor of a GPU."""
+
+    is_cuda, dtype, nbytes = True, "torch.bfloat16", 64
+
+    def get_device(self) -> int:
+        return 0
+
+    def data_ptr(self) -> int:
+        return 4096
+
+
+@pytest.mark.parametrize("is_sync", [True, False])
+@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "cuda:mine", "torchcomms"])
+def test_a_call_is_known_by_the_device_of_its_tensors_whatever_the_backend_is_called(
+    monkeypatch: pytest.MonkeyPatch, backend: str, *, is_sync: bool
+) -> None:
+    """With a work it runs beside the current stream, without one on it; a backend is asked once to time."""
+    torch = pytest.importorskip("torch")
+    asked: list[Any] = []
+
+    def timed(process_group: Any) -> None:
+        asked.append(process_group)
+        raise RuntimeError("no timing")
+
+    monkeypatch.setattr(internals, "time_on_device", timed)
+    with pretending(Device()) as device:
+        monkeypatch.setattr("foretrace.tracer.collectives.cuda_stamp", device.stamp)
+        work = None if is_sync else Work(device, device.now_ns, device.now_ns + MS)
+        monkeypatch.setattr(internals, "redispatch", lambda _: lambda *_: ([], work))
+        session: Any = SimpleNamespace(
+            groups=Groups(2, lambda _: backend, lambda _: (0, 1)),
+            completions=Completions(lambda *_: True, 0),
+            disabled=set(),
+            guarded=lambda _, function: function,
+            issued=SimpleNamespace(note=lambda _: None),
+            lane=Lane(Position(), lambda _: None),
+            position=Position(),
+            rank=0,
+        )
+        put: list[Communication] = []
+        session.sink = SimpleNamespace(put=put.append)
+        hook: Any = CollectiveHook.__new__(CollectiveHook)
+        hook._session, hook._lane, hook._after = session, session.lane, 1
+
+        def unbox(boxed: Any) -> Any:
+            if boxed is None:
+                raise TypeError("no work")
+            return boxed
+
+        hook._unbox_group = hook._unbox_work = unbox
+        kernel = hook._noting("allreduce_", RECORDED["allreduce_"], torch.ops.c10d.allreduce_.default)
+        made = SimpleNamespace(group_name="0", group_desc="default_pg")
+        made = type("ProcessGroup", (), vars(made))()
+        for _ in range(2):
+            kernel(1, [OnGpu()], made, "sum", None, -1)
+        assert asked == [made]
+        assert [one.launch is None for one in put] == [is_sync] * 2
+        assert all((one.end is None) is not is_sync for one in put)
