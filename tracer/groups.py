@@ -37,8 +37,8 @@ class GroupInfo:
         axis: one of ``traces.layout.AXES``, ``"world"``, or the name of the group.
         ranks: global ranks in group order.
         on_gloo: whether tensors of the processor go through gloo.
-        on_nccl: whether tensors of a GPU go through NCCL.
-        is_timed: whether its works were asked to tell how long they run.
+        name: what torch calls it.
+        is_timed: whether its works on a GPU were asked to tell how long they run.
         n_collectives: collectives that this rank has issued.
         collectives: counts them, on whatever thread.
         n_transfers: p2p transfers whose side this rank has issued, by (sender, receiver).
@@ -48,7 +48,7 @@ class GroupInfo:
     axis: str
     ranks: tuple[int, ...]
     on_gloo: bool = False
-    on_nccl: bool = False
+    name: str = ""
     is_timed: bool = False
     n_collectives: int = 0
     n_transfers: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -152,8 +152,8 @@ class Groups:
             id=stable_group_id(name, ranks),
             axis=axis_of(description, fallback=self._fallback(name, ranks)),
             ranks=ranks,
-            on_gloo="gloo" in backend,
-            on_nccl="nccl" in backend,
+            on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backend.split(",")),
+            name=name,
         )
         self._by_name[name] = info
         self.n_changes += 1

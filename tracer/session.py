@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foretrace.tracer.clock import now_ns
+from foretrace.tracer.device_works import DeviceTimes
 from foretrace.tracer.drift import RunClock
 from foretrace.tracer.guarded import Guarded
 from foretrace.tracer.hooks import Hook, install
@@ -78,6 +79,7 @@ class Session(Training[Lane], Guarded):
         self._written_state: object = None
         moments = Resolver()
         self._pending = self._make_pending(moments)
+        self.device_times = DeviceTimes(moments)
         self.sink = self._make_sink(moments, flush_s)
         self.issued = Issued(path, rank, clock.shift_ns)
         self.lane = Lane(self.position, self.sink.put)
@@ -109,6 +111,7 @@ class Session(Training[Lane], Guarded):
             SpanWriter(self.path, self.rank),
             self.clock.span_shift_ns,
             moments,
+            self.device_times,
             beside=self._beside,
             failed=self._writing_failed,
             flush_s=flush_s,

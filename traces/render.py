@@ -79,6 +79,12 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     console.print(
         _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
     )
+    if n_bounds := summary["n_bounds"]:
+        console.print(
+            f"{n_bounds:,} communications ended at an unknown time within their spans: they are in no share "
+            "and in no bandwidth",
+            soft_wrap=True,
+        )
     show_warnings(console, run.warnings)
 
 
