@@ -78,7 +78,7 @@ class Preloaded:
     def _start(self) -> None:
         read, write = os.pipe()
         self._folder = tempfile.TemporaryDirectory()
-        env = {**os.environ, "PYTHONPATH": str(SERVER.parents[1]), "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": str(SERVER.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, str(SERVER), str(write)], stdin=subprocess.PIPE, pass_fds=(write,), env=env
         )

@@ -162,8 +162,10 @@ def _merge(parts: tuple[str, ...], output: Path | None, *, as_json: bool) -> Non
 
 
 def _show(path: Path, summary: Mapping[str, Any]) -> None:
-    """Print where the run is and what it says, in two lines."""
+    """Print where the run is, what c10d confirms of it, and what to do next."""
     click.echo(f"{path}: {_sentence(summary)}")
+    for line in summary.get("audit", {}).get("lines", ()):
+        click.echo(line)
     click.echo(f"next: foretrace analyze {path}, foretrace report {path}")
     if (kernels := summary.get("kernels")) is not None:
         click.echo(f"kernels: {kernels}")

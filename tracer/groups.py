@@ -42,6 +42,7 @@ class GroupInfo:
         n_collectives: collectives that this rank has issued.
         collectives: counts them, on whatever thread.
         n_transfers: p2p transfers whose side this rank has issued, by (sender, receiver).
+        name: what torch calls it.
     """
 
     id: int
@@ -53,6 +54,7 @@ class GroupInfo:
     n_collectives: int = 0
     n_transfers: dict[tuple[int, int], int] = field(default_factory=dict)
     collectives: Iterator[int] = field(default_factory=itertools.count)
+    name: str = ""
     _transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
@@ -135,6 +137,10 @@ class Groups:
         used = [group for group in self.known() if group.n_collectives or group.n_transfers]
         return deduced_layout(_stored(used or self.known()), rank, self.world_size)
 
+    def named(self, name: str) -> GroupInfo | None:
+        """Return the group that torch calls *name*, None if this rank has not used it."""
+        return self._by_name.get(name)
+
     def axis_of_name(self, name: str) -> str:
         """Return the axis of the group that torch calls *name*, empty if this rank has not used it."""
         found = self._by_name.get(name)
@@ -154,6 +160,7 @@ class Groups:
             ranks=ranks,
             on_gloo="gloo" in backend,
             on_nccl="nccl" in backend,
+            name=name,
         )
         self._by_name[name] = info
         self.n_changes += 1

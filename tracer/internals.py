@@ -6,8 +6,10 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 
@@ -85,6 +87,29 @@ def graphs() -> list[Any]:
 
     newer = getattr(getattr(torch, "accelerator", None), "Graph", None)  # torch 2.13 brought it
     return [torch.cuda.CUDAGraph] + ([newer] if newer is not None else [])
+
+
+def flight_recorders() -> list[list[dict[str, Any]]]:
+    """Return what each flight recorder of c10d holds, oldest first; a torch may have none for gloo."""
+    from torch._C import _distributed_c10d as c10d
+
+    dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
+    held = [pickle.loads(dump(includeStackTraces=False)) for dump in dumps if dump is not None]
+    return [one.get("entries", []) for one in held]
+
+
+def call_numbers() -> dict[str, int]:
+    """Return by the name of each group how many calls its backend of gloo has counted."""
+    import torch
+    from torch.distributed import distributed_c10d
+
+    found = {}
+    for group in list(distributed_c10d._world.pg_names):
+        with suppress(RuntimeError):  # it has no backend for tensors of the processor
+            backend = group._get_backend(torch.device("cpu"))
+            if backend.name() == "gloo":
+                found[group.group_name] = int(backend._get_sequence_number_for_group())
+    return found
 
 
 def time_on_device(process_group: Any) -> None:

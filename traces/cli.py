@@ -71,6 +71,7 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
             "run": run,
             **summary,
             "ranks": _steps_of_ranks(opened),
+            **opened.info.audited(),
             "warnings": list(opened.warnings),
             **_stuck(stuck, differing),
             **analysis(opened, price, limit_bytes_per_s=limit),
