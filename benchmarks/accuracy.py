@@ -49,8 +49,8 @@ def tables(found: Mapping[str, Any]) -> dict[str, Sequence[str]]:
         "choices": _choices(found["choices_by_source"]),
         "wrong": _wrong(found["choices"]),
         "others": _others(found["worst"]),
-        "worst": _worst(found["worst"][:10]),
-        "outside": _worst(_outside(found["worst"])[:10]),
+        "worst": _worst(found["worst"][:5]),
+        "outside": _worst(_outside(found["worst"])[:6]),
     }
 
 
@@ -162,7 +162,7 @@ def _choices(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _wrong(groups: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the groups in which following the prediction would have cost most."""
-    worst = sorted(groups, key=lambda one: -one["regret"])[:5]
+    worst = sorted(groups, key=lambda one: -one["regret"])[:3]
     rows = [
         (
             *(one["source"], one["what"], str(one["layouts"]), one["regret"]),

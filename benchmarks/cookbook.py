@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from foretrace.cli import main as foretrace
 
 PAGE = Path(__file__).parents[1] / "docs" / "cookbook.md"
-LINES = 26
+LINES = 16
 """Lines of an output that the page keeps."""
 
 COMMANDS = {
@@ -56,7 +56,7 @@ def printed(command: str, page: str) -> str:
 def filled(page: str, name: str, output: str) -> str:
     """Return *page* with *output* between the markers of *name*."""
     lines = [line.rstrip() for line in output.rstrip().splitlines()]
-    kept = lines if len(lines) <= LINES + 8 else [*lines[:LINES], "..."]
+    kept = lines if len(lines) <= 2 * LINES else [*lines[:LINES], "..."]
     text = "\n".join([f"<!-- {name} -->", "", "```", f"$ foretrace {COMMANDS[name]}", *kept, "```", ""])
     pattern = re.compile(rf"<!-- {name} -->.*?<!-- /{name} -->", re.DOTALL)
     return pattern.sub(lambda _: f"{text}\n<!-- /{name} -->", page)

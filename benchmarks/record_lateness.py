@@ -29,7 +29,7 @@ GLOO = {"reduce_scatter": "all_reduce"}
 
 def main() -> None:
     """Train, and print on rank 0 how late each kind of collective is."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
     torch, distributed = import_module("torch"), import_module("torch.distributed")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")

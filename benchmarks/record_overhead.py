@@ -34,7 +34,7 @@ Times = dict[bool, list[tuple[float, float]]]
 
 def main() -> None:
     """Train, and print the cost of recording."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
     name = Path(sys.argv.pop(1)).stem
     if name == "collectives":
         world = import_module("training").join()

@@ -49,7 +49,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
 
 def main() -> None:
     """Measure, and print on rank 0."""
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(ROOT / "src"))
     parser = argparse.ArgumentParser()
     parser.add_argument("strategy", choices=["ddp", "fsdp2", "tp", "pp"])
     parser.add_argument("--pairs", type=int, default=300)

@@ -20,7 +20,7 @@ def recording_alone() -> Iterator[tuple[Any, Path]]:
 
     The recording ends with the block.
     """
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(ROOT / "src"))
     torch, distributed = import_module("torch"), import_module("torch.distributed")
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -2,12 +2,14 @@
 
 Every row of ``tables/rehearsed_times.toml`` is rehearsed on its cluster and its predicted step is compared
 with the published one. Scripts are those of ``rehearsed/``, or of the folder that ``--scripts`` names; a row
-whose script or packages are not here is named and left out. About ten seconds a row.
+whose script or packages are not here is named and left out. About ten seconds a row. ``--update`` keeps the
+ratios in ``tables/rehearsed_ratios.csv``, from which ``pages.py`` writes the tables of the documentation.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib.util
 import json
 import math
@@ -25,6 +27,7 @@ from typing import Any, Final
 from foretrace.traces.report.format import format_share
 
 TABLE: Final = Path(__file__).parent / "tables" / "rehearsed_times.toml"
+RATIOS: Final = TABLE.with_name("rehearsed_ratios.csv")
 SCRIPTS: Final = Path(__file__).parent / "rehearsed"
 BYTES_PER_GB: Final = 1e9
 TIMEOUT_S: Final = 900.0
@@ -91,6 +94,18 @@ def line(row: Row, found: Mapping[str, Any]) -> str:
     )
 
 
+def update(compared: Sequence[Compared]) -> None:
+    """Write the ratios of *compared* into the table of ratios."""
+    with RATIOS.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        names, rows = reader.fieldnames or (), list(reader)
+    now = {row["name"]: f"{math.exp(error):.3f}" for row, error in compared}
+    with RATIOS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row | {"now": now.get(row["name"], row["now"])} for row in rows)
+
+
 def summary(compared: Sequence[Compared]) -> list[str]:
     """Return medians over families, types and halves."""
     groups: dict[str, list[float]] = defaultdict(list)
@@ -113,6 +128,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART OF A NAME")
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--scripts", type=Path, default=SCRIPTS)
+    parser.add_argument("--update", action="store_true", help="Keep the ratios.")
     asked = parser.parse_args()
     rows = wanted(tomllib.loads(asked.table.read_text())["run"], asked.parts)
     print(f"{'':38} {'measured':>9} {'predicted':>9} {'ratio':>6} {'MFU':>6} {'GB':>7}   (ms)")
@@ -125,6 +141,8 @@ def main() -> None:
             continue
         print(line(row, found), flush=True)
         compared.append((row, math.log(found["step_time_s"] / row["measured_step_s"])))
+    if asked.update:
+        update(compared)
     if compared:
         print("\n".join(["", *summary(compared)]))
 

@@ -173,7 +173,7 @@ def undisturbed_s(path: Path) -> float:
 
 def foretrace(verb: str, *words: str) -> dict[str, Any]:
     """Run one foretrace command with ``--json`` and return its answer; end the example if it fails."""
-    path = os.pathsep.join(filter(None, [str(EXAMPLES.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(EXAMPLES.parent / "src"), os.environ.get("PYTHONPATH")]))
     result = subprocess.run(
         [sys.executable, "-m", "foretrace", verb, "--json", *words],
         capture_output=True,

@@ -180,7 +180,7 @@ def foretrace(*args: str | Path) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Return the environment of the commands: this checkout importable, one thread per process."""
-    path = os.pathsep.join(filter(None, [str(EXAMPLES.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(EXAMPLES.parent / "src"), os.environ.get("PYTHONPATH")]))
     return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
 
 

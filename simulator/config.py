@@ -9,9 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.simulator.dealing import check_chunks, check_heads
 from foretrace.simulator.errors import ConfigError, JobError
-from foretrace.simulator.job import Job
+from foretrace.simulator.job import Job, check_chunks, check_heads
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import (
     SHAPE_FIELDS,

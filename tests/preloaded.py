@@ -8,11 +8,11 @@ and ends as Python does.
 import gc
 import json
 import os
-import runpy
 import select
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +21,6 @@ import torch._dynamo  # which an optimizer loads when it is first made
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel  # noqa: F401 - scripts use all of these
-
-from foretrace.tracer.importing import Expectation
 
 
 def asked(tell: int) -> dict[str, Any] | None:
@@ -87,11 +85,12 @@ def prepare(spec: dict[str, Any]) -> ModuleType:
 def _attach(site: str) -> None:
     """Run what Python finds first in a process that is recorded; what it waits for has been loaded."""
     sys.path.insert(1, site)
-    runpy.run_path(str(Path(site, "sitecustomize.py")))
-    for one in [*sys.meta_path]:
-        if isinstance(one, Expectation) and one._name in sys.modules:
-            one.remove()
-            one._tell(sys.modules[one._name])
+    path = Path(site, "sitecustomize.py")
+    with suppress(ModuleNotFoundError):  # there is no other
+        exec(compile(path.read_text(), path, "exec"), {"__file__": str(path), "__name__": "sitecustomize"})
+    expected: Any = sys.meta_path[0]
+    for name in {*expected.expected} & {*sys.modules}:
+        expected.expected.pop(name)(sys.modules[name])
 
 
 if __name__ == "__main__":

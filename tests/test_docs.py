@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -83,3 +85,8 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         linked = {(page.parent / link.partition("#")[0]).resolve() for link in found}
         waiting += [one for one in linked if one in PAGES and one not in seen]
     assert set(PAGES) - seen == set()
+
+
+def test_generated_tables_are_what_the_tables_of_the_repository_say() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "pages.py"), "--check"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout == ""

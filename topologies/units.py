@@ -86,9 +86,9 @@ def parse_usd(text: object) -> float:
 
     >>> parse_usd("250k"), parse_usd("$1.5M"), parse_usd("200000"), parse_usd("2 M USD")
     (250000.0, 1500000.0, 200000.0, 2000000.0)
-    >>> parse_usd("-3k")
+    >>> parse_usd("-3k")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    topologies.errors.UnitError: '-3k' is not an amount of US dollars: write e.g. 200000, 250k or '1.5M USD'
+    foretrace.topologies.errors.UnitError: '-3k' is not an amount of US dollars: write e.g. 200000, ...
 
     Raises:
         UnitError: that is no amount of dollars above zero.

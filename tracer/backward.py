@@ -73,6 +73,8 @@ class BackwardHook:
         return "recompute" if self.n_running else "forward"
 
     def _begin(self) -> int:
+        if not self.n_running and not self._session.steps.is_inside():
+            self._session.steps.backward_begins()
         self.n_running += 1
         self._is_ending = False
         self._lane.own()
@@ -83,6 +85,8 @@ class BackwardHook:
         self.n_running -= 1
         self._lane.pop(depth)
         self._session.sweep()
+        if not self.n_running and not self._session.steps.is_inside():
+            self._session.steps.backward_ends()
 
     def _nodes_done(self) -> None:
         """The last node of a graph has run; DDP waits for its buckets next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,25 +85,28 @@ def _record(
     from foretrace.tracer.launch import launch
     from foretrace.tracer.launched import is_first, is_one_of_many
     from foretrace.tracer.run_directory import beside, no_empty_folders
+    from foretrace.tracer.supervised import end_as
 
     path = _free_directory(command) if output is None else output
     if is_one_of_many() and output is None:
         raise click.UsageError(
             "every rank starts a recording of its own: give all of them one directory, -o DIR"
         )
-    context.with_resource(no_empty_folders(path))
-    before = beside(path.absolute())
-    status = launch(command, path, quiet=as_json, **asked)
-    if is_one_of_many():  # the others may not have ended, and no rank knows when
-        if is_first() and not as_json:
-            click.echo(
-                f"{path}: a recorder per rank; next, when all ended: foretrace analyze {path}", err=True
-            )
-        context.exit(status)
-    more = [path.with_name(one.name) for one in beside(path.absolute()) if one not in before]
-    runs = [path, *more] if path.is_dir() or not more else more
-    _tell_all(runs, path, status, ranks=asked["ranks"], as_json=as_json)
-    context.exit(status)
+    with no_empty_folders(path):
+        before = beside(path.absolute())
+        status = launch(command, path, quiet=as_json, **asked)
+        if is_one_of_many():  # the others may not have ended, and no rank knows when
+            if is_first() and not as_json:
+                click.echo(
+                    f"{path}: a recorder per rank; next, when all ended: foretrace analyze {path}", err=True
+                )
+        else:
+            more = [path.with_name(one.name) for one in beside(path.absolute()) if one not in before]
+            runs = [path, *more] if path.is_dir() or not more else more
+            code = status if status >= 0 else 128 - status
+            with suppress(KeyboardInterrupt):  # who has seen enough still gets the status of the command
+                _tell_all(runs, path, code, ranks=asked["ranks"], as_json=as_json)
+    context.exit(end_as(status))
 
 
 def _tell_all(runs: Sequence[Path], path: Path, status: int, *, ranks: str, as_json: bool) -> None:
@@ -142,7 +146,9 @@ def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, An
         _show(path, summary)
         lacks_some = summary["n_ranks_stored"] < summary["world_size"] and not ranks
         if lacks_some and (not status or summary["ranks_here"] < summary["world_size"]):  # else they died
-            click.echo(f"the other ranks, on other machines: foretrace record --merge -o ALL {path} ...")
+            click.echo(
+                f"the other ranks, on other machines: foretrace record --merge -o ALL {path} ...", err=True
+            )
     for line in why[:MOST_TOLD]:
         click.echo(line, err=True)
     return {}
@@ -162,13 +168,13 @@ def _merge(parts: tuple[str, ...], output: Path | None, *, as_json: bool) -> Non
 
 
 def _show(path: Path, summary: Mapping[str, Any]) -> None:
-    """Print where the run is, what c10d confirms of it, and what to do next."""
-    click.echo(f"{path}: {_sentence(summary)}")
+    """Print where the run is, what c10d confirms of it and what is next: standard output is the command's."""
+    click.echo(f"{path}: {_sentence(summary)}", err=True)
     for line in summary.get("audit", {}).get("lines", ()):
-        click.echo(line)
-    click.echo(f"next: foretrace analyze {path}, foretrace report {path}")
+        click.echo(line, err=True)
+    click.echo(f"next: foretrace analyze {path}, foretrace report {path}", err=True)
     if (kernels := summary.get("kernels")) is not None:
-        click.echo(f"kernels: {kernels}")
+        click.echo(f"kernels: {kernels}", err=True)
     for warning in summary["warnings"]:
         click.echo(f"warning: {warning}", err=True)
 

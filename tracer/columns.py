@@ -148,9 +148,14 @@ def _labels(given: Sequence[tuple[int, Any, Any]]) -> pa.DictionaryArray:
 
 
 def step_row(s: StepWindow, start_ns: int, duration_ns: int) -> Row:
-    """Return the row of the window of a step; its number is in its column only, as each label is kept."""
+    """Return the row of the window of a step or of a phase; numbers are in their column only.
+
+    Each label is kept, so that none holds a number.
+    """
+    category, kind = ("phase", s.phase) if s.phase else ("step", "step")
+    step = -1 if s.phase and not s.is_inside else s.step
     return (
-        "step", "step", "step", "step", start_ns, duration_ns, s.step, -1, -1,
+        category, category, kind, kind, start_ns, duration_ns, step, -1, -1,
         -1, -1, "", -1, -1, -1, 0, "",
     )  # fmt: skip
 

@@ -15,9 +15,8 @@ from foretrace.tracer.errors import RecordError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.kernels import KERNELS, KINETO
 from foretrace.tracer.run_directory import REFUSED
-from foretrace.traces.analysis.hang import hang
+from foretrace.traces.analysis.diagnosis import diagnose
 from foretrace.traces.analysis.metrics import summarize
-from foretrace.traces.analysis.mismatch import mismatches
 from foretrace.traces.errors import TraceError
 from foretrace.traces.info import RunInfo
 from foretrace.traces.store import open_run, write_info
@@ -60,14 +59,12 @@ def finish(path: Path) -> dict[str, Any] | None:
 
 
 def why_it_failed(path: Path) -> list[str]:
-    """Return what is known of why the training in *path* hung or died: disagreeing ranks, or missing ones."""
+    """Return what is known of why the training in *path* hung or died."""
     try:
         run = open_run(path)
     except TraceError:
         run = None
-    if differing := mismatches(path, run):
-        return [f"mismatch {one.text}" for one in differing]
-    return [f"hang {wait.text}" for wait in hang(path, run)]
+    return [f"{label} {text}" for label, text in diagnose(path, run).lines]
 
 
 def why_nothing(path: Path) -> str:

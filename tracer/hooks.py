@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from foretrace.tracer import internals
 from foretrace.tracer.completion import Completions
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
 
+CHECKPOINTS: Final = "torch.distributed.checkpoint"
+"""Module that saves what is spread over ranks."""
+
+
 class Hook(Protocol):
     """Something that watches the training and can be taken away again."""
 
@@ -25,11 +29,13 @@ class Hook(Protocol):
 
 def install(session: Session) -> list[Hook]:
     """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
+    import torch
+
     from foretrace.tracer.backward import BackwardHook
     from foretrace.tracer.exporting import EXPORTING, ExportHook
     from foretrace.tracer.modules import ModuleHook
     from foretrace.tracer.recomputing import CheckpointHook
-    from foretrace.tracer.steps import OptimizerHook
+    from foretrace.tracer.steps import OptimizerHook, SaveHook
     from foretrace.tracer.waits import GraphHook, StreamHook
 
     session.backward = BackwardHook(session)
@@ -37,6 +43,7 @@ def install(session: Session) -> list[Hook]:
     exports = _when_imported(session, "modules", EXPORTING, lambda _: ExportHook(session, modules))
     hooks: list[Hook] = [session.backward, modules, exports]
     hooks += [CheckpointHook(session), OptimizerHook(session), StreamHook(session), GraphHook()]
+    hooks += [SaveHook(session, torch, "save"), _when_imported(session, "modules", CHECKPOINTS, _saves)]
     return hooks + _distributed(session) if is_distributed() else hooks
 
 
@@ -63,6 +70,12 @@ def _when_imported(session: Session, name: str, module: str, make: Callable[[Ses
     if module in sys.modules:
         return make(session)
     return Expectation(module, session.guarded(name, lambda _: session.add_hook(make(session))))
+
+
+def _saves(session: Session) -> Hook:
+    from foretrace.tracer.steps import SaveHook
+
+    return SaveHook(session, sys.modules[CHECKPOINTS], "save", "async_save")
 
 
 def _symmetric(session: Session) -> Hook:

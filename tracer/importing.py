@@ -1,36 +1,14 @@
-"""Waits for a module to be imported, to change it before anybody has seen it.
-
-Uses the standard library only: it runs in every process of a recorded command.
-"""
+"""Waits for a module to be imported, to change it before anybody has seen it."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-
-
-class _Telling(Loader):
-    """Loads a module as its own loader does, then tells of it."""
-
-    def __init__(self, loader: Loader, tell: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._tell = tell
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Make the module as its own loader does."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module, which knows its own loader from here on, then tell of it."""
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._tell(module)
+from typing import Any
 
 
 class Expectation(MetaPathFinder):
@@ -50,7 +28,7 @@ class Expectation(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the expected module as others would, and have its loader tell; know nothing of others.
+        """Find the expected module as others would, and see its loader run it; know nothing of others.
 
         Some only ask whether there is such a module: it is expected until it has been loaded.
         """
@@ -62,12 +40,20 @@ class Expectation(MetaPathFinder):
         finally:
             self._is_finding = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader, self._loaded)
+            self._see(spec.loader)
         return spec
 
-    def _loaded(self, module: ModuleType) -> None:
-        self.remove()
-        self._tell(module)
+    def _see(self, loader: Any) -> None:
+        """Be told when *loader*, which is that of one module, has run it; nothing else about it changes."""
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            run(module)
+            self.remove()
+            self._tell(module)
+
+        loader.exec_module = exec_module
 
     def remove(self) -> None:
         """Expect nothing any more."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from foretrace.tracer import on_cpu
 from foretrace.tracer.attach import (
@@ -23,10 +21,11 @@ from foretrace.tracer.attach import (
 from foretrace.tracer.errors import LaunchError, RecordError
 from foretrace.tracer.launched import is_one_of_many
 from foretrace.tracer.run_directory import check_new, no_empty_folders
+from foretrace.tracer.supervised import run
 from foretrace.tracer.window import Window
 from foretrace.traces.errors import reason
 
-SITE: Final = Path(__file__).resolve().parent / "site"
+SITE: Final = Path(__file__).absolute().parent / "site"
 """Folder whose ``sitecustomize`` Python runs first in every process of the command."""
 
 
@@ -48,7 +47,7 @@ def launch(
     depth: str = "light",
     n_gpus_on_cpu: int = 0,
 ) -> int:
-    """Run *command* and record it into the run directory *path*; return its exit status.
+    """Run *command* and record it into the run directory *path*; return how it ended.
 
     Args:
         command: program and arguments, e.g. ``["torchrun", "--nproc-per-node", "4", "train.py"]``.
@@ -61,7 +60,7 @@ def launch(
         n_gpus_on_cpu: take the processors for this many GPUs, 0: use what there is.
 
     Returns:
-        The exit status; 128 + n if signal n ended the command, as shells say it.
+        Its exit status, or -n if signal n ended it.
 
     Raises:
         LaunchError: the command cannot be started.
@@ -74,23 +73,19 @@ def launch(
     check_new(path)
     if path.is_dir() and any(path.iterdir()) and not is_one_of_many():
         raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
-    program = _program(command[0])
+    words, program = [*command], _program(command[0])
+    if shutil.which(command[0]) is None:  # it looks for itself by its name
+        words[0] = program
+    env = environment(path, name or path.name)
+    env |= {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, DEPTH_VARIABLE: depth}
+    if n_gpus_on_cpu:
+        env[on_cpu.VARIABLE] = str(n_gpus_on_cpu)
     with no_empty_folders(path):
         _check_writable(path)
-        with _signals_passed_on() as children:
-            try:
-                process = subprocess.Popen(
-                    [program, *command[1:]],
-                    env=environment(path, name or path.name)
-                    | {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, DEPTH_VARIABLE: depth}
-                    | ({on_cpu.VARIABLE: str(n_gpus_on_cpu)} if n_gpus_on_cpu else {}),
-                    stdout=sys.stderr if quiet else None,
-                )
-            except OSError as error:
-                raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
-            children.append(process)
-            status = process.wait()
-    return status if status >= 0 else 128 - status
+        try:
+            return run(words, env, program=program, output=sys.stderr if quiet else None)
+        except OSError as error:
+            raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
 
 
 def _check_writable(path: Path) -> None:
@@ -130,24 +125,3 @@ def _program(name: str) -> str:
     if found is None:
         raise LaunchError(f"cannot start {name!r}: no such program on the path or in {beside}")
     return found
-
-
-@contextmanager
-def _signals_passed_on() -> Iterator[list[Any]]:
-    """Leave Ctrl-C to the command, which gets it from the terminal, and hand on requests to terminate.
-
-    Handlers, unlike ignored signals, do not survive into the command, which is free to end on Ctrl-C.
-    """
-    children: list[Any] = []
-
-    def pass_on(number: int, _: object) -> None:
-        for child in children:
-            child.send_signal(number)
-
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
-    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, pass_on)
-    try:
-        yield children
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -49,6 +49,7 @@ class ModuleHook:
         self._shells: set[int] = set()
         self._lives: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[Any, Block, int, Any]] = []
+        session.steps.is_inside = self._is_inside
         self.watch()
 
     def watch(self) -> None:

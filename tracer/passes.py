@@ -14,7 +14,6 @@ from math import prod
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final
 
-from foretrace.tracer import internals
 from foretrace.tracer.averaged import Averaged
 from foretrace.tracer.inputs import Sides, input_of, sides_of
 from foretrace.tracer.wrapped import whole_shape
@@ -100,11 +99,7 @@ class Passes:
     """
 
     def __init__(self, session: Session) -> None:
-        import torch
-
         self._session = session
-        self._is_recording: Any = torch.is_grad_enabled
-        self._in_backward = internals.is_in_backward()
         self._known: weakref.WeakKeyDictionary[Any, Trained] = weakref.WeakKeyDictionary()
         self._all: list[Trained] = []
         self._main: Trained | None = None
@@ -118,10 +113,10 @@ class Passes:
         main = [] if self._main is None else [Counter(self._main.parameters.values())]
         return [*main, Counter(whole.values())]
 
-    def begins(self, model: Any, args: Any) -> None:
-        """*model* is called with *args*."""
+    def begins(self, model: Any, args: Any, *, trains: bool) -> None:
+        """*model* is called with *args*, to train or not."""
         self._unnoted = None
-        if not self._is_recording() or self._session.is_pipelined or self._in_backward():
+        if not trains or self._session.is_pipelined:
             return
         one = self._known.get(model)
         if one is None:

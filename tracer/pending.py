@@ -90,7 +90,7 @@ class Pending:
         if not (is_quiet or is_stalled or is_due):
             return
         state = (counts, [id(one) for one in found[:MOST_LISTED]], len(found))
-        if state != self._written or (is_stalled and is_due):  # a hang goes on: say until when
+        if state != self._written or is_due:  # nothing goes on: say until when this rank was alive
             self._write(found, counts)
             self._written, self._written_ns = state, now
 

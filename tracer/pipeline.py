@@ -128,7 +128,11 @@ class PipelineHook:
         if known is None:  # made before the recording began
             known = self._note_stage(stage)
             session.met_model(stage.submod, ())
-        session.steps.begin()
+        if kind == "forward":
+            has_gradients = session.steps.has_gradients() and getattr(stage, "has_backward", True)
+            session.steps.called(stage.submod, has_gradients=has_gradients)
+        else:
+            session.steps.begin()
         session.lane.own()
         block, number, virtual_stage = known
         depth = session.lane.push(kind, block)

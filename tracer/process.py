@@ -8,9 +8,10 @@ import sys
 import weakref
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foretrace.tracer.groups import Groups
+if TYPE_CHECKING:
+    from foretrace.tracer.groups import Groups
 
 
 def is_distributed() -> bool:
@@ -24,6 +25,7 @@ def is_distributed() -> bool:
 
 def process_groups(world_size: int) -> Groups:
     """Return the table of process groups, which asks torch about each."""
+    from foretrace.tracer.groups import Groups
 
     def backend_of(group: Any) -> str:
         from torch.distributed import get_backend_config

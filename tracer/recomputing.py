@@ -37,7 +37,11 @@ class CheckpointHook:
             framed(frame, self._telling(recompute_fn), *args, **kwargs)
 
         def reentrant(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-            return forward(ctx, self._telling(run_function), *args)
+            session.steps.n_checkpoints += 1
+            try:
+                return forward(ctx, self._telling(run_function), *args)
+            finally:
+                session.steps.n_checkpoints -= 1
 
         self._frame.__init__ = functools.wraps(framed)(init)
         self._function.forward = staticmethod(functools.wraps(forward)(reentrant))

@@ -137,7 +137,7 @@ class Recording:
         """Note the exception that ends the training."""
         if self.session is not None and not isinstance(error, SystemExit):
             said = ": ".join(filter(None, (type(error).__name__, first_line(error))))
-            self.session.warn(f"the training ended with {said}")
+            self.session.ends_with(said)
 
     def leave_group(self) -> None:
         """Write what is left, because this process leaves its process group. Raises as little as `end`."""

@@ -56,11 +56,19 @@ class Segment(NamedTuple):
 
 
 class StepWindow(NamedTuple):
-    """The window of one optimizer step."""
+    """The window of one optimizer step, or of a phase that is none.
+
+    Attributes:
+        step: its number; of a phase that of the step that follows, -1 before the first.
+        phase: ``"evaluation"`` or ``"checkpoint"``; empty: a step.
+        is_inside: whether that step contains the phase.
+    """
 
     step: int
     start: Stamp
     end: Stamp
+    phase: str = ""
+    is_inside: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foretrace.tracer.audit import Auditor
+from foretrace.tracer.clock import now_ns
 from foretrace.tracer.drift import RunClock
 from foretrace.tracer.guarded import Guarded
 from foretrace.tracer.hooks import Hook, install
@@ -31,7 +32,7 @@ from foretrace.tracer.steps import Steps
 from foretrace.tracer.training import Training
 from foretrace.tracer.window import Window
 from foretrace.traces.audit import Audit
-from foretrace.traces.info import RunInfo
+from foretrace.traces.info import Process, RunInfo
 from foretrace.traces.store import SpanWriter, write_info
 
 HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
@@ -76,6 +77,7 @@ class Session(Training[Lane], Guarded):
         self._started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.job.update(self.window.describe(world_size))
         self._machine = describe_machine(world_size)
+        self._process = Process.here()
         self._written_state: object = None
         moments = Resolver()
         self._pending = self._make_pending(moments)
@@ -156,10 +158,11 @@ class Session(Training[Lane], Guarded):
         self.model = describe_model(model)
         self.precision.expect(model)
 
-    def called(self, model: Any, args: Any) -> None:
-        """*model* is called from outside of any other, with *args*."""
-        super().called(model, args)
-        self.passes.begins(model, args)
+    def called(self, model: Any, args: Any) -> bool:
+        """*model* is called from outside of any other, with *args*; return whether it is to train."""
+        trains = super().called(model, args)
+        self.passes.begins(model, args, trains=trains)
+        return trains
 
     def called_with(self, values: Iterable[Any]) -> None:
         """The call of a model is over, which had *values* by name."""
@@ -202,6 +205,7 @@ class Session(Training[Lane], Guarded):
             job={**self.job, **self.passes.describe()} or None,
             groups=groups,
             clock={self.rank: self.clock.shown()},
+            processes={self.rank: replace(self._process, is_finished=finished)},
             warnings=(*self.warnings, *(f"{n:,} {reason}: in no span" for reason, n in dropped.items())),
             dropped=dropped,
             audit=self._audit,
@@ -246,6 +250,19 @@ class Session(Training[Lane], Guarded):
                 for one in self.sink.under_way():
                     self._auditor.add(one, is_written=False)
                 self._audit = self._auditor.audit(self.rank)
+
+    def ends_with(self, error: str) -> None:
+        """Note the exception that ends the training, on disk at once: a launcher may end this process."""
+        self.warn(f"the training ended with {error}")
+        self._process = replace(self._process, error=error, error_ns=now_ns() + self.clock.shift_ns)
+        if not self.is_closed:
+            self._write_sidecar()
+
+    def stop(self, name: str, reason: str) -> None:
+        """Switch hook *name* off, for good, and say why."""
+        super().stop(name, reason)
+        if name == "collectives":
+            self._process = replace(self._process, sees_calls=False)
 
     def hook(self) -> None:
         """Put all hooks in place."""
@@ -293,6 +310,7 @@ class Session(Training[Lane], Guarded):
 
     def _writing_failed(self, error: Exception) -> None:
         self._has_failed = True
+        self._process = replace(self._process, sees_calls=False)
         self.switch_off(*HOOKS)
         self._tell_pending(last=True)  # nobody follows it any more: it is no hang, and no last call
         self.issued.close()

@@ -1,4 +1,4 @@
-"""Where one optimizer step ends and the next begins.
+"""What is training and what is not: where one optimizer step ends and the next begins, and what lies between.
 
 The first step begins with the first forward that is seen. A step ends when the optimizer that ends steps has
 stepped, or with the last of several that step in a row, be it the same one with other parameters; the next
@@ -7,75 +7,274 @@ one begins there. A training that calls ``foretrace.step()`` ends its steps itse
 The first optimizer that was ever seen to step is the one that ends steps; others end none, as that of a
 generator beside its critic. A process may hold several trainings, one after the other, and keep the optimizer
 of the first: another one takes its place where it is gone, or where it has been stepping with no other
-between and now one steps that was made since, or one steps twice that was there before.
+between and now one steps that was made since, or one steps twice that was there before. Optimizers that step
+inside of a backward step in a row when it ends, and one that a ``GradScaler`` skips has stepped.
+
+Between two steps a model may be called without gradients, or in ``eval()``: that is a phase of its own, an
+evaluation, which begins where the step has ended and lasts until the next forward that trains. But a teacher,
+or a rollout, belongs to the step that follows it: a model that ran so before, or in, the step before, too,
+and is not trained, or not in ``eval()``, or where the training tells its steps. Saving a checkpoint is a
+phase as well. Behind an optimizer that ends no step a phase is inside of the step, and its spans are not.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from foretrace.tracer import internals
 from foretrace.tracer.optimizing import optimizer_steps
 from foretrace.tracer.records import Block, StepWindow
 from foretrace.tracer.stamps import Stamp
+from foretrace.tracer.wrapped import inside
 
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
 
+class _Called:
+    """What is known of a model that is called.
+
+    Attributes:
+        inner: the model itself, without what is around it.
+        is_shell: it has no parameters, as a loss: its calls tell nothing.
+        trains_so: it was called with gradients and not in ``eval()``.
+        is_trained: it, or a part of it, was, or an optimizer steps parameters of it.
+        n_known: how much was known of what is trained when that was found out.
+        ran: the last step in, or before, which it ran without training.
+        ran_inside: whether that call belonged to the step.
+    """
+
+    __slots__ = ("inner", "is_shell", "is_trained", "n_known", "ran", "ran_inside", "trains_so")
+
+    def __init__(self, model: Any) -> None:
+        self.inner = weakref.ref(inside(model))
+        self.is_shell = next(model.parameters(), None) is None
+        self.trains_so = self.is_trained = self.ran_inside = False
+        self.n_known = self.ran = -1
+
+
 class Steps:
-    """Counts steps and hands over their windows.
+    """Counts steps and hands over their windows, and those of the phases between them.
 
     Args:
         session: the recording.
 
     Attributes:
         made: optimizers that were made since the one that ends steps has last stepped, by identity.
+        stepped_inside: optimizers that have stepped inside of the backward pass that runs.
+        n_checkpoints: activation checkpoints whose function runs, with gradients that torch has switched off.
+        is_inside: whether a model is running, which may have a backward pass of its own.
     """
 
     def __init__(self, session: Session) -> None:
+        import torch
+
         self._session = session
+        self._grad_mode: Callable[[], bool] = torch.is_grad_enabled
+        self._in_backward = internals.is_in_backward()
         self._marker: Callable[[], Any] = _no_optimizer
         self._rival: Callable[[], Any] | None = None  # the last that has stepped since, in work of its own
         self._n_alone = 0  # steps of the marker since another one had work of its own
         self.made: set[int] = set()
+        self.stepped_inside: list[Any] = []
+        self.n_checkpoints = 0
+        self.is_inside: Callable[[], bool] = lambda: False
+        self._number = -1  # of the step that runs, or comes next
         self._start: Stamp | None = None
         self._end: Stamp | None = None
+        self._is_between = False  # no forward has trained since an optimizer has stepped
+        self._aside: Stamp | None = None  # when it did, or a phase since: one that does not end steps
+        self._is_evaluating = self._is_saving = False
+        self._early: weakref.WeakSet[Any] | None = weakref.WeakSet()  # called before any that trains
+        # The first call in `eval()` that had gradients since then, and of which model: a backward may follow.
+        self._doubt: tuple[Stamp, Any] | None = None
+        self._trains_in_eval = False  # one did
+        self._called: weakref.WeakKeyDictionary[Any, _Called] = weakref.WeakKeyDictionary()
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._held: set[int] = set()  # parameters of optimizers, by identity
+        self._microbatch, self._had_backward = 0, False
         self._stepped: set[int] = set()
         self._is_told = False
         self._began: Stamp = session.lane.stamp()
 
+    def called(self, model: Any, *, has_gradients: bool | None = None) -> bool:
+        """*model* is called from outside of any other; return whether it is to train, as far as is known.
+
+        Args:
+            model: the ``torch.nn.Module``.
+            has_gradients: whether its call has gradients, None: as torch says.
+        """
+        if self._in_backward():
+            return False  # a recomputation
+        one = self._called.get(model)
+        if one is None:
+            one = self._called[model] = _Called(model)
+        if one.is_shell:
+            if self._start is None:  # perhaps nothing else is called
+                self._begin_first()
+            return False
+        if has_gradients is None:
+            has_gradients = self.has_gradients()
+        inner = one.inner()
+        is_in_train = bool((model if inner is None else inner).training)
+        if has_gradients and is_in_train and not one.trains_so:
+            one.trains_so = True
+            self._trained.update(model.modules())
+        is_known = self._early is None and not self._is_trained(model, one)
+        if has_gradients and (is_in_train or self._trains_in_eval or is_known):
+            self.begin()
+        elif self._early is None and not self._is_between:  # beside the training, in the middle of a step
+            one.ran, one.ran_inside = self._number, True
+        else:
+            self._perhaps_evaluates(model, one, has_gradients=has_gradients, is_in_train=is_in_train)
+        if self._is_evaluating or not has_gradients:
+            return False
+        self._count_pass()
+        return True
+
+    def has_gradients(self) -> bool:
+        """Whether what is called now has gradients, also where a checkpoint will compute it again."""
+        return self._grad_mode() or self.n_checkpoints > 0
+
+    def _perhaps_evaluates(self, model: Any, one: _Called, *, has_gradients: bool, is_in_train: bool) -> None:
+        """*model* is called between two steps, or before the first, without gradients or in ``eval()``."""
+        opens = self._start is None if self._early is not None else not self._is_evaluating
+        if self._early is not None:
+            self._begin_first()
+            self._early.add(model)
+            one.ran, one.ran_inside = 0, True
+        else:
+            is_again = one.ran >= self._number - 1 and (one.ran_inside or not self._is_evaluating)
+            opens_told = self._is_told and self._aside is None
+            is_part = is_again and (is_in_train or opens_told or not self._is_trained(model, one))
+            one.ran, one.ran_inside = self._number, is_part
+            if is_part:
+                self.begin()
+                return
+            if opens:
+                self.finish()
+                self._is_evaluating, self._session.position.step = True, -1
+        if has_gradients and self._doubt is None:
+            since = (self._start if self._aside is None else self._aside) if opens else None
+            self._doubt = self._session.lane.stamp() if since is None else since, weakref.ref(model)
+
+    def _is_trained(self, model: Any, one: _Called) -> bool:
+        """Whether *model*, or a part of it, was seen to train."""
+        n_known = len(self._trained) + len(self._held)
+        if not one.is_trained and one.n_known != n_known:
+            one.n_known = n_known
+            one.is_trained = any(part in self._trained for part in model.modules()) or any(
+                id(parameter) in self._held for parameter in model.parameters()
+            )
+        return one.is_trained
+
     def begin(self) -> None:
         """Forward work begins: of the first step, or after the optimizer of the step before."""
+        self._begin_first()
+        if self._early is not None:
+            self._settle_early(self._session.lane.stamp())
+        self.finish()
+        self._trains()
+
+    def _trains(self) -> None:
+        """From now on it is known that the model trains."""
+        self._is_between, self._aside, self._doubt = False, None, None
+
+    def _begin_first(self) -> None:
         if self._start is None:
             self._start = self._session.lane.stamp()
-            self._session.position.step = 0
+            self._number = self._session.position.step = 0
             self._session.step_began()
+
+    def _settle_early(self, at: Stamp) -> None:
+        """It is known that training began *at* a moment: was it evaluated before?"""
+        early, self._early = self._early, None
+        if any(self._is_trained(model, self._called[model]) for model in early or ()):
+            self._phase("evaluation", at)
+
+    def _phase(self, kind: str, at: Stamp) -> None:
+        """A phase is over: the next step, or phase, begins *at* that moment, or the present step goes on."""
+        is_inside = self._aside is not None
+        start = self._aside if is_inside else self._start
+        if start is not None and start is not at:
+            self._session.sink.put(StepWindow(self._number, start, at, kind, is_inside=is_inside))
+        if is_inside:
+            self._aside = at
         else:
-            self.finish()
+            self._start = at
+        self._session.position.step = self._number
 
     def finish(self) -> None:
-        """Hand over the window of a step whose optimizer is done."""
-        if self._start is not None and self._end is not None:
-            step = self._session.position.step - 1
+        """Hand over the window of a step whose optimizer is done, or that of an evaluation."""
+        if self._is_evaluating:
+            self._is_evaluating = False
+            self._phase("evaluation", self._session.lane.stamp())
+        elif self._start is not None and self._end is not None:
             self._stepped.clear()
-            self._session.sink.put(StepWindow(step, self._start, self._end))
+            self._session.sink.put(StepWindow(self._number - 1, self._start, self._end))
             self._start, self._end = self._end, None
             self._session.step_ended()
 
     def told(self) -> None:
         """The training says that a step is over, and will say so of every one."""
-        self._is_told = True
-        step = self._session.position.step - (self._end is not None)
+        self._is_told, self._early = True, None
+        if self._is_evaluating and self._aside is not None:
+            self.finish()
+        self._is_evaluating, self._doubt = False, None  # a step of nothing else is one, too
+        step = max(self._number - (self._end is not None), 0)
         now = self._session.lane.stamp()
         start = self._began if self._start is None else self._start  # no module was called
-        self._session.sink.put(StepWindow(max(step, 0), start, now))
+        self._session.sink.put(StepWindow(step, start, now))
         self._start, self._end = now, None
-        self._session.position.step = max(step, 0) + 1
+        self._number = self._session.position.step = step + 1
+        self._is_between, self._aside = True, None
+        self._count_again()
         self._session.step_ended()
+
+    def backward_begins(self) -> None:
+        """A backward pass begins from outside of any model: what was doubtful has trained."""
+        if self._is_evaluating or (self._early is not None and self._start is not None):
+            at = self._session.lane.stamp()
+            if self._doubt is not None:
+                self._trains_in_eval = True
+                at, doubtful = self._doubt
+                if (model := doubtful()) is not None:
+                    self._trained.update(model.modules())
+            if self._is_evaluating:
+                self._is_evaluating = False
+                self._phase("evaluation", at)
+            else:
+                self._settle_early(at)
+            self._trains()
+        if not self._session.is_pipelined:
+            self._session.position.microbatch = self._microbatch
+
+    def backward_ends(self) -> None:
+        """A backward pass is over, and so is the step of the optimizers that have stepped inside of it."""
+        self._had_backward = True
+        if not self._session.is_pipelined:
+            self._session.position.microbatch = -1
+        optimizers, self.stepped_inside = self.stepped_inside, []
+        for optimizer in optimizers:
+            self.optimizer_begins(optimizer)
+            self.optimizer_ends(optimizer)
+
+    def _count_pass(self) -> None:
+        """A model that trains is called: the first time, or after a backward, with the next micro-batch."""
+        if not self._session.is_pipelined:
+            self._microbatch += self._had_backward
+            self._session.position.microbatch = self._microbatch
+        self._had_backward = False
+
+    def _count_again(self) -> None:
+        """An optimizer steps: micro-batches begin again behind it."""
+        self._microbatch, self._had_backward, self._session.position.microbatch = 0, False, -1
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer begins: it belongs to the step that another one has just ended.
@@ -83,22 +282,55 @@ class Steps:
         That which ends steps begins the next one, as one that calls the model itself, again and again, unless
         it goes on with other parameters, as the third stage of ZeRO has it step them, part by part.
         """
-        if optimizer is self._marker() and _first_parameter(optimizer) in self._stepped:
+        self._count_again()
+        begins_next = optimizer is self._marker() and _first_parameter(optimizer) in self._stepped
+        if self._is_evaluating or begins_next:
             self.finish()
         elif self._end is not None:
-            self._session.position.step -= 1
+            self._number -= 1
+            self._session.position.step = self._number
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
-        if self._is_told:
-            return
-        self._choose(optimizer)
-        if optimizer is self._marker():
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self._held.update(id(one) for group in optimizer.param_groups for one in group["params"])
+        if not self._is_told:
+            self._choose(optimizer)
+        ends_steps = not self._is_told and optimizer is self._marker()
+        if ends_steps:
             self._stepped.add(_first_parameter(optimizer))
             self.made.clear()
-        if self._start is not None and (self._end is not None or optimizer is self._marker()):
+        if self._start is not None and (self._end is not None or ends_steps):
             self._end = self._session.lane.stamp()
-            self._session.position.step += 1
+            self._number += 1
+            self._session.position.step = self._number
+            self._early = self._aside = None
+        elif self._start is not None:
+            self._aside = self._session.lane.stamp()
+        self._is_between, self._doubt = True, None
+
+    def save_begins(self) -> Stamp | None:
+        """A checkpoint is being saved; return what ``save_ends`` takes, None if another save does it."""
+        if self._is_saving or not self._session.lane.is_own():
+            return None
+        began = self._session.lane.stamp()
+        if self._start is not None and self._is_between:
+            self.finish()
+            self._session.position.step = -1
+        self._is_saving = True
+        return began
+
+    def save_ends(self, began: Stamp | None) -> None:
+        """A checkpoint has been saved: between two steps, or in the middle of one."""
+        if began is None:
+            return
+        self._is_saving, now = False, self._session.lane.stamp()
+        if self._start is not None and self._is_between:
+            self._phase("checkpoint", now)
+        else:
+            is_inside = self._start is not None
+            self._session.sink.put(StepWindow(self._number, began, now, "checkpoint", is_inside=is_inside))
 
     def _choose(self, optimizer: Any) -> None:
         """Let *optimizer*, which has stepped, be the one that ends steps if none is, or if it takes over."""
@@ -127,7 +359,7 @@ def _first_parameter(optimizer: Any) -> int:
 
 
 class OptimizerHook:
-    """What each ``Optimizer.step`` means.
+    """What each ``Optimizer.step`` means, and what a ``GradScaler`` that skips one does.
 
     Args:
         session: the recording.
@@ -136,24 +368,93 @@ class OptimizerHook:
     def __init__(self, session: Session) -> None:
         module = import_module("torch.optim.optimizer")  # torch.optim hides it behind its class
         self._session = session
-        self._depth = 0
+        self._depth = self._n_stepped = 0
+        self._in_backward = internals.is_in_backward()
         self._steps = optimizer_steps(module)
         self._steps.begins = session.guarded("modules", self._begins)
         self._steps.ends = session.guarded("modules", self._ends)
         self._steps.made = lambda optimizer: session.steps.made.add(id(optimizer))
+        self._scaler: Any = import_module("torch.amp.grad_scaler").GradScaler
+        self._original = self._scaler.step
+        self._scaler.step = self._scaling = self._scaled(self._original)
 
     def remove(self) -> None:
         """Listen no more."""
         self._steps.release()
+        if self._scaler.step is self._scaling:
+            self._scaler.step = self._original
 
     def _begins(self, optimizer: Any) -> None:
         session = self._session
-        session.steps.optimizer_begins(optimizer)
-        session.lane.own()
-        if session.lane.depth <= self._depth:  # else it is called inside of another block
-            session.lane.pop(0)
+        if not self._in_backward():  # else it may step on a thread of autograd, which does not train
+            session.steps.optimizer_begins(optimizer)
+            session.lane.own()
+            if session.lane.depth <= self._depth:  # else it is called inside of another block
+                session.lane.pop(0)
         self._depth = session.lane.push("optimizer", Block(type(optimizer).__name__))
 
     def _ends(self, optimizer: Any) -> None:
         self._session.lane.pop(self._depth)
-        self._session.steps.optimizer_ends(optimizer)
+        self._n_stepped += 1
+        if self._in_backward():
+            self._session.steps.stepped_inside.append(optimizer)
+        else:
+            self._session.steps.optimizer_ends(optimizer)
+
+    def _scaled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``GradScaler.step`` that tells of an optimizer which it skips: that is a step, too."""
+        skipped = self._session.guarded("modules", self._skipped)
+
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            n_before = self._n_stepped
+            out = original(scaler, optimizer, *args, **kwargs)
+            skipped(optimizer, n_before)
+            return out
+
+        return step
+
+    def _skipped(self, optimizer: Any, n_before: int) -> None:
+        if self._n_stepped == n_before:
+            self._session.steps.optimizer_begins(optimizer)
+            self._session.steps.optimizer_ends(optimizer)
+
+
+class SaveHook:
+    """Sees checkpoints that are saved by public functions of a module.
+
+    Args:
+        session: the recording.
+        module: what holds the functions.
+        names: their names.
+    """
+
+    def __init__(self, session: Session, module: Any, *names: str) -> None:
+        self._module = module
+        self._begins, self._ends = (
+            session.guarded("modules", f) for f in (session.steps.save_begins, session.steps.save_ends)
+        )
+        self._replaced = {
+            name: (original, self._telling(original))
+            for name in names
+            if (original := getattr(module, name, None)) is not None
+        }
+        for name, (_, telling) in self._replaced.items():
+            setattr(module, name, telling)
+
+    def remove(self) -> None:
+        """Give the functions back, but for those that somebody has replaced since."""
+        for name, (original, telling) in self._replaced.items():
+            if getattr(self._module, name) is telling:
+                setattr(self._module, name, original)
+
+    def _telling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            began = self._begins()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._ends(began)
+
+        return save

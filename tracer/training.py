@@ -115,9 +115,11 @@ class Training(Generic[_AnyLane]):
         """Whether a model has been called, but not yet with a tensor whose shape could be noted."""
         return "input_shape" in self.job and self.job["input_shape"] is None
 
-    def called(self, model: Any, args: Any) -> None:
-        """*model* is called from outside of any other, with *args*."""
-        self.steps.begin()
+    def called(self, model: Any, args: Any) -> bool:
+        """*model* is called from outside of any other, with *args*; return whether it is to train."""
+        if self.position.stage >= 0:
+            return False  # a stage of a pipeline, which tells of its actions
+        return self.steps.called(model)
 
     def called_with(self, values: Iterable[Any]) -> None:
         """The call of a model is over, which had *values* by name."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import inspect
+import functools
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from types import FunctionType, TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.guarded import is_interrupt
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _expecting: Final[list[Recording]] = []
 """Recordings that begin with the process group."""
 
-_torch: Final[dict[str, Callable[..., None]]] = {}
-"""What torch does itself when a process joins a process group and leaves it."""
+FOLLOWED: Final = "_foretrace"
+"""Attribute of torch's function that joins a process group, once that is seen."""
 
 _meeting: Final = Meeting()
 """Where this process meets the other ranks."""
@@ -41,64 +41,47 @@ def expect(recording: Recording, module: Any = None) -> None:
 
 def follow(module: Any = None) -> None:
     """See whatever process group this process joins and leaves from now on; *module* as for `expect`."""
-    if not _torch:
-        module = module or import_module("torch.distributed.distributed_c10d")
-        _torch["joins"] = _led(module.init_process_group, _to_joined)
-        _torch["leaves"] = _led(module.destroy_process_group, _to_left)
+    module = module or import_module("torch.distributed.distributed_c10d")
+    joins, leaves = module.init_process_group, module.destroy_process_group
+    if hasattr(joins, FOLLOWED):
+        return
+
+    @functools.wraps(joins)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        _meeting.join(joins, args, kwargs)
+        for recording in tuple(_expecting):
+            begin_now(recording)
+
+    @functools.wraps(leaves)
+    def destroy_process_group(group: Any = None) -> None:
+        if group is None or group is module.group.WORLD:
+            for recording in tuple(_expecting):
+                recording.leave_group()
+            _meeting.leave()
+        leaves(group)
+
+    setattr(init_process_group, FOLLOWED, True)
+    _replace((joins, init_process_group), (leaves, destroy_process_group))
+
+
+def _replace(*replaced: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Put the second of each pair of functions in the place of the first, in every module that names it.
+
+    A ``with`` block may begin long after a script, or ``torch.distributed.device_mesh``, has imported them.
+    """
+    for module in [*sys.modules.values()]:
+        if not issubclass(type(module), ModuleType):  # some libraries put objects there
+            continue
+        for name, value in [*vars(module).items()]:
+            for before, after in replaced:
+                if value is before:  # and nothing else is asked of it: some values import what they stand for
+                    setattr(module, name, after)
 
 
 def forget(recording: Recording) -> None:
     """Expect no process group any more for *recording*."""
     if recording in _expecting:
         _expecting.remove(recording)
-
-
-def _led(function: Any, elsewhere: Callable[..., None]) -> Callable[..., None]:
-    """Lead all calls of *function* to the code of *elsewhere*; return a function that does what it did.
-
-    Whoever has imported *function* by its name, as ``torch.distributed.device_mesh`` or a script, is led
-    there, too. What decorators of torch have put around it stays.
-    """
-    inner = inspect.unwrap(function)
-    before = FunctionType(
-        inner.__code__, inner.__globals__, inner.__name__, inner.__defaults__, inner.__closure__
-    )
-    before.__kwdefaults__ = inner.__kwdefaults__
-    inner.__signature__ = inspect.signature(inner)
-    inner.__code__ = elsewhere.__code__
-    return before
-
-
-def _to_joined(*args: Any, **kwargs: Any) -> None:
-    """Stand in torch for ``init_process_group``, and see nothing of this module there."""
-    from foretrace.tracer.with_group import joined
-
-    joined(*args, **kwargs)
-
-
-def _to_left(*args: Any, **kwargs: Any) -> None:
-    """Stand in torch for ``destroy_process_group``."""
-    from foretrace.tracer.with_group import left
-
-    left(*args, **kwargs)
-
-
-def joined(*args: Any, **kwargs: Any) -> None:
-    """Join a process group as torch does, then begin what waits for that."""
-    _meeting.join(_torch["joins"], args, kwargs)
-    for recording in tuple(_expecting):
-        begin_now(recording)
-
-
-def left(group: Any = None) -> None:
-    """End what has begun with the process group, if it is that which is left; then leave it as torch does."""
-    import torch.distributed as dist
-
-    if group is None or group is dist.group.WORLD:
-        for recording in tuple(_expecting):
-            recording.leave_group()
-        _meeting.leave()
-    _torch["leaves"](group)
 
 
 def begin_now(recording: Recording) -> None:

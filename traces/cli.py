@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,8 +11,6 @@ from foretrace.traces.console import stdout
 from foretrace.traces.flags import usd_per_hour
 
 if TYPE_CHECKING:
-    from foretrace.traces.analysis.hang import Wait
-    from foretrace.traces.analysis.mismatch import Mismatch
     from foretrace.traces.run import Run
 
 PERFETTO_SPANS: Final = 5_000_000
@@ -42,30 +39,27 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
     runs still being written, are read alike.
     """
     from foretrace.traces.analysis.bus_limits import parse_limit
+    from foretrace.traces.analysis.diagnosis import diagnose
     from foretrace.traces.analysis.everything import analysis
     from foretrace.traces.analysis.findings import findings
-    from foretrace.traces.analysis.hang import hang
     from foretrace.traces.analysis.metrics import summarize
-    from foretrace.traces.analysis.mismatch import mismatches
     from foretrace.traces.errors import RunError
     from foretrace.traces.opening import open_whole
-    from foretrace.traces.render import (
-        show_analysis,
-        show_critical_path,
-        show_findings,
-        show_hang,
-        show_mismatches,
-    )
+    from foretrace.traces.render import show_analysis, show_critical_path, show_diagnosis, show_findings
 
     limit = None if bus_limit is None else parse_limit(bus_limit)
     try:
         opened = open_whole(run, partial=partial)
         summary = summarize(opened)
-    except RunError:  # it may hang before anything has come to its end
-        if not _say_stuck(run, as_json=as_json):
+    except RunError:  # it may hang or end before a span of it can be read
+        if not (found := diagnose(run, None)):
             raise
+        if as_json:
+            click.echo(json.dumps({"run": run, **found.to_dict()}))
+        else:
+            show_diagnosis(found)
         return
-    stuck, differing = hang(run, opened), mismatches(run, opened)
+    found = diagnose(run, opened)
     if as_json:
         document = {
             "run": run,
@@ -73,41 +67,15 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
             "ranks": _steps_of_ranks(opened),
             **opened.info.audited(),
             "warnings": list(opened.warnings),
-            **_stuck(stuck, differing),
+            **found.to_dict(),
             **analysis(opened, price, limit_bytes_per_s=limit),
         }
         click.echo(json.dumps(document))
         return
     show_analysis(opened, summary)
-    show_mismatches(differing)
-    show_hang(stuck)
+    show_diagnosis(found)
     show_findings(opened, findings(opened, price, limit_bytes_per_s=limit))
     show_critical_path(opened)
-
-
-def _say_stuck(run: str, *, as_json: bool) -> bool:
-    """Say what a run waits for of which nothing else can be read; return whether anything is known."""
-    from foretrace.traces.analysis.hang import hang
-    from foretrace.traces.analysis.mismatch import mismatches
-    from foretrace.traces.render import show_hang, show_mismatches
-
-    stuck, differing = hang(run, None), mismatches(run, None)
-    if not stuck and not differing:
-        return False
-    if as_json:
-        click.echo(json.dumps({"run": run, **_stuck(stuck, differing)}))
-    else:
-        show_mismatches(differing)
-        show_hang(stuck)
-    return True
-
-
-def _stuck(waits: Sequence[Wait], differing: Sequence[Mismatch]) -> dict[str, Any]:
-    """Return as JSON what a run waits for, and where its ranks do not agree."""
-    return {
-        "hang": [wait.to_dict() for wait in waits],
-        "mismatches": [one.to_dict() for one in differing],
-    }
 
 
 def _steps_of_ranks(opened: Run) -> list[dict[str, Any]]:

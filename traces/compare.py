@@ -6,7 +6,7 @@ the causes add up to the difference of the steps. Spans are joined one by one be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from foretrace.traces.analysis.causes import causes, precedence
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, left_out, step_times_ns
 from foretrace.traces.errors import RunError
 from foretrace.traces.join import JoinedSpans, join_spans
 from foretrace.traces.run import Run
@@ -55,6 +55,7 @@ class Comparison:
         a_origin, b_origin: ``"simulated"``, ``"recorded"`` or what else made them.
         a_step, b_step: the step of each that is compared, the one of median length.
         a_step_ns, b_step_ns: how long it takes on its slowest rank.
+        a_left_out, b_left_out: what of each is no training, as ``traces.analysis.metrics.left_out`` has it.
         causes: mean over ranks; ``a_ns`` adds up to ``a_step_ns``, ``b_ns`` to ``b_step_ns``, exactly.
         details: the same with communication and waiting split by kind, ``"exposed:dp:all_gather"``; they add
             up as the causes do.
@@ -70,6 +71,8 @@ class Comparison:
     b_step: int
     a_step_ns: int
     b_step_ns: int
+    a_left_out: Sequence[Mapping[str, Any]]
+    b_left_out: Sequence[Mapping[str, Any]]
     causes: tuple[Cause, ...]
     details: tuple[Cause, ...]
     spans: JoinedSpans
@@ -110,8 +113,18 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as one JSON object, without the single spans."""
         return {
-            "a": {"name": self.a_name, "step": self.a_step, "step_time_s": self.a_step_ns / 1e9},
-            "b": {"name": self.b_name, "step": self.b_step, "step_time_s": self.b_step_ns / 1e9},
+            "a": {
+                "name": self.a_name,
+                "step": self.a_step,
+                "step_time_s": self.a_step_ns / 1e9,
+                "left_out": list(self.a_left_out),
+            },
+            "b": {
+                "name": self.b_name,
+                "step": self.b_step,
+                "step_time_s": self.b_step_ns / 1e9,
+                "left_out": list(self.b_left_out),
+            },
             "ratio": self.ratio,
             "difference_s": (self.b_step_ns - self.a_step_ns) / 1e9,
             "causes": [cause.to_dict() for cause in self.causes],
@@ -142,6 +155,8 @@ def compare(a: Run, b: Run) -> Comparison:
         b_step=b_step,
         a_step_ns=a_step_ns,
         b_step_ns=b_step_ns,
+        a_left_out=left_out(a),
+        b_left_out=left_out(b),
         causes=_side_by_side(causes(a, a_step), causes(b, b_step)),
         details=_side_by_side(causes(a, a_step, detailed=True), causes(b, b_step, detailed=True)),
         spans=join_spans(a, a_step, b, b_step),

@@ -9,10 +9,14 @@ read like any other.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from foretrace.traces.audit import Audit, joined
@@ -46,6 +50,35 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The process of one recorded rank, as it describes itself.
+
+    Attributes:
+        host, namespace, pid: where it runs, and its number there.
+        error: the exception that ended it, "" if none did or it could not say so.
+        error_ns: when that was noted, on the clock of the run.
+        is_finished: whether its recording came to its end.
+        sees_calls: whether its communications are still noted; false once the recorder has given up on them.
+    """
+
+    host: str = ""
+    namespace: str = ""
+    pid: int = 0
+    error: str = ""
+    error_ns: int = 0
+    is_finished: bool = False
+    sees_calls: bool = True
+
+    @classmethod
+    def here(cls) -> Process:
+        """Return the process that calls."""
+        namespace = ""
+        with suppress(OSError):  # elsewhere than on Linux numbers of processes have none
+            namespace = str(Path("/proc/self/ns/pid").readlink())
+        return cls(host=socket.gethostname(), namespace=namespace, pid=os.getpid())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """Description of a run, as stored in ``run.json`` and in the sidecar of a rank.
 
@@ -58,6 +91,7 @@ class RunInfo:
         groups: the process groups that the ``group`` column refers to.
         representatives: index rank, value the rank whose spans it shares; None if every rank has its own.
         clock: by rank, how its clock maps to the common one.
+        processes: by rank, the process that was recorded.
         summary: headline figures that the writer knew, e.g. ``step_time_s``.
         warnings: what a reader should know before trusting the run.
         dropped: how many spans (or other things) the writer lost, by reason.
@@ -78,6 +112,7 @@ class RunInfo:
     groups: tuple[Group, ...] = ()
     representatives: tuple[int, ...] | None = None
     clock: Mapping[int, Clock] = field(default_factory=dict)
+    processes: Mapping[int, Process] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -103,7 +138,8 @@ class RunInfo:
         document["layout"] = None if self.layout is None else self.layout.degrees
         document["audit"] = None if self.audit is None else self.audit.to_json()
         document["groups"] = [asdict(group) for group in self.groups]
-        document["clock"] = {str(rank): asdict(clock) for rank, clock in sorted(self.clock.items())}
+        for name in ("clock", "processes"):
+            document[name] = {str(rank): asdict(one) for rank, one in sorted(getattr(self, name).items())}
         try:
             return json.dumps(document, allow_nan=False) + "\n"
         except (TypeError, ValueError) as error:
@@ -134,7 +170,8 @@ class RunInfo:
             )
         try:
             values = info_values(document, cls.__slots__)
-            values["clock"] = {rank: Clock(**clock) for rank, clock in values.get("clock", {}).items()}
+            for name, kind in (("clock", Clock), ("processes", Process)):
+                values[name] = {rank: kind(**one) for rank, one in values.get(name, {}).items()}
             return cls(**values)
         except TraceError as error:
             raise RunError(f"{source} does not describe a run: {error}") from error
@@ -196,6 +233,7 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
         name=next((info.name for info in known if info.name), ""),
         groups=groups,
         clock={rank: clock for info in reversed(known) for rank, clock in info.clock.items()},
+        processes={rank: one for info in known for rank, one in info.processes.items()},
         summary={key: value for info in reversed(known) for key, value in info.summary.items()},
         audit=joined([info.audit for info in ordered], len(first.recorded_ranks)) or first.audit,
         versions={key: value for info in reversed(known) for key, value in info.versions.items()},

@@ -25,6 +25,7 @@ _JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "groups": (list,),
     "representatives": (list, _NONE),
     "clock": (dict,),
+    "processes": (dict,),
     "summary": (dict,),
     "warnings": (list,),
     "dropped": (dict,),
@@ -97,12 +98,24 @@ def _clock(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**whole, "drift_ppb": drift_ppb, "applied": bool(given.get("applied", True))}
 
 
+def _process(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a process."""
+    texts = {name: str(given.get(name, "")) for name in ("host", "namespace", "error")}
+    whole = {name: int(given.get(name, 0)) for name in ("pid", "error_ns")}
+    is_finished, sees_calls = bool(given.get("is_finished", False)), bool(given.get("sees_calls", True))
+    return {**texts, **whole, "is_finished": is_finished, "sees_calls": sees_calls}
+
+
 _BUILT: Final[Mapping[str, tuple[Callable[[Any], object], str]]] = {
     "layout": (lambda given: Layout(**given), "an object of degrees pp, dp, cp, tp and ep"),
     "groups": (_groups, "a list of objects with id, axis and ranks"),
     "clock": (
         lambda given: {int(rank): _clock(clock) for rank, clock in given.items()},
         "an object that leads from a rank to the numbers of its clock",
+    ),
+    "processes": (
+        lambda given: {int(rank): _process(process) for rank, process in given.items()},
+        "an object that leads from a rank to its process",
     ),
     "dropped": (
         lambda given: {reason: int(count) for reason, count in given.items()},

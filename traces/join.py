@@ -21,6 +21,7 @@ from foretrace.traces.analysis.windows import windows
 from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
 from foretrace.traces.communicated import Channels, Communicated, channels, compared
 from foretrace.traces.run import Run
+from foretrace.traces.timeline import MARKS
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 
@@ -161,7 +162,7 @@ def _step_spans(run: Run, rank: int, step: int) -> pa.Table:
     table = run.spans([rank])
     start = int64(table, "start_ns")
     low, high = (window.start_ns, window.end_ns) if window is not None else (0, 0)
-    inside = (start >= low) & (start < high) & ~is_one_of(table, "category", ("step",))
+    inside = (start >= low) & (start < high) & ~is_one_of(table, "category", MARKS)
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(start[rows], kind="stable")]
     waiting = arrivals(run).last_ns[rank][rows] - start[rows]

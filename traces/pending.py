@@ -23,6 +23,23 @@ _LIBRARY: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "/torch/
 """Parts of a path that no user's own code has."""
 
 
+Key = tuple[int, int, int, int]
+"""Group, sequence, sender and receiver of a communication; -1 for both of a collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How the process of a rank ended, as its parent saw it.
+
+    Attributes:
+        status: its exit status; the negative number of the signal that ended it.
+        signal_sent: the signal that the parent had sent it, 0 if none.
+    """
+
+    status: int
+    signal_sent: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
     """What one rank has said about itself.
@@ -36,6 +53,7 @@ class Pending:
         under_way: communications that have begun and not ended, in columns of a timeline.
         stack: where its main thread is, innermost first; () if it has issued something since it said so.
         issued: the last communications that it has issued, ended or not, if its process died.
+        has_ring: whether *issued* are known; there may be none.
     """
 
     rank: int
@@ -46,6 +64,7 @@ class Pending:
     under_way: tuple[Mapping[str, Any], ...]
     stack: tuple[str, ...]
     issued: tuple[Mapping[str, Any], ...] = ()
+    has_ring: bool = False
 
     @property
     def place(self) -> str:
@@ -80,12 +99,25 @@ def read_issued(path: str | Path) -> dict[int, tuple[Mapping[str, Any], ...]]:
         for line in file.read_bytes().splitlines():
             with suppress(ValueError, TypeError, KeyError, RecursionError, TraceError):
                 rows.append(_row(json.loads(line)))
-        if rows:
+        with suppress(ValueError):
             found[int(file.name[5:].partition(".")[0])] = tuple(sorted(rows, key=lambda row: int(row["n"])))
     return found
 
 
-def communication(rank: int, row: Mapping[str, Any]) -> tuple[int, int, int, int]:
+def read_ended(path: str | Path) -> dict[int, Ended]:
+    """Return how the processes of ranks have ended, as far as their parents noted it."""
+    found = {}
+    folder = Path(path) / "ranks"
+    for file in sorted(folder.glob("rank-*.ended.json")) if folder.is_dir() else ():
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            said = json.loads(file.read_text(encoding="utf-8"))
+            found[int(file.name[5:].partition(".")[0])] = Ended(
+                status=int(said["status"]), signal_sent=int(said.get("signal_sent", 0))
+            )
+    return found
+
+
+def communication(rank: int, row: Mapping[str, Any]) -> Key:
     """Return group, sequence, sender and receiver; -1 for both of a collective."""
     peer = int(row.get("peer", -1))
     if row["kind"] not in P2P:
@@ -98,6 +130,7 @@ def _with_issued(one: Pending | None, rank: int, rows: tuple[Mapping[str, Any], 
     """Return what a rank has said, and what its last calls add to it."""
     collectives = dict(one.collectives) if one is not None else {}
     transfers = dict(one.transfers) if one is not None else {}
+    last_ns = int(rows[-1]["issued_ns"]) if rows else -1
     for row in rows:
         group, sequence, sender, receiver = communication(rank, row)
         if sender < 0:
@@ -108,16 +141,16 @@ def _with_issued(one: Pending | None, rank: int, rows: tuple[Mapping[str, Any], 
     if one is None:
         one = Pending(
             rank=rank,
-            t_ns=int(rows[-1]["issued_ns"]),
-            step=int(rows[-1]["step"]),
+            t_ns=last_ns,
+            step=int(rows[-1]["step"]) if rows else -1,
             collectives={},
             transfers={},
             under_way=(),
             stack=(),
         )
     # A process that dies at once leaves where it was some calls ago, as in an import: that explains nothing.
-    stack = one.stack if one.t_ns >= int(rows[-1]["issued_ns"]) else ()
-    return replace(one, collectives=collectives, transfers=transfers, issued=rows, stack=stack)
+    stack = one.stack if one.t_ns >= last_ns else ()
+    return replace(one, collectives=collectives, transfers=transfers, issued=rows, stack=stack, has_ring=True)
 
 
 def _row(given: Any) -> Mapping[str, Any]:

@@ -12,14 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath, critical_path
+from foretrace.traces.analysis.diagnosis import Diagnosis
 from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
 from foretrace.traces.analysis.gaps import gaps_on_path
-from foretrace.traces.analysis.hang import Wait
 from foretrace.traces.analysis.metrics import Breakdown, breakdown
-from foretrace.traces.analysis.mismatch import Mismatch
 from foretrace.traces.compare import Comparison, typical_step
 from foretrace.traces.console import stdout
-from foretrace.traces.report.format import format_share, format_si, format_time
+from foretrace.traces.report.format import format_left_out, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
 SHOWN_RANKS: Final = 16
@@ -131,18 +130,11 @@ def _gap(run: Run, path: CriticalPath) -> str:
     return f"nothing runs {format_share(total / path.length_ns, '.0f')}{why}"
 
 
-def show_hang(waits: Sequence[Wait]) -> None:
-    """Print what a recording that goes on, or was stopped, waits for."""
+def show_diagnosis(found: Diagnosis) -> None:
+    """Print why a recording hangs, or what ended it."""
     console = stdout()
-    for wait in waits[:SHOWN_FINDINGS]:
-        console.print(f"[red]hang[/] {escape(wait.text)}", soft_wrap=True)
-
-
-def show_mismatches(found: Sequence[Mismatch]) -> None:
-    """Print the communications on which ranks do not agree."""
-    console = stdout()
-    for one in found[:SHOWN_FINDINGS]:
-        console.print(f"[red]mismatch[/] {escape(one.text)}", soft_wrap=True)
+    for label, text in found.lines[:SHOWN_FINDINGS]:
+        console.print(f"[red]{label}[/] {escape(text)}", soft_wrap=True)
 
 
 def _counts(summary: Mapping[str, Any]) -> Table:
@@ -176,7 +168,7 @@ def _what(summary: Mapping[str, Any]) -> str:
 
 
 def _steps(summary: Mapping[str, Any]) -> str:
-    """Return the line about step times."""
+    """Return the line about step times, and one about what is in no step."""
     said = f"step time [bold]{format_time(summary['step_time_s'])}[/]"
     averaged = [step["step_time_s"] for step in summary["steps"] if step["averaged"]]
     if len(averaged) > 1:
@@ -184,7 +176,7 @@ def _steps(summary: Mapping[str, Any]) -> str:
     if left_out := [step for step in summary["steps"] if not step["averaged"]]:
         first = left_out[0]
         said += f"; step {first['step']} warms up ({format_time(first['step_time_s'])}) and is left out"
-    return said
+    return "\n".join(filter(None, (said, format_left_out(summary["left_out"]))))
 
 
 def _shares_table(run: Run, rows: Sequence[Breakdown], mean: Mapping[str, float]) -> Table:
@@ -233,17 +225,18 @@ def _weighted(values: Sequence[float], rows: Sequence[Breakdown]) -> float:
     return sum(value * row.represents for value, row in zip(values, rows, strict=True)) / total
 
 
-def _compared(step_ns: int, origin: str, name: str, step: int) -> str:
+def _compared(step_ns: int, origin: str, name: str, step: int, phases: Sequence[Mapping[str, Any]]) -> str:
     """Return one line on a run that is compared."""
-    return f"[bold]{format_time(step_ns / 1e9)}[/]  {origin}: {escape(name)}, step {step}"
+    said = f"[bold]{format_time(step_ns / 1e9)}[/]  {origin}: {escape(name)}, step {step}"
+    return "; ".join(filter(None, (said, format_left_out(phases))))
 
 
 def show_comparison(found: Comparison) -> None:
     """Print the two step times, the causes of their difference, and how single spans compare."""
     console = stdout()
     console.print(
-        f"a  {_compared(found.a_step_ns, found.a_origin, found.a_name, found.a_step)}\n"
-        f"b  {_compared(found.b_step_ns, found.b_origin, found.b_name, found.b_step)}\n"
+        f"a  {_compared(found.a_step_ns, found.a_origin, found.a_name, found.a_step, found.a_left_out)}\n"
+        f"b  {_compared(found.b_step_ns, found.b_origin, found.b_name, found.b_step, found.b_left_out)}\n"
         f"a / b  [bold]{found.ratio:.3f}[/]",
         soft_wrap=True,
     )

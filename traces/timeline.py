@@ -18,8 +18,12 @@ from foretrace.traces.errors import TimelineError
 FORMAT_VERSION: Final = 1
 """Version of the columns below and of ``run.json``; readers refuse a newer one."""
 
-CATEGORIES: Final = ("compute", "collective", "p2p", "copy", "host", "wait", "step")
-"""Kinds of spans. ``step`` rows mark the window of one optimizer step on one rank."""
+MARKS: Final = ("step", "phase")
+"""Kinds of spans that are no work but mark time: the window of one optimizer step on one rank; a phase that
+is no training, as an evaluation."""
+
+CATEGORIES: Final = ("compute", "collective", "p2p", "copy", "host", "wait", *MARKS)
+"""Kinds of spans."""
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 

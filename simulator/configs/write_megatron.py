@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from foretrace.simulator.builder.stages import stage_layers
 from foretrace.simulator.configs.megatron_layout import layout_word
-from foretrace.simulator.dealing import counted_layers
-from foretrace.simulator.job import Job
+from foretrace.simulator.job import Job, counted_layers
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.schedules import SCHEDULES
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from foretrace.simulator.config import inferred_dp
-from foretrace.simulator.dealing import check_chunks, check_heads
 from foretrace.simulator.errors import JobError, SimulationError
-from foretrace.simulator.job import Job
+from foretrace.simulator.job import Job, check_chunks, check_heads
 from foretrace.simulator.schedules import plan
 from foretrace.simulator.search.space import ONE_STAGE, Space
 from foretrace.topologies.errors import TopologyError

@@ -8,10 +8,8 @@ from itertools import product
 from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.builder.offload import ACTIVATIONS
-from foretrace.simulator.dealing import counted_layers
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.job import RECOMPUTES, Job
-from foretrace.simulator.job_checks import why_not_schedule
+from foretrace.simulator.job import RECOMPUTES, Job, counted_layers, why_not_schedule
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.profiles import profile
 from foretrace.simulator.schedules import SCHEDULES

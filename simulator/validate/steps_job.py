@@ -7,8 +7,7 @@ from functools import cache
 from typing import Final
 
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.job import Job
-from foretrace.simulator.job_checks import why_not_combined
+from foretrace.simulator.job import Job, why_not_combined
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.validate.hardware import device_of
 from foretrace.simulator.validate.job import hardware_of, job_of

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -64,6 +63,8 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - not in every training
+
     try:
         return version("foretrace")
     except PackageNotFoundError:  # run from a checkout that is not installed

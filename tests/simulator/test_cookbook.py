@@ -1,4 +1,4 @@
-"""Every command of the cookbook runs and answers its question; what is a closed form is held to it."""
+"""Every command of the cookbook prints what the page shows; what is a closed form is held to it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,8 @@ from foretrace.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cookbook.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^\$ foretrace (.+)$", TEXT, re.MULTILINE)
+SHOWN = dict(re.findall(r"^```\n\$ foretrace (.+)\n((?:.*\n)*?)```$", TEXT, re.MULTILINE))
 FILES = re.findall(r"^```toml\n# (\S+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-
-ANSWERS = {
-    "advise": "sequences of up to",
-    "bubble": "reaches 90 % from 279 micro-batches on",
-    "search": "layouts considered",
-    "topology": "bus bandwidth",
-    "simulate": "step time",
-}
-"""What the answer to each verb's question holds, whatever the constants of today."""
-
-
-def test_there_is_a_command_for_every_question() -> None:
-    assert {command.split()[0] for command in COMMANDS} == set(ANSWERS)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +26,10 @@ def test_there_is_a_command_for_every_question() -> None:
             id=command.split()[0],
             marks=pytest.mark.slow if command.startswith("search") else [],
         )
-        for command in COMMANDS
+        for command in SHOWN
     ],
 )
-def test_every_command_runs_and_answers(
+def test_every_command_prints_what_the_page_shows(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
@@ -51,7 +38,12 @@ def test_every_command_runs_and_answers(
         (tmp_path / name).write_text(text, encoding="utf-8")
     done = CliRunner(env={"COLUMNS": "110"}).invoke(main, shlex.split(command))
     assert done.exit_code == 0, done.output
-    assert ANSWERS[command.split(maxsplit=1)[0]] in " ".join(done.stdout.split())
+    lines = [line.rstrip() for line in done.stdout.rstrip().splitlines()]
+    shown = SHOWN[command].splitlines()
+    if shown[-1] == "...":
+        shown.pop()
+        lines = lines[: len(shown)]
+    assert lines == shown, "run python benchmarks/cookbook.py"
 
 
 def test_an_all_reduce_over_cards_that_reach_gpu_memory_takes_what_the_page_works_out(tmp_path: Path) -> None:

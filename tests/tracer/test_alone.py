@@ -164,7 +164,7 @@ def test_a_command_of_several_trainings_is_told_of_each(tmp_path: Path) -> None:
         names = [output, *(path.name for path in beside(tmp_path / output))]
         assert len(names) == 2
         assert [steps(open_run(tmp_path / name)) for name in names] == [n - 1] * 2  # from the first on
-        told = [line.partition(":")[0] for line in done.stdout.splitlines() if "1 rank, " in line]
+        told = [line.partition(":")[0] for line in done.stderr.splitlines() if "1 rank, " in line]
         assert told == names
 
 

@@ -99,5 +99,5 @@ def test_a_model_that_outlives_a_recording_calls_nothing_of_it(tmp_path: Path, r
     record = [sys.executable, "-m", "foretrace", "record", "-o", str(tmp_path / "run"), "--"]
     (done,) = ranks.launch([*record, sys.executable, "-W", "ignore", "-c", OUTLIVING], fresh=tmp_path)
     assert "ValueError: dies" in done.stderr
-    assert "1 rank" in done.stdout
+    assert "1 rank" in done.stderr
     assert "ignored" not in done.stderr

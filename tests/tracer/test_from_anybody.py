@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.processes import TIMEOUT_S
 
-from foretrace.traces.analysis.hang import hang
+from foretrace.traces.analysis.diagnosis import diagnose
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
 
@@ -104,6 +104,6 @@ def test_one_that_nobody_answers_is_told_while_it_hangs(tmp_path: Path, ranks: A
         -1,
         32,
     )
-    (wait,) = hang(path, open_run(path))
+    (wait,) = diagnose(path, open_run(path)).waits
     assert wait.text.startswith("rank 0 waits in recv of world, 32 B for ")
     assert wait.text.endswith("; no rank has sent to it")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.processes import Done
 
-from foretrace.traces.analysis.hang import hang
+from foretrace.traces.analysis.diagnosis import diagnose
 from foretrace.traces.errors import RunError
 from foretrace.traces.store import open_run
 
@@ -92,7 +92,7 @@ def test_a_fault_of_the_recording_is_none_of_the_training(trained: tuple[Path, D
     said = [line for line in errors.splitlines() if "foretrace" in line]
     assert len(said) <= 1
     assert WAYS[way] in " ".join([*said, *warnings(folder / way)])
-    assert hang(folder / way, None) == []  # what it had not written when it stopped waits for nobody
+    assert not diagnose(folder / way, None)  # what it had not written when it stopped waits for nobody
 
 
 def warnings(path: Path) -> tuple[str, ...]:

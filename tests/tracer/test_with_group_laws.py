@@ -1,4 +1,4 @@
-"""Recordings that begin and end with a process group: laws of how functions are led, without a group."""
+"""Recordings that begin and end with a process group: laws of how that is seen, without a group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from foretrace.tracer import with_group
 from foretrace.tracer.run_directory import REFUSED
 
-dist = pytest.importorskip("torch.distributed")
+pytest.importorskip("torch.distributed")
 
 
 class Recorded:
@@ -44,7 +44,8 @@ class Recorded:
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return where is written what happens; nothing of it stays behind in this process."""
-    monkeypatch.setattr(with_group, "_torch", {})
+    for name in ("torch_like", "a_script"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(with_group, "_expecting", [])
     monkeypatch.setattr(sys, "excepthook", lambda *_: happened.append("shown"))
     ending = SimpleNamespace(register=lambda _: happened.append("ends with the process"))
@@ -55,6 +56,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 TORCH = """
 import functools
+
+class group:
+    WORLD = "all ranks"
 
 def logged(function):
     @functools.wraps(function)
@@ -74,7 +78,7 @@ def destroy_process_group(group=None):
 
 def torch_like(events: list[str]) -> Any:
     """Return a module with the two functions, which write to *events* what they are given."""
-    module = ModuleType("torch_like")
+    module = sys.modules["torch_like"]
     vars(module)["events"] = events
     exec(TORCH, vars(module))
     return module
@@ -83,26 +87,27 @@ def torch_like(events: list[str]) -> Any:
 def test_a_recording_begins_behind_the_join_and_ends_before_the_leave(
     events: list[str], tmp_path: Path
 ) -> None:
-    """Also where somebody has bound the functions by their names before."""
-    module = torch_like(events)
-    joins, leaves = module.init_process_group, module.destroy_process_group
+    """Also where a script has imported the functions before, by names of its own."""
+    module, script = torch_like(events), sys.modules["a_script"]
+    vars(script).update(join=module.init_process_group, destroy_process_group=module.destroy_process_group)
     with_group.expect(Recorded(events, tmp_path), module)  # type: ignore[arg-type]
-    joins("gloo", rank=3)
-    leaves()
+    script.join("gloo", rank=3)
+    script.destroy_process_group()
     assert events == ["joins gloo 3", "begins", "ends with the process", "ends", "leaves None"]
 
 
-def test_a_function_that_is_led_looks_and_does_as_before(events: list[str]) -> None:
+def test_a_function_that_is_seen_looks_and_does_as_before(events: list[str]) -> None:
     module = torch_like(events)
-    before = inspect.signature(module.init_process_group)
+    before = module.init_process_group
     with_group.follow(module)
-    assert inspect.signature(module.init_process_group) == before
+    assert module.init_process_group.__wrapped__ is before
+    assert inspect.signature(module.init_process_group) == inspect.signature(before)
     assert module.init_process_group.__doc__ == "Join a group."
     module.init_process_group("nccl")  # with the defaults of its keywords
     assert events == ["joins nccl -1"]
 
 
-def test_what_decorates_a_function_stays_around_it(events: list[str], tmp_path: Path) -> None:
+def test_what_decorates_a_function_is_called_as_before(events: list[str], tmp_path: Path) -> None:
     """As torch's loggers of errors and times are around ``init_process_group``."""
     module = torch_like(events)
     module.init_process_group = module.logged(module.init_process_group)
@@ -127,7 +132,7 @@ def test_a_group_is_joined_where_ranks_of_an_earlier_one_do_not_wait(
     assert events == ["waits", "joins gloo -1"]
 
 
-def test_functions_are_led_once(events: list[str], tmp_path: Path) -> None:
+def test_functions_are_followed_once(events: list[str], tmp_path: Path) -> None:
     module = torch_like(events)
     recording = Recorded(events, tmp_path)
     with_group.expect(recording, module)  # type: ignore[arg-type]
@@ -147,12 +152,11 @@ def test_the_group_of_all_ranks_may_be_named(
     events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``destroy_process_group(dist.group.WORLD)`` is the end of it as well."""
-    module, world = torch_like(events), object()
-    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=world))
+    module = torch_like(events)
     monkeypatch.setattr(with_group, "_meeting", SimpleNamespace(leave=lambda: events.append("parts")))
     with_group.expect(Recorded(events, tmp_path), module)  # type: ignore[arg-type]
-    module.destroy_process_group(dist.group.WORLD)
-    assert events == ["ends", "parts", f"leaves {world}"]
+    module.destroy_process_group(module.group.WORLD)
+    assert events == ["ends", "parts", "leaves all ranks"]
 
 
 def test_a_forgotten_recording_stays_out_of_it(events: list[str], tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from foretrace.traces.errors import RunError
 from foretrace.traces.info import rank_list
 from foretrace.traces.layout import AXES
 from foretrace.traces.run import Run
+from foretrace.traces.timeline import MARKS
 
 PASSES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
 """Kinds of spans that are a rank's forward and backward work."""
@@ -231,7 +232,7 @@ def sweep(run: Run, rank: int) -> Sweep:
         point_ns=point,
         state=_ranked(named, computing, moving, waiting, on_host),
         computing=computing,
-        idle=~covered(~is_one_of(table, "category", ("step",)), start, end),
+        idle=~covered(~is_one_of(table, "category", MARKS), start, end),
         moving=moving,
         communicating=communicating,
         pass_start_ns=start[passes],

@@ -14,10 +14,11 @@ from statistics import median_low
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from foretrace.traces.analysis.activity import in_window, sweep
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import factorized, int64, labels
+from foretrace.traces.columns import factorized, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.run import Run
 
@@ -65,6 +66,7 @@ def summarize(run: Run) -> dict[str, Any]:
         origin, name, world_size, n_ranks_stored, n_spans: what the run is; folded ranks are counted.
         steps: ``[{step, step_time_s, averaged}]``, where a step takes as long as on its slowest rank.
         step_time_s: median over the averaged steps.
+        left_out: what is no training, as ``left_out`` returns it.
         shares: state to its share of step time, mean over ranks and averaged steps; adds up to 1.
         bubble_fraction: idle in the pipeline over **total** step time.
         exposed_comm_fraction: data moving and nobody computing, over step time; ``exposed_by_axis`` by axis.
@@ -94,6 +96,7 @@ def summarize(run: Run) -> dict[str, Any]:
             {"step": step, "step_time_s": ns / 1e9, "averaged": step in averaged}
             for step, ns in times_ns.items()
         ],
+        "left_out": left_out(run),
         "shares": shares,
         "bubble_fraction": shares["bubble"],
         "exposed_comm_fraction": sum(_by_axis(shares, "exposed").values()),
@@ -118,6 +121,36 @@ def averaged_steps(run: Run, times_ns: Mapping[int, int]) -> list[int]:
     """Return the steps that averages are over: all, but not the warm-up step of a recording."""
     steps = sorted(times_ns)
     return steps if run.info.origin == "simulated" or len(steps) < WARM_STEPS else steps[1:]
+
+
+def left_out(run: Run) -> list[dict[str, Any]]:
+    """Return the phases that are no training, by kind, of the rank that spends most time in them.
+
+    Keys:
+        kind: ``evaluation`` or ``checkpoint``.
+        count, total_s: how many there are between steps, or before the first, and their time: in no step.
+        count_inside, total_inside_s: how many steps contain, and their time: it is in that of the steps.
+    """
+    found: dict[str, tuple[int, int, int, int]] = {}
+    for rank in run.stored_ranks:
+        table = run.spans([rank], ["category", "kind", "step", "duration_ns"])
+        table = table.filter(pa.array(is_one_of(table, "category", ("phase",))))
+        codes, names = labels(table, "kind")
+        step, ns = int64(table, "step"), int64(table, "duration_ns")
+        for code in np.unique(codes).tolist():
+            outside, inside = ((codes == code) & there for there in (step < 0, step >= 0))
+            sums = int(ns[outside].sum()), int(ns[inside].sum()), int(outside.sum()), int(inside.sum())
+            found[names[code]] = max(found.get(names[code], sums), sums)
+    return [
+        {
+            "kind": kind,
+            "count": count,
+            "total_s": total_ns / 1e9,
+            "count_inside": count_inside,
+            "total_inside_s": inside_ns / 1e9,
+        }
+        for kind, (total_ns, inside_ns, count, count_inside) in sorted(found.items(), reverse=True)
+    ]
 
 
 def represented(run: Run) -> dict[int, int]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.run import Run
+from foretrace.traces.timeline import MARKS
 
 
 class Window(NamedTuple):
@@ -53,9 +54,9 @@ def _windows(run: Run) -> list[Window]:
 
 
 def _extents(run: Run, rank: int, *, marked: bool) -> dict[int, tuple[int, int]]:
-    """Return first start and last end by step, of the step rows if *marked*, else of all other spans."""
+    """Return first start and last end by step, of the step rows if *marked*, else of all that is work."""
     table = run.spans([rank])
-    chosen = is_one_of(table, "category", ("step",)) == marked
+    chosen = is_one_of(table, "category", ("step",)) if marked else ~is_one_of(table, "category", MARKS)
     step = int64(table, "step")[chosen]
     start = int64(table, "start_ns")[chosen]
     end = start + int64(table, "duration_ns")[chosen]

@@ -32,6 +32,7 @@ _KINETO: Final = {
     "copy": "gpu_memcpy",
     "host": "cpu_op",
     "step": "user_annotation",
+    "phase": "user_annotation",
 }
 """What PyTorch's profiler calls the categories of the timeline; others keep their names."""
 _ON_DEVICE: Final = ("compute", "copy", *COMMUNICATION)

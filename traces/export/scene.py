@@ -20,7 +20,7 @@ from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, la
 from foretrace.traces.layout import Coord
 from foretrace.traces.run import Run
 
-STREAMS: Final = ("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "copy", "host", "step")
+STREAMS: Final = ("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "copy", "host", "step", "phase")
 """Streams in the order in which they are drawn; others follow by name."""
 
 ARGUMENTS: Final = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 _SI: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -26,6 +26,9 @@ _MANY: Final = 1e6
 Line = tuple[str, str, str]
 """What, its value, and where the value comes from ("" if not said)."""
 
+_PHASES: Final = {"evaluation": "evaluation", "checkpoint": "checkpoint save"}
+"""What a phase that is no training is called."""
+
 
 def format_time(seconds: float) -> str:
     """Return a duration in the largest unit that keeps it at 1 or more.
@@ -37,6 +40,25 @@ def format_time(seconds: float) -> str:
         if abs(seconds) >= scale:
             return f"{seconds / scale:.{digits}f} {unit}"
     return f"{seconds * 1e9:.0f} ns"
+
+
+def format_left_out(phases: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is no training, as ``traces.analysis.metrics.left_out`` has it, in words; "" if nothing.
+
+    >>> phase = {"kind": "evaluation", "count": 3, "total_s": 1.2, "count_inside": 0, "total_inside_s": 0.0}
+    >>> format_left_out([phase, phase | {"kind": "checkpoint", "count": 0, "count_inside": 1}])
+    'left out: 3 evaluations (1.200 s); steps contain 1 checkpoint save (0 ns)'
+    """
+    said = []
+    for intro, inside in (("left out:", ""), ("steps contain", "_inside")):
+        named = [
+            f"{n:,} {_PHASES.get(phase['kind'], phase['kind'])}{'s' * (n > 1)} "
+            f"({format_time(phase[f'total{inside}_s'])})"
+            for phase in phases
+            if (n := phase[f"count{inside}"])
+        ]
+        said += [f"{intro} {', '.join(named)}"] if named else []
+    return "; ".join(said)
 
 
 def format_si(value: float, unit: str) -> str:

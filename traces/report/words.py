@@ -7,7 +7,14 @@ from typing import Any, Final
 
 from foretrace.traces.analysis.activity import is_pipelined
 from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from foretrace.traces.report.format import format_share, format_si, format_time, lines, number
+from foretrace.traces.report.format import (
+    format_left_out,
+    format_share,
+    format_si,
+    format_time,
+    lines,
+    number,
+)
 from foretrace.traces.report.kinds import Kinds, axis_label
 from foretrace.traces.report.likely import likely, likely_section
 from foretrace.traces.run import Run
@@ -53,7 +60,7 @@ def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
         figure(
             "Step time",
             format_time(summary["step_time_s"]),
-            _averaged_over(run),
+            "; ".join(filter(None, (_averaged_over(run), format_left_out(summary["left_out"])))),
             likely=likely(run, "step_time_s", format_time),
         ),
         figure("Computing", format_share(summary["shares"]["compute"]), "of the step, mean over ranks"),

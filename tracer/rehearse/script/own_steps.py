@@ -50,8 +50,8 @@ class OwnSteps(StepsWithoutModules):
     def told(self) -> None:
         """The script marks the end of a step."""
         session = self._rehearsal
-        n_done = session.position.step - (self._end is not None)
-        if not self._is_told and session.position.step < 0:  # the model is built: this is no step
+        n_done = self._number - (self._end is not None)
+        if not self._is_told and self._number < 0:  # the model is built: this is no step
             session.kept.warm_up(session.kept.warmup + 1)
             session.kept.leave_out(1)
             session.lane.owner = ("forward", INPUT)

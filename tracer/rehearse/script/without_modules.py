@@ -49,7 +49,7 @@ class StepsWithoutModules(Steps):
 
         Its closure may contain all work of the step, and calls of modules too.
         """
-        if self._rehearsal.position.step < 0:
+        if self._start is None:
             super().begin()
             self._is_first = True
         super().optimizer_begins(optimizer)

@@ -1,0 +1,564 @@
+"""Why a recording hangs, or what ended it: who has not come to which communication, and who failed first.
+
+Nothing that a rank leaves behind is enough by itself. Its spans are complete up to the last batch, its note
+of what is under way (section 7 of docs/timeline-format.md) may be seconds old, its last calls (section 8) are
+exact and say nothing of their ends, and how its process ended (section 9) is known to its launcher, or to
+itself if it raised. They are put together here, the newest of each, and the ranks are compared:
+
+* A rank that others wait for, and that waits for nobody, is the one that holds up or has failed the others.
+* If ranks are only a moment apart, as in every training, that says nothing. Then whoever ended by itself
+  comes before those that a launcher ended, and a process that was killed before those that raised: a rank
+  whose peer is gone raises, too.
+* If all have ended alike, nobody is named.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from foretrace.traces.analysis.mismatch import Mismatch, mismatches
+from foretrace.traces.columns import int64, is_one_of
+from foretrace.traces.errors import TraceError
+from foretrace.traces.info import Process, RunInfo, merged, rank_list
+from foretrace.traces.pending import P2P, Ended, Key, Pending, communication, read_ended, read_pending
+from foretrace.traces.report.format import format_si, format_time
+from foretrace.traces.run import Run
+
+Track = tuple[int, int, int]
+"""Group, sender and receiver of communications that are numbered together; -1 for both of collectives."""
+
+LONG_NS: Final = 1_000_000_000
+"""Time from which on a rank counts as waiting: until then ranks are as far apart as in any training."""
+
+MOST_CLAUSES: Final = 3
+"""Most calls in which ranks wait that a sentence lists."""
+
+MOST_LETTERS: Final = 120
+"""Most characters of an exception that a sentence shows."""
+
+ONE_SIDED: Final = ("broadcast", "reduce", "gather", "scatter", "send")
+"""Communications that a rank may have behind it before all others have come."""
+
+CRASHES: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
+"""Signals that a process brings upon itself."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """What is known of one rank, out of all that it has left.
+
+    Attributes:
+        rank: which.
+        counts: by track, how many communications it has issued.
+        ended: by track, up to which one its spans show that they are over.
+        rows: communications by key, in columns of a timeline.
+        last: the last that it has issued, None if unknown.
+        last_ns: when.
+        seen_ns: its last sign of life, on the clock of the run.
+        is_exact: whether *counts* are those at its end, and not those of its last batch or note.
+        is_blind: whether nothing is known of its calls, e.g. because the recorder had stopped.
+        under_way: keys of what had not ended when it last said so.
+        place: where its main thread was, "" if unknown.
+        process: its process, as it describes itself.
+        ended_by: how its parent saw it end, None if unknown.
+    """
+
+    rank: int
+    counts: dict[Track, int] = field(default_factory=dict)
+    ended: dict[Track, int] = field(default_factory=dict)
+    rows: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
+    last: Mapping[str, Any] | None = None
+    last_ns: int = -1
+    seen_ns: int = -1
+    is_exact: bool = False
+    is_blind: bool = False
+    under_way: tuple[Key, ...] = ()
+    place: str = ""
+    process: Process = field(default_factory=Process)
+    ended_by: Ended | None = None
+
+    @property
+    def was_sent_away(self) -> bool:
+        """Whether its launcher has ended it, as launchers do once another rank has failed."""
+        return self.ended_by is not None and self.ended_by.signal_sent != 0
+
+    @property
+    def ended_itself(self) -> bool:
+        """Whether it is known to have ended badly for a reason of its own."""
+        return bool(self.process.error) or (self.ended_by is not None and not self.was_sent_away)
+
+    @property
+    def end(self) -> str:
+        """How it ended, in words; "" if nobody knows or it has not."""
+        status = None if self.ended_by is None else self.ended_by.status
+        if self.process.error:
+            said = self.process.error
+            return f"ended with {said[:MOST_LETTERS]}{'...' if len(said) > MOST_LETTERS else ''}"
+        if status is None:
+            return "had ended its recording" if self.process.is_finished else ""
+        if -status in CRASHES:
+            return f"crashed (signal {-status}, {CRASHES[-status]})"
+        return f"was killed (signal {-status})" if status < 0 else f"exited (status {status})"
+
+    @property
+    def is_gone(self) -> bool | None:
+        """Whether its process is no more; None if it ran elsewhere, so that nobody can look."""
+        if self.ended_by is not None:
+            return True
+        here = Process.here()
+        if (self.process.host, self.process.namespace) != (here.host, here.namespace):
+            return None
+        return not Path(f"/proc/{self.process.pid}").exists()
+
+    @property
+    def is_wordless(self) -> bool:
+        """Whether it may have ended without anybody saying how; a recorder that had stopped says nothing."""
+        return not self.end and self.process.sees_calls and self.is_gone is not False
+
+    def add(self, row: Mapping[str, Any], at_ns: int) -> None:
+        """Take note of one communication that it has issued at *at_ns*."""
+        key = communication(self.rank, row)
+        self.rows[key] = row
+        if key[1] >= 0:
+            self.reach(_track(key), key[1] + 1)
+        if at_ns > self.last_ns:
+            self.last, self.last_ns = row, at_ns
+        self.seen_ns = max(self.seen_ns, at_ns)
+
+    def reach(self, track: Track, count: int) -> None:
+        """Take note that it has issued so many communications of *track*."""
+        self.counts[track] = max(self.counts.get(track, 0), count)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a reader of the JSON may want to check the diagnosis by."""
+        return {
+            "rank": self.rank,
+            "last_call": "" if self.last is None else _called(self.last),
+            "last_call_ns": self.last_ns,
+            "seen_ns": self.seen_ns,
+            "is_exact": self.is_exact,
+            "end": self.end,
+            "exit_status": None if self.ended_by is None else self.ended_by.status,
+            "signal_sent": 0 if self.ended_by is None else self.ended_by.signal_sent,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One communication that some have come to, and others not.
+
+    Attributes:
+        kind, axis, group, size_bytes, dtype, step: as in the timeline.
+        waiting: ranks that have come.
+        missing: members that have not.
+        silent: members of whom that is not known.
+        sequence: -1 for a receive from whichever rank sends first.
+        age_s: how long the first of them had waited when one of the ranks last gave a sign of life.
+        places: by missing rank, where it is.
+    """
+
+    kind: str
+    axis: str
+    group: int
+    sequence: int
+    size_bytes: int
+    dtype: str
+    step: int
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    silent: tuple[int, ...]
+    age_s: float
+    places: Mapping[int, str]
+
+    @property
+    def call(self) -> str:
+        """The communication, e.g. ``"all_reduce 12 of world"``."""
+        return _called({name: getattr(self, name) for name in ("kind", "sequence", "axis", "group")})
+
+    @property
+    def text(self) -> str:
+        """What is known, in a sentence for a person."""
+        size = f", {format_si(self.size_bytes, 'B')}" if self.size_bytes else ""
+        plural = "" if len(self.waiting) > 1 else "s"
+        said = f"rank {rank_list(self.waiting)} wait{plural} in {self.call}{size}"
+        said += f" for {format_time(self.age_s)}" if self.age_s > 0 else ""
+        said += f", step {self.step}" if self.step >= 0 else ""
+        if self.sequence < 0 and not self.missing:  # a receive from anybody
+            return f"{said}; no rank has sent to it"
+        if self.missing:
+            said += f"; rank {rank_list(self.missing)} {'has' if len(self.missing) == 1 else 'have'} not come"
+            at = sorted({place for place in self.places.values() if place})
+            said += f": {'; '.join(at[:2])}" if at else ""
+        if self.silent:
+            said += f"; nothing is known of rank {rank_list(self.silent)}"
+        if not self.missing and not self.silent:
+            said += "; all have come, so that data moves or a link is stuck"
+        return said
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return asdict(self) | {"text": self.text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why a run hangs or what ended it; false if nothing is known to be wrong.
+
+    Attributes:
+        mismatches: communications that ranks have called differently.
+        failed: the ranks that failed first, or fell silent.
+        text: who that is, how it ended, and where the others waited, in a sentence; "" if nobody has failed.
+        waits: communications that are waited for, what holds up others first.
+        ranks: what is known of each rank.
+    """
+
+    mismatches: tuple[Mismatch, ...] = ()
+    failed: tuple[int, ...] = ()
+    text: str = ""
+    waits: tuple[Wait, ...] = ()
+    ranks: tuple[Evidence, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What to tell a person: ``"mismatch"``, ``"failure"`` or ``"hang"``, and a sentence."""
+        said = [("mismatch", one.text) for one in self.mismatches]
+        if self.text:
+            return [*said, ("failure", self.text)]
+        return [*said, *(("hang", wait.text) for wait in self.waits)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as entries of a JSON object."""
+        failure = {"text": self.text, "failed": self.failed, "ranks": [one.to_dict() for one in self.ranks]}
+        return {
+            "failure": failure if self.text else None,
+            "hang": [wait.to_dict() for wait in self.waits],
+            "mismatches": [one.to_dict() for one in self.mismatches],
+        }
+
+
+def diagnose(path: str | Path, run: Run | None) -> Diagnosis:
+    """Return why the recording at *path* hangs or what ended it.
+
+    Args:
+        path: the run directory.
+        run: the run; None if no span of it can be read.
+    """
+    info = _described(path) if run is None else run.info
+    differing = tuple(mismatches(path, run))
+    if info is not None and (info.origin != "recorded" or _came_to_its_end(info, run)):
+        return Diagnosis(mismatches=differing)
+    groups = {} if info is None else {group.id: group.ranks for group in info.groups}
+    return judge(_evidence(path, run, info), groups, differing)
+
+
+def judge(
+    known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], differing: Sequence[Mismatch] = ()
+) -> Diagnosis:
+    """Return why ranks hang or have died.
+
+    Args:
+        known: what is known of each rank.
+        groups: by number of a process group, its members; of one that is not in it everybody is a member.
+        differing: where ranks do not agree, which explains that nothing goes on in that group.
+    """
+    ends = [one for one in known.values() if one.ended_itself]
+    until_ns = min(
+        (one.process.error_ns or one.seen_ns for one in ends),
+        default=max((one.seen_ns for one in known.values()), default=0),
+    )
+    settled = {one.group: one.sequence for one in differing}
+    found = [
+        wait
+        for wait in _waits(known, groups, until_ns)
+        if wait.sequence < settled.get(wait.group, wait.sequence + 1)
+    ]
+    roots = _roots(found)
+    failed, text = _failure(known, found, roots)
+    stuck = {rank for wait in found for rank in wait.waiting}
+    long = [wait for wait in found if wait.age_s * 1e9 >= LONG_NS]
+    shown = [wait for wait in long if wait.missing or wait.silent] or long
+    shown.sort(key=lambda wait: (bool(set(wait.missing) & stuck), -wait.age_s))
+    return Diagnosis(
+        mismatches=tuple(differing),
+        failed=failed,
+        text=text,
+        waits=tuple(shown),
+        ranks=tuple(known[rank] for rank in sorted(known)),
+    )
+
+
+def _failure(
+    known: Mapping[int, Evidence], found: Sequence[Wait], roots: set[int]
+) -> tuple[tuple[int, ...], str]:
+    """Return the ranks that failed first, and the sentence about them; no rank if nobody is known to."""
+    everybody = sorted(known)
+    long_ns = max((wait.age_s * 1e9 for wait in found if set(wait.missing) & roots), default=0.0)
+    came_ns = min((known[rank].last_ns for wait in found for rank in wait.waiting), default=0)
+    # Who lives on while others wait for it has not died then, however it ended later.
+    lived = any(known[rank].seen_ns - came_ns >= LONG_NS for rank in roots)
+    if alike := _end_of_all(known):
+        if long_ns < LONG_NS:
+            who = f"ranks {rank_list(everybody)}" if len(everybody) > 1 else f"rank {everybody[0]}"
+            first = "" if len(everybody) == 1 else ": no rank is known to have gone first"
+            return (), f"{who} {alike}{first}"
+        return ((), "") if lived else _sentence(known, found, roots)
+    ended = {rank for rank, one in known.items() if one.ended_itself}
+    # While others say how they ended, or their launcher does, one that says nothing was killed or is stuck.
+    wordless = {rank for rank, one in known.items() if one.is_wordless}
+    suspects = ended | wordless if ended else ended
+    over = {rank for rank in roots if known[rank].process.is_finished and not known[rank].ended_itself}
+    if chosen := roots & suspects or over:
+        return _sentence(known, found, chosen)
+    if roots and long_ns >= LONG_NS:
+        return ((), "") if lived else _sentence(known, found, roots)
+    if not ended:
+        return (), ""
+    killed = {rank for rank in suspects if not known[rank].process.error and not _aborted(known[rank])}
+    if not killed:
+        first_ns = min(known[rank].process.error_ns or known[rank].seen_ns for rank in ended)
+        killed = {rank for rank in ended if (known[rank].process.error_ns or first_ns) == first_ns}
+    return _sentence(known, found, killed)
+
+
+def _aborted(one: Evidence) -> bool:
+    """Whether a library gave up, as those of communication do when a peer is gone or late."""
+    return one.ended_by is not None and CRASHES.get(-one.ended_by.status) == "SIGABRT"
+
+
+def _end_of_all(known: Mapping[int, Evidence]) -> str:
+    """Return how all ranks have ended, if they have and it was the same for all of them."""
+    ends = {(one.end, one.was_sent_away) for one in known.values()}
+    first = next(iter(known.values()), None)
+    if first is None or len(ends) > 1 or (first.process.is_finished and not first.ended_itself):
+        return ""
+    if not first.end:
+        is_over = all(one.is_wordless and one.is_gone for one in known.values())
+        return "ended, and nobody saw how" if is_over else ""
+    is_signal = first.ended_by is not None and first.ended_by.status < 0 and not first.process.error
+    return f"{first.end.replace('was ', 'were ')}{' together' if is_signal else ''}"
+
+
+def _sentence(
+    known: Mapping[int, Evidence], found: Sequence[Wait], failed: set[int]
+) -> tuple[tuple[int, ...], str]:
+    """Return *failed* and who they are, how they ended, after which call, and where the others waited."""
+    alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank in sorted(failed):
+        one = known[rank]
+        end = one.end or ("ended without a word" if one.is_gone else "fell silent")
+        after = ""
+        if one.last is not None:
+            step = int(one.last.get("step", -1))
+            after = f" after {_called(one.last)}" + (f", step {step}" if step >= 0 else "")
+            after += "" if one.is_exact else ", the last that is known of it"
+        elif one.is_exact:
+            after = " before its first communication"
+        alike[end, after].append(rank)
+    clauses = []
+    for (end, after), ranks in list(alike.items())[:MOST_CLAUSES]:
+        is_one = len(ranks) == 1
+        verb = end if is_one else end.replace("was ", "were ", 1).replace(" its ", " their ", 1)
+        clauses.append(f"rank{'' if is_one else 's'} {rank_list(ranks)} {verb}{after}")
+    axes = {str(one.last["axis"]) for one in map(known.__getitem__, failed) if one.last is not None}
+    direct = sorted(found, key=lambda wait: not set(wait.missing) & failed)
+    told: set[int] = set(failed)
+    waited: dict[str, list[int]] = {}
+    for wait in direct:
+        ranks = [rank for rank in wait.waiting if rank not in told]
+        if ranks and (wait.missing or wait.silent):
+            call = wait.call.removesuffix(f" of {wait.axis}") if {wait.axis} == axes else wait.call
+            waited.setdefault(call, []).extend(ranks)
+            told.update(ranks)
+    for call, ranks in list(waited.items())[:MOST_CLAUSES]:
+        clauses.append(f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)} waited in {call}")
+    return tuple(sorted(failed)), "; ".join(clauses)
+
+
+def _roots(found: Sequence[Wait]) -> set[int]:
+    """Return the ranks that others wait for, if only through others, and that wait for nobody."""
+    needs: dict[int, set[int]] = defaultdict(set)
+    # A send is often waited for much later: who waits for something else is held up by that.
+    busy = {rank for wait in found if wait.kind != "send" and wait.missing for rank in wait.waiting}
+    for wait in found:
+        for rank in wait.waiting:
+            if wait.kind != "send" or rank not in busy:
+                needs[rank].update(wait.missing)
+    waiting = {rank for rank, others in needs.items() if others}
+    return {rank for others in needs.values() for rank in others} - waiting
+
+
+def _waits(known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], until_ns: int) -> list[Wait]:
+    """Return each communication that some have issued and others have not, or that has not ended."""
+    sees = {rank: one for rank, one in known.items() if not one.is_blind}
+    tracks = sorted({track for one in sees.values() for track in one.counts})
+    keys: dict[Key, set[int]] = {}
+    for track in tracks:
+        group, sender, receiver = track
+        members = (sender, receiver) if sender >= 0 else groups.get(group) or sorted(sees)
+        counts = {rank: sees[rank].counts.get(track, 0) for rank in members if rank in sees}
+        placed: set[int] = set()
+        for number in sorted(set(counts.values()))[:-1]:
+            key = (group, number, sender, receiver)
+            come = {rank for rank, count in counts.items() if count > number} - placed
+            waiting = {rank for rank in come if _is_held(sees, sees[rank], key, come)}
+            placed |= waiting
+            if waiting:
+                keys[key] = waiting
+    for rank, one in sees.items():
+        for key in one.under_way:
+            if key[1] < 0 or key[1] >= one.ended.get(_track(key), 0):
+                keys.setdefault(key, set()).add(rank)
+    return [_wait(key, waiting, sees, groups, until_ns) for key, waiting in keys.items()]
+
+
+def _is_held(sees: Mapping[int, Evidence], one: Evidence, key: Key, come: set[int]) -> bool:
+    """Whether a rank that has issued *key* cannot go on before others have."""
+    row = one.rows.get(key) or next((sees[rank].rows[key] for rank in come if key in sees[rank].rows), None)
+    if row is not None and str(row["kind"]) not in ONE_SIDED:
+        return True  # whatever its span says: a communication that failed is over, too
+    is_last = one.last is not None and communication(one.rank, one.last) == key
+    return is_last or one.ended.get(_track(key), 0) <= key[1]
+
+
+def _wait(
+    key: Key,
+    waiting: set[int],
+    sees: Mapping[int, Evidence],
+    groups: Mapping[int, Sequence[int]],
+    until_ns: int,
+) -> Wait:
+    """Return what is known of one communication in which *waiting* are."""
+    group, sequence, sender, receiver = key
+    rows = [row for rank in sorted(waiting) if (row := sees[rank].rows.get(key)) is not None]
+    row = rows[0] if rows else {}
+    times = [at for one in rows if (at := _issued_ns(one)) >= 0]
+    members: Sequence[int] = (sender, receiver)
+    if sender < 0:  # of a receive from anybody nobody in particular is missing
+        members = (groups.get(group) or sorted(sees)) if sequence >= 0 else ()
+    missing, silent = [], []
+    for rank in members:
+        one = sees.get(rank)
+        if one is not None and one.counts.get(_track(key), 0) > sequence:
+            continue
+        # Counts of a note or a batch tell nothing of what came after it.
+        is_known = one is not None and (one.is_exact or one.seen_ns >= min(times, default=-1))
+        (missing if is_known else silent).append(rank)
+    return Wait(
+        kind=str(row.get("kind", "collective" if sender < 0 else "transfer")),
+        axis=str(row.get("axis", "")),
+        group=group,
+        sequence=sequence,
+        size_bytes=int(row.get("size_bytes", 0)),
+        dtype=str(row.get("dtype", "")),
+        step=int(row.get("step", -1)),
+        waiting=tuple(sorted(waiting)),
+        missing=tuple(missing),
+        silent=tuple(silent),
+        age_s=max(until_ns - min(times, default=until_ns), 0) / 1e9,
+        places={rank: sees[rank].place for rank in missing},
+    )
+
+
+def _track(key: Key) -> Track:
+    return key[0], key[2], key[3]
+
+
+def _called(row: Mapping[str, Any]) -> str:
+    """Return a communication in words, e.g. ``"all_reduce 12 of world"``."""
+    number = f" {row['sequence']}" if int(row["sequence"]) >= 0 else ""
+    return f"{row['kind']}{number} of {row['axis'] or 'group {}'.format(row['group'])}"
+
+
+def _issued_ns(row: Mapping[str, Any]) -> int:
+    """Return when a communication was issued, -1 if a device had not come to it."""
+    return int(row["issued_ns"] if "issued_ns" in row else row["start_ns"])
+
+
+def _described(path: str | Path) -> RunInfo | None:
+    """Return what the sidecars of a run say of which no span can be read."""
+    parts = {}
+    folder = Path(path) / "ranks"
+    for file in sorted(folder.glob("rank-?????.json")) if folder.is_dir() else ():
+        try:
+            parts[int(file.stem[5:])] = RunInfo.from_json(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, ValueError, TraceError):
+            continue
+    return merged(None, parts) if parts else None
+
+
+def _came_to_its_end(info: RunInfo, run: Run | None) -> bool:
+    """Whether every rank has ended its recording, and none by an exception."""
+    is_whole = run is None or not run.missing_ranks
+    return info.finished and is_whole and not any(one.error for one in info.processes.values())
+
+
+def _evidence(path: str | Path, run: Run | None, info: RunInfo | None) -> dict[int, Evidence]:
+    """Return what the ranks of the recording at *path* have left."""
+    notes = {one.rank: one for one in read_pending(path)[0]}
+    ends = read_ended(path)
+    processes = {} if info is None else info.processes
+    stored = () if run is None else run.stored_ranks
+    return {
+        rank: _of_rank(
+            rank, notes.get(rank), run if rank in stored else None, processes.get(rank), ends.get(rank)
+        )
+        for rank in sorted({*notes, *processes, *stored})
+    }
+
+
+def _of_rank(
+    rank: int, note: Pending | None, run: Run | None, process: Process | None, ended: Ended | None
+) -> Evidence:
+    """Return what one rank has left: *note* with its last calls, and its spans in *run*."""
+    found = Evidence(rank=rank, process=process or Process(), ended_by=ended)
+    has_ring = note is not None and note.has_ring
+    found.is_exact = has_ring or found.process.is_finished
+    found.is_blind = not found.process.sees_calls or not (found.is_exact or note or run)
+    spans_ns = _add_spans(found, run) if run is not None else -1
+    if note is None:
+        return found
+    found.seen_ns = max(found.seen_ns, note.t_ns)
+    for group, count in note.collectives.items():
+        found.reach((group, -1, -1), count)
+    for (group, sender, receiver), count in note.transfers.items():
+        found.reach((group, sender, receiver), count)
+    for row in (*note.under_way, *note.issued):
+        found.add(row, _issued_ns(row))
+    found.under_way = tuple(communication(rank, row) for row in note.under_way)
+    if note.t_ns >= spans_ns:  # where it was before that explains nothing
+        found.place = note.place
+    return found
+
+
+def _add_spans(found: Evidence, run: Run) -> int:
+    """Add what the spans of a rank tell; return when the last of them ended."""
+    table = run.spans([found.rank])
+    end_ns = int(np.max(int64(table, "start_ns") + int64(table, "duration_ns"), initial=-1))
+    found.seen_ns = max(found.seen_ns, end_ns)
+    own = is_one_of(table, "category", ("collective", "p2p")) & (int64(table, "sequence") >= 0)
+    at = np.flatnonzero(own)
+    if not len(at):
+        return end_ns
+    group, peer, sequence = (int64(table, name)[at] for name in ("group", "peer", "sequence"))
+    sends, is_p2p = is_one_of(table, "kind", ("send",))[at], is_one_of(table, "kind", P2P)[at]
+    sender = np.where(is_p2p, np.where(sends, found.rank, peer), -1)
+    receiver = np.where(is_p2p, np.where(sends, peer, found.rank), -1)
+    tracks, which = np.unique(np.stack([group, sender, receiver]), axis=1, return_inverse=True)
+    most = np.full(tracks.shape[1], -1, np.int64)
+    np.maximum.at(most, which.reshape(-1), sequence)
+    for (g, a, b), number in zip(tracks.T.tolist(), most.tolist(), strict=True):
+        found.ended[g, a, b] = number + 1
+        found.reach((g, a, b), number + 1)
+    last = int(at[np.argmax(int64(table, "start_ns")[at])])
+    row = table.slice(last, 1).to_pylist()[0]
+    found.add(row, int(row["start_ns"]))
+    return end_ns
