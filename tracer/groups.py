@@ -37,6 +37,7 @@ class GroupInfo:
         axis: one of ``traces.layout.AXES``, ``"world"``, or the name of the group.
         ranks: global ranks in group order.
         on_gloo: whether tensors of the processor go through gloo.
+        only_gloo: whether those of a GPU do, too.
         name: what torch calls it.
         is_timed: whether its works on a GPU were asked to tell how long they run.
         n_collectives: collectives that this rank has issued.
@@ -48,6 +49,7 @@ class GroupInfo:
     axis: str
     ranks: tuple[int, ...]
     on_gloo: bool = False
+    only_gloo: bool = False
     name: str = ""
     is_timed: bool = False
     n_collectives: int = 0
@@ -135,6 +137,10 @@ class Groups:
         used = [group for group in self.known() if group.n_collectives or group.n_transfers]
         return deduced_layout(_stored(used or self.known()), rank, self.world_size)
 
+    def named(self, name: str) -> GroupInfo | None:
+        """Return the group that torch calls *name*, None if this rank has not used it."""
+        return self._by_name.get(name)
+
     def axis_of_name(self, name: str) -> str:
         """Return the axis of the group that torch calls *name*, empty if this rank has not used it."""
         found = self._by_name.get(name)
@@ -153,6 +159,7 @@ class Groups:
             axis=axis_of(description, fallback=self._fallback(name, ranks)),
             ranks=ranks,
             on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backend.split(",")),
+            only_gloo=backend == "gloo",
             name=name,
         )
         self._by_name[name] = info
