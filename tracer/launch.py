@@ -18,6 +18,7 @@ from foretrace.tracer.attach import (
     RUN_VARIABLE,
     STEPS_VARIABLE,
 )
+from foretrace.tracer.ended import watch
 from foretrace.tracer.errors import LaunchError, RecordError
 from foretrace.tracer.launched import is_one_of_many
 from foretrace.tracer.run_directory import check_new, no_empty_folders
@@ -82,6 +83,7 @@ def launch(
         env[on_cpu.VARIABLE] = str(n_gpus_on_cpu)
     with no_empty_folders(path):
         _check_writable(path)
+        watch(str(path))  # the command may be a rank itself, as behind srun
         try:
             return run(words, env, program=program, output=sys.stderr if quiet else None)
         except OSError as error:

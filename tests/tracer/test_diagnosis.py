@@ -97,7 +97,14 @@ def lasts(path, n):
     files = [f"{path}.{rank}.noted" for rank in range(n)]
     return [open(file).read().splitlines() if os.path.exists(file) else [] for file in files]
 
-def job(path, n, loop, ends, victims=(), waits_s=0.0, after=30, ends_others=True):
+def job(path, *asked, **more):
+    if not os.fork():  # a launcher of its own
+        watch(path)
+        launches(path, *asked, **more)
+        os._exit(0)
+    os.wait()
+
+def launches(path, n, loop, ends, victims=(), waits_s=0.0, after=30, ends_others=True):
     children = {}
     for rank in range(n):
         if not (number := os.fork()):
@@ -127,7 +134,6 @@ def job(path, n, loop, ends, victims=(), waits_s=0.0, after=30, ends_others=True
         time.sleep(0.02)
 
 base, kill = sys.argv[1], os.kill  # by which somebody else kills, unseen by the launcher
-watch(f"{base}/run")
 torch.set_num_threads(1)
 random.seed(1)
 everybody = (0, 1, 2, 3)
