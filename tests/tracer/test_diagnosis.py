@@ -24,6 +24,9 @@ SCRIPT = """
 import os, random, signal, sys, time
 import torch, torch.distributed as dist
 import foretrace
+from torch.distributed import pipelining
+from torch.distributed.fsdp import fully_shard  # imported once, before the forks
+from foretrace.tracer import session
 from foretrace.tracer.ended import watch
 
 def steps(rank, noted, ends):
@@ -289,7 +292,7 @@ def dumps(tmp_path: Path, ranks: Any, way: str) -> Path:
     path.mkdir()
     env = ranks.env() | {"TORCH_FR_BUFFER_SIZE": "100"}
     command = [sys.executable, "-W", "ignore", str(script), str(path), way]
-    result = ranks.run(command, env, 4, fresh=path, loads_torch=True)
+    result = ranks.run(command, env, 4, fresh=path)
     assert result.status == (0, 0, 0, 0), result.errors
     return path
 
