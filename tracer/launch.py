@@ -17,6 +17,7 @@ from foretrace.tracer.attach import (
     RUN_VARIABLE,
     STEPS_VARIABLE,
 )
+from foretrace.tracer.ended import watch
 from foretrace.tracer.errors import LaunchError
 from foretrace.tracer.launched import is_one_of_many, job
 from foretrace.tracer.record import DEPTHS
@@ -74,6 +75,7 @@ def launch(
     with no_empty_folders(path), claimed(path, job()):
         if holds_run(path) and not is_one_of_many():
             raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
+        watch(str(path))  # the command may be a rank itself, as behind srun
         try:
             return run(words, env, program=program, output=sys.stderr if quiet else None)
         except OSError as error:

@@ -24,6 +24,9 @@ SCRIPT = """
 import os, random, signal, sys, time
 import torch, torch.distributed as dist
 import foretrace
+from torch.distributed import pipelining
+from torch.distributed.fsdp import fully_shard  # imported once, before the forks
+from foretrace.tracer import session
 from foretrace.tracer.ended import watch
 
 def steps(rank, noted, ends):
@@ -97,7 +100,14 @@ def lasts(path, n):
     files = [f"{path}.{rank}.noted" for rank in range(n)]
     return [open(file).read().splitlines() if os.path.exists(file) else [] for file in files]
 
-def job(path, n, loop, ends, victims=(), waits_s=0.0, after=30, ends_others=True):
+def job(path, *asked, **more):
+    if not os.fork():  # a launcher of its own
+        watch(path)
+        launches(path, *asked, **more)
+        os._exit(0)
+    os.wait()
+
+def launches(path, n, loop, ends, victims=(), waits_s=0.0, after=30, ends_others=True):
     children = {}
     for rank in range(n):
         if not (number := os.fork()):
@@ -127,7 +137,6 @@ def job(path, n, loop, ends, victims=(), waits_s=0.0, after=30, ends_others=True
         time.sleep(0.02)
 
 base, kill = sys.argv[1], os.kill  # by which somebody else kills, unseen by the launcher
-watch(f"{base}/run")
 torch.set_num_threads(1)
 random.seed(1)
 everybody = (0, 1, 2, 3)
@@ -283,7 +292,7 @@ def dumps(tmp_path: Path, ranks: Any, way: str) -> Path:
     path.mkdir()
     env = ranks.env() | {"TORCH_FR_BUFFER_SIZE": "100"}
     command = [sys.executable, "-W", "ignore", str(script), str(path), way]
-    result = ranks.run(command, env, 4, fresh=path, loads_torch=True)
+    result = ranks.run(command, env, 4, fresh=path)
     assert result.status == (0, 0, 0, 0), result.errors
     return path
 

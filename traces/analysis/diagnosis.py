@@ -126,7 +126,8 @@ class Evidence:
         if self.ended_by is not None:
             return True
         here = Process.here()
-        if (self.process.host, self.process.namespace) != (here.host, here.namespace):
+        is_here = (self.process.host, self.process.namespace) == (here.host, here.namespace)
+        if not is_here or not here.namespace:
             return None
         return not Path(f"/proc/{self.process.pid}").exists()
 
@@ -396,6 +397,8 @@ def _sentence(
         is_one = len(ranks) == 1
         verb = end if is_one else end.replace("was ", "were ", 1).replace(" its ", " their ", 1)
         clauses.append(f"rank{'' if is_one else 's'} {rank_list(ranks)} {verb}{after}")
+    if len(failed) > 1 and all(known[rank].is_wordless for rank in failed):
+        clauses.append("which of them went first is not known")
     axes = {str(one.last["axis"]) for one in map(known.__getitem__, failed) if one.last is not None}
     direct = sorted(found, key=lambda wait: not set(wait.missing) & failed)
     told: set[int] = set(failed)
