@@ -287,8 +287,9 @@ def test_what_a_checkpoint_runs_without_gradients_trains(tmp_path: Path, *, is_r
             script.train(2, call=lambda x: checkpoint(script.model, x, use_reentrant=is_reentrant))
             script.evaluate()
 
-    done, found, _ = recorded(tmp_path / "run", training)
+    done, found, rows = recorded(tmp_path / "run", training)
     assert found == done
+    assert {row["microbatch"] for row in rows if row["kind"] == "forward" and row["step"] >= 0} == {0}
 
 
 def test_a_model_that_trains_in_eval_mode_trains(tmp_path: Path) -> None:
