@@ -284,8 +284,10 @@ class Steps:
         it goes on with other parameters, as the third stage of ZeRO has it step them, part by part.
         """
         self._count_again()
-        begins_next = optimizer is self._marker() and _first_parameter(optimizer) in self._stepped
-        if self.is_evaluating or begins_next:
+        if self.is_evaluating:  # without a backward: what ran has trained, as an evolution strategy does
+            self.is_evaluating, self._session.position.step = False, self._number
+            self._trains()
+        elif optimizer is self._marker() and _first_parameter(optimizer) in self._stepped:
             self.finish()
         elif self._end is not None:
             self._number -= 1
