@@ -76,9 +76,10 @@ class Lane:
 
     def push(self, kind: str, block: Block) -> int:
         """Let *block* own the time from now on; return what ``pop`` takes to undo it."""
-        stack, owner = self.stack, (kind, block, self._current())
+        stream = None if self.device is None else self.device.current()
+        stack, owner = self.stack, (kind, block, stream)
         if not stack or stack[-1] != owner:
-            self._cut(owner[2])
+            self._cut(stream)
         stack.append(owner)
         return len(stack) - 1
 
@@ -94,10 +95,11 @@ class Lane:
 
     def replace(self, kind: str, block: Block) -> None:
         """Let *block* own the time in place of the present owner."""
-        owner = (kind, block, self._current())
-        if self.stack and self.stack[-1] != owner:
-            self._cut(owner[2])
-            self.stack[-1] = owner
+        stream = None if self.device is None else self.device.current()
+        stack, owner = self.stack, (kind, block, stream)
+        if stack and stack[-1] != owner:
+            self._cut(stream)
+            stack[-1] = owner
 
     def move_to(self, device: ComputeStreams) -> None:
         """Tell time on CUDA streams from now on, where the model computes."""
@@ -113,7 +115,9 @@ class Lane:
         if not self.is_own():
             return False
         own = self.stack[-1][2] if self.stack else None
-        return (own is None or own is self._current()) and self._paused(own)
+        if own is not None and self.device is not None and own is not self.device.current():
+            return False
+        return self._paused(own)
 
     def pause_stream(self, stream: Any) -> bool:
         """Do as ``pause`` does where *stream*, and not the current one, is going to wait."""
@@ -131,25 +135,23 @@ class Lane:
         if is_paused:
             self._n_waits -= 1
             if self.stack:
-                self._since = _moment(self.stack[-1][2])
-
-    def _current(self) -> ComputeStream | None:
-        return None if self.device is None else self.device.current()
+                stream = self.stack[-1][2]
+                self._since = now_ns() if stream is None else stream.stamp()
 
     def _cut(self, then: ComputeStream | None) -> None:
         """End the segment of the present owner; the next begins on the stream *then*."""
-        if not self.stack:
-            self._since = _moment(then)
-            return
-        kind, block, stream = self.stack[-1]
-        now = _moment(stream)
-        if not self._n_waits and block is not NOBODY:
-            at, name = self._position, COMPUTE if stream is None else stream.name
-            place = at.step, at.stage, at.virtual_stage, at.microbatch
-            self._emit(_SEGMENT((kind, block, self._since, now, *place, name)))
-        self._since = now if then is stream else _moment(then)
-
-
-def _moment(stream: ComputeStream | None) -> Stamp:
-    """Return this moment on *stream*, or on the host."""
-    return now_ns() if stream is None else stream.stamp()
+        if self.stack:
+            kind, block, stream = self.stack[-1]
+            now = now_ns() if stream is None else stream.stamp()
+            if block is not NOBODY and not self._n_waits:
+                at, name = self._position, COMPUTE if stream is None else stream.name
+                since = self._since
+                self._emit(
+                    _SEGMENT(
+                        (kind, block, since, now, at.step, at.stage, at.virtual_stage, at.microbatch, name)
+                    )
+                )
+            if stream is then:
+                self._since = now
+                return
+        self._since = now_ns() if then is None else then.stamp()
