@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
 from foretrace.cli import main
-from foretrace.tracer.audit import Call, Entry, compare
-from foretrace.traces.audit import Audit, Tally
+from foretrace.tracer.audit import Auditor, Call, Entry, compare
+from foretrace.tracer.groups import GroupInfo, Groups
+from foretrace.tracer.records import Block, Communication
+from foretrace.traces.audit import Audit, Tally, joined
 from foretrace.traces.store import open_run
 
 SCRIPT = """
@@ -205,3 +207,81 @@ def test_the_last_entries_of_a_ring_are_compared_with_the_last_calls() -> None:
     found = compare(calls, held(calls)[60:], "gloo", is_whole=False)
     assert sorted(found.same) == calls[60:]
     assert (found.missed, found.unheld, found.resized) == ([], [], [])
+
+
+class Names(Groups):
+    """Groups that no process group of torch stands behind."""
+
+    def __init__(self, *known: GroupInfo) -> None:
+        super().__init__(4, None, None)
+        self.known_names = {group.name: group for group in known}
+
+    def named(self, name: str) -> GroupInfo | None:
+        """Return the group of that name."""
+        return self.known_names.get(name)
+
+
+def nccl(number: int, name: str, sizes: list[list[int]], **others: Any) -> dict[str, Any]:
+    """Return what the flight recorder of NCCL holds of one call, of which *others* says what is uncommon."""
+    types = ["Float"] * len(sizes)
+    known = {
+        "record_id": number,
+        "op_id": number,
+        "process_group": ("7", "tp"),
+        "profiling_name": f"nccl:{name}",
+    }
+    known |= {"collective_seq_id": number, "p2p_seq_id": 0, "is_p2p": " " in name}
+    known |= {"input_sizes": sizes, "input_dtypes": types, "output_sizes": sizes, "output_dtypes": types}
+    return {**known, **others}
+
+
+def test_calls_on_nccl_are_confirmed_as_its_flight_recorder_holds_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = nccl(1, "all_reduce", [[5]])  # of the time before the recording
+    monkeypatch.setattr("foretrace.tracer.internals.call_numbers", dict)
+    monkeypatch.setattr("foretrace.tracer.internals.flight_recorders", lambda: [[], [before]])
+    group = GroupInfo(id=1, axis="tp", ranks=(4, 5), on_nccl=True, name="7")
+    auditor = Auditor(Names(group))
+    calls: list[tuple[Any, ...]] = [
+        ("all_reduce", 12, -1, nccl(2, "all_reduce", [[3]])),
+        ("all_reduce", 20, -1, nccl(3, "allreduce_coalesced", [[3], [2]])),
+        ("all_gather", 24, -1, nccl(4, "_all_gather_base", [[3]])),
+        ("barrier", 0, -1, nccl(5, "all_reduce_barrier", [[1]])),
+        ("scatter", 16, -1, nccl(6, "scatter", [[2]], output_sizes=[[2], [2]], output_dtypes=["Float"] * 2)),
+        ("send", 12, 5, nccl(7, "send 0->1", [[3]])),
+        ("recv", 8, 5, nccl(8, "recv 0<-1", [[2]])),
+        # Parts of unequal sizes are gathered by broadcasts.
+        ("all_gather", 28, -1, nccl(9, "_broadcast_oop", [[3]]), nccl(10, "_broadcast_oop", [[4]])),
+    ]
+    batch = nccl(11, "coalesced", [])  # as which the calls of a batch run
+    entries = [before, *(entry for _, _, _, *several in calls for entry in several), batch]
+    monkeypatch.setattr("foretrace.tracer.internals.flight_recorders", lambda: [[], entries])
+    for number, (kind, size, peer, *_) in enumerate(calls):
+        place = (0, -1, -1, -1)
+        auditor.add(Communication(kind, group, number, peer, size, "fp32", Block(""), place, 0, device=0))
+    found = auditor.audit(4)
+    assert found is not None
+    assert (found.differences, found.reasons) == ((), {})
+    assert found.collectives == Tally(recorded=6, compared=6)
+    assert found.transfers == Tally(recorded=2, compared=2)
+
+    del entries[-2]  # and nothing of what is missing is confirmed
+    found = auditor.audit(4)
+    assert found is not None
+    assert found.collectives.compared == 5
+    assert found.differences == (
+        "rank 4: c10d counts 1 broadcast of group tp more than recorded, first at its sequence 9",
+        "rank 4: 1 all_gather of group tp recorded that c10d does not hold, first at sequence 7",
+    )
+
+
+def test_audits_of_ranks_are_one() -> None:
+    one = Audit(collectives=Tally(recorded=3, compared=2, counted=1), reasons={"old": 1}, differences=("a",))
+    both = joined([one, None, one], 3)
+    assert both is not None
+    assert both.collectives == Tally(recorded=6, compared=4, counted=2)
+    assert both.differences == ("a", "a")
+    assert both.reasons == {"old": 2, "ranks that did not come to their audit": 1}
+    assert Audit.from_json(both.to_json()) == both
+    assert joined([None], 1) is None
