@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -174,7 +174,7 @@ def test_one_rank_is_killed_as_by_a_lack_of_memory(
     how = ["one rank", "one rank once"][restarts]
     command = [*TORCHRUN, "--max-restarts", str(restarts), "train.py", how]
     env = marked()
-    own = {name: env[name] for name in ("MARK", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")}
+    own: dict[str, Any] = {name: env[name] for name in ("MARK", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")}
     alone, done = (
         Runner.launch([*before, *command], cwd=tmp_path, fresh=tmp_path / "run", **own)[0]
         for before in ((), RECORD)
