@@ -63,6 +63,8 @@ def holds_run(path: Path) -> bool:
 def claimed(path: Path, claimant: str) -> Iterator[None]:
     """Make the run directory *path* if need be, and let nobody but *claimant* record into it meanwhile.
 
+    Recorders of the ranks of one job are one claimant, and share it.
+
     Raises:
         RecordError: another one does already, or nothing can be written there.
     """
@@ -71,38 +73,51 @@ def claimed(path: Path, claimant: str) -> Iterator[None]:
         try:
             str(path).encode()  # as Arrow will
             path.mkdir(parents=True, exist_ok=True)
-            claim = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            claim = _claim(file, claimant.encode())
             stack.callback(os.close, claim)
-            if (holder := _holder(claim, claimant.encode())) is None:
-                stack.callback(_give_up, claim, file)
-                os.pwrite(claim, bytes(PROBE_BYTES), len(claimant))
-                os.ftruncate(claim, len(claimant))
+            stack.callback(_give_up, claim, file)
+            os.pwrite(claim, bytes(PROBE_BYTES), len(claimant))
+            os.ftruncate(claim, len(claimant))
         except (OSError, UnicodeEncodeError) as error:
             raise RecordError(f"cannot record into {path}: {reason(error)}; nothing started") from error
-        if holder is not None:
-            said = f"{path} is being recorded into by {holder.decode(errors='replace')}"
-            raise RecordError(f"{said}: nothing started; give another directory")
         yield
 
 
-def _holder(claim: int, claimant: bytes) -> bytes | None:
-    """Claim a directory by locking its file *claim*; return who has it instead, None if nobody has.
+def _claim(file: Path, claimant: bytes) -> int:
+    """Return *file*, open and locked for *claimant*; raise RecordError if another one has it, or OSError."""
+    for _ in range(CLAIM_TRIES):
+        claim = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            holder = _holder(claim, claimant)
+            is_there = os.fstat(claim).st_nlink > 0  # and was not taken away before we had locked it
+        except OSError:
+            os.close(claim)
+            raise
+        if holder == claimant and is_there:
+            return claim
+        os.close(claim)
+        if holder not in {b"", claimant}:
+            said = f"{file.parent} is being recorded into by {holder.decode(errors='replace')}"
+            raise RecordError(f"{said}: nothing started; give another directory")
+        time.sleep(CLAIM_POLL_S)
+    raise RecordError(f"{file.parent} is being recorded into: nothing started; give another directory")
+
+
+def _holder(claim: int, claimant: bytes) -> bytes:
+    """Lock *claim* for *claimant*, and return who has it; nobody can tell while another one locks it.
 
     A lock is the claim, which goes with the process that holds it, however that ends. Whoever gets it
     exclusively is the first, and writes who it is; all share it then, if they are the same.
     """
-    for _ in range(CLAIM_TRIES):
-        with suppress(BlockingIOError):
-            if not _lock(claim, fcntl.LOCK_EX):
-                return None
-            os.ftruncate(claim, 0)
-            os.pwrite(claim, claimant, 0)
-        with suppress(BlockingIOError):
-            _lock(claim, fcntl.LOCK_SH)
-            held = os.pread(claim, PROBE_BYTES, 0).rstrip(b"\0")  # less what is written as a probe
-            return None if held == claimant else held
-        time.sleep(CLAIM_POLL_S)
-    return b"another recorder"
+    with suppress(BlockingIOError):
+        if not _lock(claim, fcntl.LOCK_EX):
+            return claimant
+        os.ftruncate(claim, 0)
+        os.pwrite(claim, claimant, 0)
+    with suppress(BlockingIOError):
+        _lock(claim, fcntl.LOCK_SH)
+        return os.pread(claim, PROBE_BYTES, 0).rstrip(b"\0")  # less what is written as a probe
+    return b""
 
 
 def _lock(claim: int, how: int) -> bool:
