@@ -168,8 +168,10 @@ def _merge(parts: tuple[str, ...], output: Path | None, *, as_json: bool) -> Non
 
 
 def _show(path: Path, summary: Mapping[str, Any]) -> None:
-    """Print where the run is and what it says, in two lines: standard output is that of the command."""
+    """Print where the run is, what c10d confirms of it and what is next: standard output is the command's."""
     click.echo(f"{path}: {_sentence(summary)}", err=True)
+    for line in summary.get("audit", {}).get("lines", ()):
+        click.echo(line, err=True)
     click.echo(f"next: foretrace analyze {path}, foretrace report {path}", err=True)
     if (kernels := summary.get("kernels")) is not None:
         click.echo(f"kernels: {kernels}", err=True)

@@ -33,8 +33,9 @@ def finish(path: Path) -> dict[str, Any] | None:
     """Join what the ranks have left in the run directory *path* and return its summary.
 
     Returns:
-        The summary of ``traces.analysis.metrics.summarize``, ``warnings`` of the ranks, and ``ranks_here``,
-        how many ranks a machine has; None if no rank has recorded a span.
+        The summary of ``traces.analysis.metrics.summarize``, ``audit`` (what torch's own flight recorder
+        confirms), ``warnings`` of the ranks, and ``ranks_here``, how many ranks a machine has; None if no
+        rank has recorded a span.
     """
     _join_memory(path)
     try:
@@ -54,7 +55,7 @@ def finish(path: Path) -> dict[str, Any] | None:
     except TraceError:  # a full disk: the sidecars of the ranks say what run.json would
         pass
     here = (run.info.cluster or {}).get("gpus_per_node", run.info.world_size)
-    return {**summary, "warnings": list(run.info.warnings), "ranks_here": here}
+    return {**summary, **run.info.audited(), "warnings": list(run.info.warnings), "ranks_here": here}
 
 
 def why_it_failed(path: Path) -> list[str]:

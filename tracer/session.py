@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from foretrace.tracer.audit import Auditor
 from foretrace.tracer.clock import now_ns
+from foretrace.tracer.device_works import DeviceTimes
 from foretrace.tracer.drift import RunClock
 from foretrace.tracer.guarded import Guarded
 from foretrace.tracer.hooks import Hook, install
@@ -22,13 +24,15 @@ from foretrace.tracer.memory import MemoryLog
 from foretrace.tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
 from foretrace.tracer.passes import Passes
 from foretrace.tracer.pending import Pending
-from foretrace.tracer.process import in_children, versions
+from foretrace.tracer.process import in_children, is_distributed, versions
+from foretrace.tracer.records import Communication
 from foretrace.tracer.shape import describe_machine, describe_model
 from foretrace.tracer.sink import FLUSH_S, Sink
-from foretrace.tracer.stamps import Resolver
+from foretrace.tracer.stamps import GATE, Resolver
 from foretrace.tracer.steps import Steps
 from foretrace.tracer.training import Training
 from foretrace.tracer.window import Window
+from foretrace.traces.audit import Audit
 from foretrace.traces.info import Process, RunInfo
 from foretrace.traces.store import SpanWriter, write_info
 
@@ -78,6 +82,9 @@ class Session(Training[Lane], Guarded):
         self._written_state: object = None
         moments = Resolver()
         self._pending = self._make_pending(moments)
+        self.device_times = DeviceTimes(moments)
+        self._audit: Audit | None = None
+        self._auditor = self.guarded("the audit", Auditor)(self.groups) if is_distributed() else None
         self.sink = self._make_sink(moments, flush_s)
         self.issued = Issued(path, rank, clock.shift_ns)
         self.lane = Lane(self.position, self.sink.put)
@@ -109,11 +116,12 @@ class Session(Training[Lane], Guarded):
             SpanWriter(self.path, self.rank),
             self.clock.span_shift_ns,
             moments,
+            self.device_times,
             beside=self._beside,
             failed=self._writing_failed,
             flush_s=flush_s,
             has_step=self.window.has_step,
-            seen=lambda one: self.passes.summed(one),  # noqa: PLW0108 - the passes are made later
+            seen=self._seen,
         )
 
     def _write_beginning(self) -> None:
@@ -203,6 +211,7 @@ class Session(Training[Lane], Guarded):
             processes={self.rank: replace(self._process, is_finished=finished)},
             warnings=(*self.warnings, *(f"{n:,} {reason}: in no span" for reason, n in dropped.items())),
             dropped=dropped,
+            audit=self._audit,
             versions=versions(),
             started=self._started,
             finished=finished,
@@ -227,8 +236,23 @@ class Session(Training[Lane], Guarded):
             with suppress(Exception):
                 write_info(self.path, self.info(finished=False), self.rank)
             return
+        self.guarded("the audit", self._ask_c10d)()
         self.memory.write(self.path, self.rank, self.clock.mapping())
         write_info(self.path, self.info(finished=True), self.rank)
+
+    def _seen(self, one: Communication) -> None:
+        """*one* has ended, and is about to be written."""
+        self.passes.summed(one)
+        if self._auditor is not None:
+            self._auditor.add(one)
+
+    def _ask_c10d(self) -> None:
+        """Compare what was recorded with what c10d holds."""
+        with GATE.asking() as may_ask:
+            if self._auditor is not None and may_ask:
+                for one in self.sink.under_way():
+                    self._auditor.add(one, is_written=False)
+                self._audit = self._auditor.audit(self.rank)
 
     def ends_with(self, error: str) -> None:
         """Note the exception that ends the training, on disk at once: a launcher may end this process."""

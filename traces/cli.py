@@ -84,6 +84,7 @@ def analyze(
             "run": run,
             **summary,
             "ranks": _steps_of_ranks(opened),
+            **opened.info.audited(),
             "warnings": list(opened.warnings),
             **found.to_dict(),
             **analysis(opened, price, limit_bytes_per_s=limit),

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from foretrace.traces.audit import Audit, joined
 from foretrace.traces.errors import RunError, TraceError
 from foretrace.traces.info_values import info_values
 from foretrace.traces.layout import Group, Layout
@@ -94,6 +95,7 @@ class RunInfo:
         summary: headline figures that the writer knew, e.g. ``step_time_s``.
         warnings: what a reader should know before trusting the run.
         dropped: how many spans (or other things) the writer lost, by reason.
+        audit: how much of a recording torch's own flight recorder confirms, None if no rank has asked it.
         versions: versions of the programs that made it, e.g. ``{"foretrace": "0.1.0", "torch": "2.13.0"}``.
         started: ISO 8601 time of the start, None for a simulated run.
         finished: whether the writer came to its end.
@@ -114,6 +116,7 @@ class RunInfo:
     summary: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
+    audit: Audit | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     started: str | None = None
     finished: bool = True
@@ -133,6 +136,7 @@ class RunInfo:
         """Return the text of ``run.json``. Raises RunError if a description holds what JSON cannot say."""
         document = {name: getattr(self, name) for name in self.__slots__}
         document["layout"] = None if self.layout is None else self.layout.degrees
+        document["audit"] = None if self.audit is None else self.audit.to_json()
         document["groups"] = [asdict(group) for group in self.groups]
         for name in ("clock", "processes"):
             document[name] = {str(rank): asdict(one) for rank, one in sorted(getattr(self, name).items())}
@@ -177,6 +181,10 @@ class RunInfo:
         """The ranks whose spans there should be: all, unless the recording was asked for some of them."""
         chosen = (self.job or {}).get("recorded_ranks")
         return tuple(range(self.world_size) if not isinstance(chosen, list) else chosen)
+
+    def audited(self) -> dict[str, Any]:
+        """Return ``audit`` as JSON with its ``lines`` for a person; nothing if nothing was compared."""
+        return {} if self.audit is None else {"audit": {**self.audit.to_json(), "lines": self.audit.lines()}}
 
     def representative(self, rank: int) -> int:
         """Return the rank whose stored spans *rank* shares: itself unless the run is folded."""
@@ -227,6 +235,7 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
         clock={rank: clock for info in reversed(known) for rank, clock in info.clock.items()},
         processes={rank: one for info in known for rank, one in info.processes.items()},
         summary={key: value for info in reversed(known) for key, value in info.summary.items()},
+        audit=joined([info.audit for info in ordered], len(first.recorded_ranks)) or first.audit,
         versions={key: value for info in reversed(known) for key, value in info.versions.items()},
         warnings=(*own, *(said for said in _collected(parts) if said not in own), *clashes),
         dropped=dict(dropped),

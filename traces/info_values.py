@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from foretrace.traces.audit import Audit
 from foretrace.traces.errors import RunError, TraceError
 from foretrace.traces.layout import Group, Layout
 
@@ -28,6 +29,7 @@ _JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "summary": (dict,),
     "warnings": (list,),
     "dropped": (dict,),
+    "audit": (dict, _NONE),
     "versions": (dict,),
     "started": (str, _NONE),
     "finished": (bool,),
@@ -119,6 +121,7 @@ _BUILT: Final[Mapping[str, tuple[Callable[[Any], object], str]]] = {
         lambda given: {reason: int(count) for reason, count in given.items()},
         "an object that leads from a reason to a count",
     ),
+    "audit": (Audit.from_json, "an object with collectives, transfers, reasons and differences"),
     "warnings": (lambda given: tuple(map(str, given)), "a list of texts"),
     "representatives": (lambda given: tuple(map(int, given)), "a list of ranks"),
 }

@@ -65,6 +65,8 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     """Print the headline of a run, and a table whose rows add up to 100 %."""
     console = stdout()
     console.print(f"[bold]{escape(summary['name'] or run.path)}[/]  {_what(summary)}", soft_wrap=True)
+    for line in run.info.audited().get("audit", {}).get("lines", ()):
+        console.print(line, markup=False, soft_wrap=True)
     if run.is_timeless:
         console.print(_counts(summary))
         show_warnings(console, run.warnings)
@@ -79,6 +81,12 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     console.print(
         _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
     )
+    if n_bounds := summary["n_bounds"]:
+        console.print(
+            f"{n_bounds:,} communications ended at an unknown time within their spans: they are in no share "
+            "and in no bandwidth",
+            soft_wrap=True,
+        )
     show_warnings(console, run.warnings)
 
 

@@ -12,9 +12,11 @@ UNKNOWN: Final = "unknown"
 _KINDS: Final = {
     "allreduce": "all_reduce",
     "allreducecoalesced": "all_reduce",
-    "allreducebarrier": "barrier",
+    "sparseallreduce": "all_reduce",
     "reduce": "reduce",
+    "reduceoop": "reduce",
     "broadcast": "broadcast",
+    "broadcastoop": "broadcast",
     "allgather": "all_gather",
     "allgatherbase": "all_gather",
     "allgatherintotensor": "all_gather",
@@ -40,6 +42,7 @@ _KINDS: Final = {
     "gather": "gather",
     "scatter": "scatter",
     "barrier": "barrier",
+    "allreducebarrier": "barrier",
 }
 """Names of collectives, without underscores, as c10d, NCCL, gloo and Kineto write them."""
 
