@@ -61,6 +61,7 @@ class Evidence:
         last: the last that it has issued, None if unknown.
         last_ns: when.
         seen_ns: its last sign of life, on the clock of the run.
+        noted_ns: when it last said what is under way.
         is_exact: whether *counts* are those at its end, and not those of its last batch or note.
         unseen: tracks of which it is not known what it has issued.
         is_blind: whether nothing is known of its calls, e.g. because the recorder had stopped.
@@ -77,6 +78,7 @@ class Evidence:
     last: Mapping[str, Any] | None = None
     last_ns: int = -1
     seen_ns: int = -1
+    noted_ns: int = -1
     is_exact: bool = False
     unseen: frozenset[Track] = frozenset()
     is_blind: bool = False
@@ -486,6 +488,8 @@ def _wait(
         is_known = one is not None and (one.is_exact or one.seen_ns >= min(times, default=-1))
         is_known = is_known and one is not None and _track(key) not in one.unseen
         (missing if is_known else silent).append(rank)
+    if not missing and not silent:  # only their notes tell that it goes on, and only until they were written
+        until_ns = max(sees[rank].noted_ns for rank in waiting)
     return Wait(
         kind=str(row.get("kind", "collective" if sender < 0 else "transfer")),
         axis=str(row.get("axis", "")),
@@ -561,7 +565,7 @@ def _of_rank(
     spans_ns = _add_spans(found, run) if run is not None else -1
     if note is None:
         return found
-    found.seen_ns = max(found.seen_ns, note.t_ns)
+    found.seen_ns, found.noted_ns = max(found.seen_ns, note.t_ns), note.t_ns
     for group, count in note.collectives.items():
         found.reach((group, -1, -1), count)
     for (group, sender, receiver), count in note.transfers.items():
