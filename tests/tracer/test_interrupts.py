@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,12 @@ def test_an_alarm_within_a_hook_reaches_the_training_and_its_steps_are_recorded(
 COUNTING = """
 import os, signal, sys, time
 
-numbers = {*map(int, sys.argv[1:])}
-for number in numbers:
-    signal.signal(number, lambda number, frame: print(number, flush=True))
-print("ready", flush=True)
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-signal.sigwait({signal.SIGALRM})
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, lambda number, frame: os.write(1, b"%d\\n" % number))
+signal.signal(signal.SIGALRM, lambda number, frame: sys.exit())
+os.write(1, b"ready\\n")
+while True:
+    time.sleep(1)
 """
 
 SENT = tuple(f"SIG{name}" for name in "INT TERM HUP QUIT USR1 USR2 CONT WINCH RTMIN".split())
@@ -161,7 +162,8 @@ def counting(tmp_path: Path, ranks: Any) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             timer.cancel()
-            process.kill()
+            with suppress(ProcessLookupError):  # all of the group has ended
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_each_signal_reaches_the_command_once(counting: subprocess.Popen[str]) -> None:
