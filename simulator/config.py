@@ -37,9 +37,9 @@ NEEDED: Final[Mapping[str, str]] = MappingProxyType(
 """What no job can be made without, and how to give it."""
 
 _OF_JOB: Final = (
-    *("global_batch", "micro_batch", "seq_len", "schedule", "virtual_stages", "overlap_p2p"),
+    *("global_batch", "micro_batch", "seq_len", "document_len", "schedule", "virtual_stages", "overlap_p2p"),
     *("layers_per_stage", "counted_ends", "overlap_pairs", "deallocate_outputs"),
-    *("placement", "nccl_algo", "nccl_proto", "framework"),
+    *("ranks_per_node", "placement", "nccl_algo", "nccl_proto", "framework"),
     *TABLES["training"],
 )
 

@@ -188,6 +188,8 @@ def _has_aligned_logits(job: Job) -> bool:
 def _split_alike(job: Job) -> bool:
     """Return whether the stages of *job* would have the same layers if no end counted as one."""
     n = n_stages(job_plan(job))
+    if n > job.model.n_layers:  # only counted ends make so many stages possible
+        return False
     return stage_layers(job, n) == stage_layers(replace(job, counted_ends="none"), n)
 
 

@@ -84,6 +84,8 @@ class Job:
         global_batch: sequences per optimizer step, over all ranks.
         micro_batch: sequences per micro-batch and data-parallel rank.
         seq_len: tokens per sequence.
+        document_len: tokens per document where sequences are packed with documents, each of which attends to
+            itself alone; 0: a sequence is one document.
         schedule: pipeline schedule, a key of ``simulator.schedules.SCHEDULES`` or the path of a CSV file.
         virtual_stages: stages per pipeline rank; None: what the schedule has by default.
         layers_per_stage: layers of every stage, in order of the stages; empty: as equally as they go. The
@@ -129,6 +131,8 @@ class Job:
         quantized_base: frozen weights are kept in 4 bits (NF4, QLoRA).
         checkpoint_every: steps after which the states are saved and waited for; 0: never.
         checkpoint_bytes_per_s: rate at which a rank saves its own states.
+        ranks_per_node: ranks on each node, from its first GPU on; fewer than it has GPUs leave the others
+            idle. 0: one on every GPU.
         placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
         nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.
         overlap_slowdown: how much communication takes of the GPUs that it runs on, over what
@@ -143,6 +147,7 @@ class Job:
     global_batch: int
     micro_batch: int = 1
     seq_len: int = 2048
+    document_len: int = 0
     schedule: str = "1f1b"
     virtual_stages: int | None = None
     layers_per_stage: tuple[int, ...] = ()
@@ -174,6 +179,7 @@ class Job:
     quantized_base: bool = False
     checkpoint_every: int = 0
     checkpoint_bytes_per_s: float = 0.0
+    ranks_per_node: int = 0
     placement: str = "packed"
     nccl_algo: str = ""
     nccl_proto: str = ""
@@ -227,6 +233,21 @@ class Job:
                 f"capacity_factor={self.capacity_factor}, expert_imbalance={self.expert_imbalance}: "
                 f"{self.model.name} has no experts"
             )
+        if self.document_len > self.seq_len or self.document_len == 1:
+            raise JobError(
+                f"document_len={self.document_len}: from 2 tokens to the {self.seq_len} of a sequence; "
+                "0 is one document"
+            )
+        if self.ranks_per_node > self.cluster.gpus_per_node:
+            raise JobError(
+                f"ranks_per_node={self.ranks_per_node}: a node of {self.cluster.name} has "
+                f"{self.cluster.gpus_per_node} GPUs, and a rank has one of its own"
+            )
+        if self.ranks_per_node and self.placement != "packed":
+            raise JobError(
+                f"ranks_per_node={self.ranks_per_node} fills nodes in turn, and placement {self.placement!r} "
+                "does not: give one of them"
+            )
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
         if self.recompute == "none" and (self.recompute_layers or self.recompute_every > 1):
@@ -241,6 +262,22 @@ class Job:
     def profile(self) -> Framework:
         """Conventions of the framework as this job has them."""
         return profile(self.framework, self.conventions)
+
+    @property
+    def most_ranks_per_node(self) -> int:
+        """Ranks on a node that is full."""
+        return self.ranks_per_node or self.cluster.gpus_per_node
+
+    def window_of(self, layer: int) -> int:
+        """Return how many keys a query of *layer* sees at most; 0 means all.
+
+        A token of a packed document sees half of it on average: as many keys as in a window of that half.
+        """
+        window = self.model.window_of(layer)
+        if not self.document_len:
+            return window
+        document = self.document_len // 2 if self.model.causal else self.document_len
+        return min(window, document) if window else document
 
     @property
     def recomputed_modules(self) -> frozenset[str]:
@@ -280,7 +317,7 @@ class Job:
 
 _FROM_ZERO: Final = (
     *("capacity_factor", "expert_imbalance", "checkpoint_every", "checkpoint_bytes_per_s"),
-    *("shard_ranks", "lora_rank", "recompute_layers"),
+    *("shard_ranks", "lora_rank", "recompute_layers", "document_len", "ranks_per_node"),
 )
 _FROM_ONE: Final = ("global_batch", "micro_batch", "seq_len", "n_steps", "recompute_every")
 

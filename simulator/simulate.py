@@ -26,15 +26,13 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.memory.over_time import memory_over_time
 from foretrace.simulator.memory.ranks import RankMemory, rank_memories
 from foretrace.simulator.network.advice import slow_axes
-from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.cost import Network, job_network
 from foretrace.simulator.network.link_changes import links_table
-from foretrace.simulator.network.nccl import choice
 from foretrace.simulator.network.uplinks import uplinks
 from foretrace.simulator.program import Program
 from foretrace.simulator.sampling import distribution, sample_steps, straggling
 from foretrace.simulator.scenario import changes_of, ranks_of
 from foretrace.simulator.summary import figures, job_name, memory_warnings
-from foretrace.topologies.placement import place
 from foretrace.traces.info import RunInfo
 from foretrace.traces.run import Part, Run
 from foretrace.traces.store import write_run
@@ -122,7 +120,7 @@ def simulate(
     tell = progress or (lambda _: None)
     tell("building the program")
     groups = job_groups(job)
-    compute, network = ComputeModel(job.cluster.device, job.precision), _network(job)
+    compute, network = ComputeModel(job.cluster.device, job.precision), job_network(job)
     changes = changes_of(job)
     factors = _straggler_factors(job, network)
     special = sorted({*factors, *ranks_of(changes)})
@@ -183,12 +181,6 @@ def _program(
         tell(f"building every rank, because groups of {', '.join(built.uneven)} differ in speed")
         return building(folded=False), False
     return built, folded
-
-
-def _network(job: Job) -> Network:
-    """Return the network of the machine of *job*, with its ranks on the GPUs that run them."""
-    placement = place(job.layout.world_size, job.cluster, job.placement)
-    return Network(job.cluster, placement, choice(job.nccl_algo, job.nccl_proto))
 
 
 def _run(

@@ -45,7 +45,9 @@ def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Seque
         "step_time_s": step_s,
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_per_gpu": tokens_per_s / n_ranks,
-        "mfu": job.model.flops_per_token(job.seq_len, frozen=job.lora_rank > 0) * tokens_per_s / peak_flops,
+        "mfu": job.model.flops_per_token(job.document_len or job.seq_len, frozen=job.lora_rank > 0)
+        * tokens_per_s
+        / peak_flops,
         "peak_memory_bytes": max(stage.peak_bytes for stage in stages),
     }
     return {

@@ -188,7 +188,7 @@ def cluster_from(
     return cluster.sized(n_gpus) if cores else cluster
 
 
-_LINK_FIGURES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+LINK_FIGURES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "kind": ("kind", text),
     "bandwidth": ("bandwidth_bytes_per_s", parse_bandwidth),
     "latency": ("latency_s", parse_time),
@@ -215,7 +215,7 @@ def _link(section: Section, key: str, load_link: Callable[[str], LinkSpec]) -> L
 def _link_over(section: Section, base: LinkSpec) -> LinkSpec:
     """Return *base* with the figures of *section*; what was measured is scaled to the new bandwidth."""
     given = {
-        field: section.get(key, read, getattr(base, field)) for key, (field, read) in _LINK_FIGURES.items()
+        field: section.get(key, read, getattr(base, field)) for key, (field, read) in LINK_FIGURES.items()
     }
     name = section.get("name", text, base.name)
     section.done()

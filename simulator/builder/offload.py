@@ -55,7 +55,7 @@ class Offload:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._sharing = min(job.cluster.gpus_per_node, job.layout.world_size)
+        self._sharing = min(job.most_ranks_per_node, job.layout.world_size)
         self._host_bytes_per_s = self._bytes_per_s = job.cluster.device.host_bytes_per_s
         if job.offload_to == "nvme":
             self._bytes_per_s = min(self._bytes_per_s, NVME_BYTES_PER_S / self._sharing)

@@ -58,7 +58,15 @@ TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
 
 _OURS: Final = (
     *("cluster", "gpus", "stragglers", "link_changes", "samples", "seed", "compute_jitter", "steps"),
-    *("network_jitter", "rank_jitter", "overlap_slowdown", "placement", "nccl_algo", "nccl_proto"),
+    *(
+        "network_jitter",
+        "rank_jitter",
+        "overlap_slowdown",
+        "ranks_per_node",
+        "placement",
+        "nccl_algo",
+        "nccl_proto",
+    ),
     *("expert_imbalance", "checkpoint_every", "checkpoint_bytes_per_s", "dp", CONVENTIONS, SHAPE),
 )
 """Settings of the simulation rather than of the run; and ``dp``, which follows from the others."""

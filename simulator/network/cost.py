@@ -8,10 +8,11 @@ from typing import Final
 
 from foretrace.simulator.clock import to_ns
 from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.job import Job
 from foretrace.simulator.network.collectives import KINDS, ring_steps
 from foretrace.simulator.network.exchange import is_even, load, over_links
 from foretrace.simulator.network.experts import over_nics, over_rails
-from foretrace.simulator.network.nccl import P2P_CHANNELS, Choice
+from foretrace.simulator.network.nccl import P2P_CHANNELS, Choice, choice
 from foretrace.simulator.network.way import Way
 from foretrace.simulator.network.ways import Between
 from foretrace.simulator.network.within import Within
@@ -19,6 +20,7 @@ from foretrace.simulator.program import Transfer
 from foretrace.simulator.workload.dispatch import Routing
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.folded import reach
+from foretrace.topologies.placement import place
 from foretrace.topologies.reach import Reach
 from foretrace.topologies.shape import GroupShape
 
@@ -232,3 +234,32 @@ class Network:
 
 BARRIER_BYTES: Final = 4
 """What a barrier reduces."""
+
+
+def job_network(job: Job) -> Network:
+    """Return the network of the machine of *job*, with its ranks on the GPUs that run them."""
+    settings = {
+        name: getattr(job, name) for name in ("ranks_per_node", "placement", "nccl_algo", "nccl_proto")
+    }
+    return network_of(job.cluster, job.layout.world_size, **settings)
+
+
+def network_of(
+    cluster: Cluster,
+    n_ranks: int,
+    *,
+    ranks_per_node: int = 0,
+    placement: str = "packed",
+    nccl_algo: str = "",
+    nccl_proto: str = "",
+) -> Network:
+    """Return the network of *n_ranks* on *cluster*; the settings are those of a job.
+
+    With ``ranks_per_node`` the machine has as many nodes as the ranks then fill.
+    """
+    ways = choice(nccl_algo, nccl_proto)
+    if not ranks_per_node:
+        return Network(cluster, place(n_ranks, cluster, placement), ways)
+    full = cluster.gpus_per_node
+    gpus = [rank // ranks_per_node * full + rank % ranks_per_node for rank in range(n_ranks)]
+    return Network(cluster.sized(-(-n_ranks // ranks_per_node) * full), gpus, ways)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from foretrace.simulator.config import job_from
-from foretrace.simulator.errors import LikeError, TableError
+from foretrace.simulator.errors import LikeError
 from foretrace.simulator.idle import why_idle
 from foretrace.simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
 from foretrace.simulator.models.model import Model
@@ -28,8 +28,8 @@ from foretrace.simulator.recorded.observed import (
 )
 from foretrace.simulator.recorded.recomputed import recomputed
 from foretrace.simulator.settings import CONVENTIONS, KINDS, TABLES
-from foretrace.simulator.validate.hardware import device_of
-from foretrace.topologies.catalog import load_cluster, names
+from foretrace.topologies.catalog import device_named, load_cluster, names
+from foretrace.topologies.errors import TopologyError
 from foretrace.traces.run import Run
 
 OWN: Final = ("model", "cluster", "gpus", "global_batch", "steps", *TABLES["variation"])
@@ -177,8 +177,8 @@ def _which_cluster(run: Run) -> str:
         return f"{run.path} is of {own!r}, {why_not_catalogue(run)}: give --cluster FILE.toml"
     device = ((run.info.cluster or {}).get("device") or {}).get("name", "")
     try:
-        known = device_of(device).name if device else ""
-    except TableError:
+        known = device_named(device).name if device else ""
+    except TopologyError:
         known = ""
     has_it = [name for name in names() if load_cluster(name).device.name == known] if known else []
     advice = f": {', '.join(has_it)} have it" if has_it else ", as foretrace topology list shows them"

@@ -273,10 +273,7 @@ def _alike(
 ) -> tuple[Hashable, ...]:
     """Return what tells an action of *stage* in a pair from others; last, whether it receives."""
     return (
-        *(
-            layer_kind(job.model, unit.layer) if unit.layer >= 0 else unit.blocks[0].name
-            for unit in units[stage]
-        ),
+        *(layer_kind(job, unit.layer) if unit.layer >= 0 else unit.blocks[0].name for unit in units[stage]),
         bool(found.receives[ACTION_KINDS.index(kind), stage]),
     )
 

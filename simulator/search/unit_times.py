@@ -156,7 +156,7 @@ class UnitTimes:
             found: list[tuple[int, int]] = []
             for stage, held in enumerate(layers):
                 for layer in held:
-                    kind = (layer_kind(job.model, layer), recomputes(job, layer, held))
+                    kind = (layer_kind(job, layer), recomputes(job, layer, held))
                     at, _, _ = seen.setdefault(kind, (len(seen), layer, held))
                     found.append((at, stage))
             counts = np.zeros((len(seen), n_stages), np.int64)
@@ -240,7 +240,7 @@ def _kinds(job: Job, units: Sequence[Unit]) -> Iterator[Hashable]:
         if unit.layer < 0:
             yield unit.blocks[0].name
         else:
-            yield layer_kind(job.model, unit.layer), recomputes(job, unit.layer, layers)
+            yield layer_kind(job, unit.layer), recomputes(job, unit.layer, layers)
 
 
 def _alone_ns(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> int:

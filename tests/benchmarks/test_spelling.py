@@ -7,24 +7,24 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from foretrace.simulator.errors import TableError
-from foretrace.simulator.job import PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
-from foretrace.simulator.schedules import SCHEDULES
-from foretrace.simulator.validate.overlap import conventions_of
-from foretrace.simulator.validate.recomputed import recomputed
-from foretrace.simulator.validate.spelling import (
+from measured.spelling import (
     attention_kernel,
+    conventions_of,
+    conventions_then,
     fused_attention,
     is_hybrid,
     precision_of,
+    recomputed,
     schedule_named,
     sharding_of,
     stated,
     yes_or_no,
 )
-from foretrace.simulator.validate.table import Row
-from foretrace.simulator.validate.versions import conventions_then
+from measured.table import Row
+
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.job import PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
+from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.workload.recipes import RECIPES
 
 WORDS = st.text(alphabet="abcdefglmnoprstuzx0123456789 -_()/+.,", max_size=24)

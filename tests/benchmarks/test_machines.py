@@ -1,10 +1,10 @@
 """Which machine people mean."""
 
 import pytest
+from measured.machines import assumed, machine
 
 from foretrace.topologies.catalog import names
 from foretrace.topologies.errors import CatalogError
-from foretrace.topologies.words import assumed, machine
 
 READ = [
     # words, GPUs, nodes, machine, NICs, Gb/s of one

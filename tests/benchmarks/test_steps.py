@@ -11,23 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import validate
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from measured.jobs import model_of, parallel_class, size_class, step_job
+from measured.judge import Step, choices, errors, kendall_tau, regret, run_rows, validate_steps
+from measured.table import Row
 
 from foretrace.cli import main
-from foretrace.simulator.errors import TableError
+from foretrace.simulator.config import job_from
+from foretrace.simulator.recorded.one_time import Curve
 from foretrace.simulator.simulate import simulate
-from foretrace.simulator.validate.choices import choices
-from foretrace.simulator.validate.curve import Curve
-from foretrace.simulator.validate.errors import errors
-from foretrace.simulator.validate.model import model_of
-from foretrace.simulator.validate.ranking import kendall_tau, regret
-from foretrace.simulator.validate.render import SHOWN_REASONS
-from foretrace.simulator.validate.steps import validate_steps
-from foretrace.simulator.validate.steps_job import parallel_class, size_class, step_job
-from foretrace.simulator.validate.steps_run import Step, run_rows
-from foretrace.simulator.validate.table import Row
+from foretrace.simulator.validate.runs import read_runs, settings_of
+from foretrace.simulator.validate.runs import validate_steps as validate_table
 
 pytest.importorskip("numba")
 
@@ -103,7 +100,7 @@ def own() -> list[dict[str, object]]:
 
 
 def test_a_table_of_our_own_steps_scores_nothing(tmp_path: Path, own: list[dict[str, object]]) -> None:
-    found = validate_steps(write(tmp_path / "own.csv", own), calibrate="one-run").document()
+    found = validate_steps(write(tmp_path / "own.csv", own), calibrate=True).document()
     assert found["rows"] == len(ROWS)
     assert found["failures"] == 0
     for key in ("score", "stress_score", "incomplete_score", "with_slow_score", "calibrated_score"):
@@ -162,23 +159,10 @@ def test_a_time_that_is_none_is_a_failure(tmp_path: Path, measured: str, says: s
     assert says in failed.reason
 
 
-def test_times_in_another_unit_are_suspected(tmp_path: Path, own: list[dict[str, object]]) -> None:
-    rows = [{**row, "step_time_s": 1000 * float(str(row["step_time_s"]))} for row in own[:2]]
-    text = CliRunner().invoke(main, ["validate", "steps", str(write(tmp_path / "ms.csv", rows))])
-    assert "off by 1,000 times: is step_time_s in seconds?" in text.stdout
-
-
-def test_many_reasons_are_cut_short_and_counted(tmp_path: Path) -> None:
-    rows = [{**LLAMA, "id": f"row {at}", "hardware": f"abacus {at}"} for at in range(SHOWN_REASONS + 5)]
-    text = CliRunner().invoke(main, ["validate", "steps", str(write(tmp_path / "many.csv", rows))])
-    assert text.stdout.count("is not a device of the catalogue") == SHOWN_REASONS
-    assert "5 not predicted for other reasons" in text.stdout
-
-
 def test_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(row, number) for number, row in enumerate(ROWS)]
     alone = run_rows(rows, 1)
-    monkeypatch.setattr("foretrace.simulator.validate.steps_run.ALONE", 0)
+    monkeypatch.setattr("foretrace.simulator.validate.runs.ALONE", 0)
     told: list[int] = []
     assert run_rows(rows, 2, told.append) == alone
     assert sum(told) == len(rows)
@@ -282,26 +266,77 @@ def test_a_curve_is_homogeneous(ratio: float) -> None:
     assert curve.at(compute=2, communication=2 * ratio) == pytest.approx(2 * curve.at(communication=ratio))
 
 
-def test_the_verb_prints_the_keys(tmp_path: Path, own: list[dict[str, object]]) -> None:
+def test_the_command_prints_the_keys(
+    tmp_path: Path, own: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(write(tmp_path / "own.csv", own))
-    found = CliRunner().invoke(main, ["validate", "steps", path, "--calibrate", "one-run", "--json"])
-    assert found.exit_code == 0, found.output
-    document: dict[str, Any] = json.loads(found.stdout)
+    validate.main(["steps", path, "--calibrate", "--json"])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert {
         *("score", "score_by_class", "rows", "failures", "stress_score", "kendall_tau", "regret_median"),
         *("calibrated_score", "worst", "score_by_gpu", "score_by_size"),
     } <= set(document)
-    text = CliRunner().invoke(main, ["validate", "steps", path])
-    assert text.exit_code == 0, text.output
-    assert "Kendall tau 1.00" in text.stdout
+    validate.main(["steps", path])
+    assert "Kendall tau 1.00" in capsys.readouterr().out
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "other.csv", [{"id": 1, "colour": "red"}])
-    with pytest.raises(TableError, match="no column model"):
-        validate_steps(path)
-    with pytest.raises(TableError, match="one-run"):
-        validate_steps(path, calibrate="by hand")
+    path = str(write(tmp_path / "other.csv", [{"id": 1, "colour": "red"}]))
+    with pytest.raises(SystemExit, match="no column model"):
+        validate.main(["steps", path])
+
+
+NOTED: Sequence[Mapping[str, object]] = (
+    {"task": "sft", "notes": "packed SQuAD"},
+    {"notes": '{"cuda_graph_impl": "full_iteration"}', "sharding": "SHARD_GRAD_OP"},
+    {"precision": "FP8_CS", "recompute": "every 2nd layer", "comm_overlap": "no --overlap-grad-reduce"},
+    {"task": "qlora", "notes": "rank 64", "hardware": "A100, 8x200 Gb/s RoCE", "world_size": 16, "dp": 8},
+    {"layers": 14, "tp": 1, "pp": 4, "virtual_pp": 4, "dp": 2, "notes": "type:transformer|embedding"},
+    {"layers": 10, "tp": 1, "pp": 4, "virtual_pp": 2, "dp": 2},
+    {
+        "experts": 8,
+        "top_k": 2,
+        "moe_ffn_hidden": 4096,
+        "tp": 1,
+        "pp": 2,
+        "dp": 4,
+        "ep": 2,
+        "virtual_pp": 2,
+        "notes": '{"moe_a2a_overlap": true} capacity factor 1.25',
+    },
+    {
+        "hardware": "GB200-NVL72",
+        "gpus_per_node": 4,
+        "world_size": 128,
+        "tp": 1,
+        "dp": 128,
+        "global_batch": 128,
+    },
+)
+"""What words, notes and recipes of published rows say, each on top of the plain row."""
+
+
+def test_translated_rows_take_as_long_as_simulate_says_of_their_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a translated table has the score of the published one."""
+    rows = [*ROWS, *({**LLAMA, "id": f"noted {at}", **noted} for at, noted in enumerate(NOTED))]
+    path, folder = str(write(tmp_path / "published.csv", rows)), tmp_path / "translated"
+    validate.main(["steps", path, "--write", str(folder), "--json"])
+    published = json.loads(capsys.readouterr().out)
+    table = folder / "published.csv"
+    found = CliRunner().invoke(main, ["validate", "steps", str(table), "--json"])
+    assert found.exit_code == 0, found.output
+    translated = json.loads(found.stdout)
+    assert (translated["score"], translated["failures"]) == (published["score"], published["failures"])
+    assert translated["failures"] == 0
+    assert translated["rest_rows"] == 3
+    assert len(list(folder.glob("*.toml"))) == 1
+    times = {row["id"]: row["predicted"] for row in validate_table(table).document(100)["worst"]}
+    for row in read_runs(table):
+        if row.id in times:
+            job = job_from(settings_of(row))
+            assert simulate(job).summary["step_time_s"] == pytest.approx(times[row.id], rel=1e-9), row.id
 
 
 def test_kimi_k2_is_known_however_it_is_written() -> None:

@@ -7,12 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from measured.judge import CANDIDATES, Step, calibrated, checked
 
-from foretrace.simulator.validate.calibrate import OUTLIER, SPREADS, Spreads, errors, fit, usual_spread
-from foretrace.simulator.validate.curve import RATIOS, Curve
-from foretrace.simulator.validate.one_run import CANDIDATES, calibrated, checked
+from foretrace.simulator.recorded.one_time import (
+    OUTLIER,
+    RATIOS,
+    SPREADS,
+    Curve,
+    Spreads,
+    errors,
+    fit,
+    usual_spread,
+)
 from foretrace.simulator.validate.scores import Scored
-from foretrace.simulator.validate.steps_run import Step
 
 
 def straight(communication: float) -> Curve:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -13,10 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.validate.spelling import stated, yes_or_no
 
-THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-"""A number as people write it."""
+TRUTHS: Final = {"true": True, "false": False}
+"""What a cell that says yes or no has, in any case."""
+
+
+LISTED: Final = (
+    "; docs/accuracy.md lists the columns, and the command that turns tables of publications into them"
+)
 
 
 class Row:
@@ -44,26 +47,19 @@ class Row:
             raise TableError(f"{column}={found!r}: a whole number is needed")
         return int(found)
 
-    def count(self, column: str, default: int | None = None) -> int:
-        """Return the cell as a whole number. Raises TableError as ``integer``, or if it is below 1."""
-        found = self.integer(column, default)
-        if found < 1:
-            raise TableError(f"{column}={found}: at least 1")
-        return found
-
     def number_in(self, column: str, default: float | None = None) -> float:
-        """Return the cell as a number; thousands may have commas between.
+        """Return the cell as a number.
 
         Raises:
-            TableError: it states nothing and there is no *default*, or it is no number.
+            TableError: it is empty and there is no *default*, or it is no number.
         """
-        cell = stated(self.text(column))
-        if not cell or cell.lower() == "none":
+        cell = self.text(column)
+        if not cell:
             if default is None:
                 raise TableError(f"{column} is not given")
             return default
         try:
-            found = float(cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell)
+            found = float(cell)
         except ValueError:
             found = math.nan
         if not math.isfinite(found):
@@ -78,18 +74,17 @@ class Row:
         return found
 
     def flag(self, column: str, *, default: bool) -> bool:
-        """Return whether the cell says yes, *default* if nothing. Raises TableError if it is neither."""
-        said = yes_or_no(self.text(column), column)
-        return default if said is None else said
+        """Return whether the cell is true, *default* if it is empty. Raises TableError if it is neither."""
+        cell = self.text(column)
+        if cell and cell.lower() not in TRUTHS:
+            raise TableError(f"{column}={cell!r}: true or false")
+        return TRUTHS[cell.lower()] if cell else default
 
-    def over(self, other: Row) -> Row:
-        """Return the row with the cells of *other* where its own are empty."""
-        own = {column: cell for column, cell in self._cells.items() if self.text(column)}
-        return Row({**other._cells, **own}, self.number)
-
-    def only(self, columns: Iterable[str]) -> Row:
-        """Return the row with *columns* alone."""
-        return Row({column: self._cells.get(column) for column in columns}, self.number)
+    def beside(self, folder: Path, columns: Iterable[str]) -> Row:
+        """Return the row with those of *columns* that name a file of *folder* as its path."""
+        paths = {name: folder / word for name in columns if (word := self.text(name))}
+        found = {name: str(path) for name, path in paths.items() if path.is_file()}
+        return Row({**self._cells, **found}, self.number)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -99,7 +94,7 @@ class Row:
     @property
     def id(self) -> str:
         """What the table calls the row, or its number."""
-        return self.text("step_id") or self.text("id") or f"row {self.number}"
+        return self.text("id") or f"row {self.number}"
 
 
 def read_table(path: str | Path, required: Iterable[str]) -> list[Row]:
@@ -124,7 +119,7 @@ def read_table(path: str | Path, required: Iterable[str]) -> list[Row]:
 def require(row: Row, columns: Iterable[str], path: str | Path) -> None:
     """Refuse a table whose first *row* lacks one of *columns*. Raises TableError, which names the table."""
     if missing := [column for column in columns if column not in row.columns]:
-        raise TableError(f"{path}: no column {', '.join(missing)}; it has {', '.join(row.columns)}")
+        raise TableError(f"{path}: no column {', '.join(missing)}; it has {', '.join(row.columns)}{LISTED}")
 
 
 def _csv(path: Path) -> list[dict[str, object]]:

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+import validate
 from click.testing import CliRunner
+from measured.jobs import job_of, model_of, with_shapes
+from measured.memory import validate_fit, validate_memory
+from measured.table import Row
 
 from foretrace.cli import main
 from foretrace.simulator.errors import TableError
 from foretrace.simulator.memory.reserved import reserved_bytes
-from foretrace.simulator.validate.fit import validate_fit
-from foretrace.simulator.validate.job import job_of, with_shapes
-from foretrace.simulator.validate.memory import figure_bytes, stage_memories, validate_memory
-from foretrace.simulator.validate.model import model_of
-from foretrace.simulator.validate.table import Row
+from foretrace.simulator.validate.runs import figure_bytes, stage_memories
 
 STEP = {
     "id": "s1",
@@ -77,14 +77,15 @@ def tables(tmp_path: Path) -> Path:
 
 def test_each_figure_of_a_row_is_held_against_its_own_kind(tables: Path) -> None:
     """Measured on 8 B200 under Megatron-LM, published by MooreThreads/SimuMax 1.2: within 4 %."""
-    found = validate_memory(tables)
+    found, _ = validate_memory(tables, None, tables.parent)
     assert [scored.family.split()[-1] for scored in found.rows] == ["allocated", "reserved"]
     assert all(abs(scored.log_ratio) < 0.04 for scored in found.rows)
     assert [failed.reason for failed in found.failures] == ["heads is not given"]
 
 
 def test_nvidia_smi_shows_more_than_is_reserved_than_is_allocated() -> None:
-    job, memory = stage_memories(job_of(row()))[0]
+    job = job_of(row())
+    memory = stage_memories(job)[0]
     sizes = [figure_bytes(job, memory, kind) for kind in ("allocated", "reserved", "nvidia_smi")]
     assert sizes == sorted(set(sizes))
     assert sizes[2] - sizes[1] == reserved_bytes(job)
@@ -148,7 +149,7 @@ def test_failed_and_completed_runs_are_counted(tables: Path, tmp_path: Path) -> 
         {**one, "id": "f3", "micro_batch": 1, "grad_acc": 4, "tokens_per_s_per_gpu": 5000},
         {**one, "id": "f4", "pp": 16, "grad_acc": 4, "tokens_per_s_per_gpu": ""},
     ]
-    found = validate_fit(write(tmp_path / "failed_runs.csv", runs))
+    found, _ = validate_fit(write(tmp_path / "failed_runs.csv", runs), None, None, tmp_path)
     assert found.confusion == {
         "completed": {"fits": 2, "tight": 0, "under_half": 2, "does_not_fit": 0},
         "failed": {"fits": 1, "tight": 0, "under_half": 1, "does_not_fit": 1},
@@ -158,18 +159,23 @@ def test_failed_and_completed_runs_are_counted(tables: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["memory", "fit"])
-def test_the_verbs_print_one_object(tables: Path, tmp_path: Path, kind: str) -> None:
+def test_the_command_prints_one_object_and_the_verb_the_same_score(
+    tables: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tables
     if kind == "fit":
-        path = write(
-            tmp_path / "failed.csv", [{**STEP, "zero": 1, "grad_acc": 4, "tokens_per_s_per_gpu": ""}]
-        )
-    run = CliRunner().invoke(main, ["validate", kind, str(path), "--json"])
-    assert run.exit_code == 0, run.output
-    document = json.loads(run.output)
+        failed = {**STEP, "zero": 1, "grad_acc": 4, "tokens_per_s_per_gpu": ""}
+        path = write(tmp_path / "failed.csv", [failed, {**failed, "id": "s2", "micro_batch": 512}])
+    folder = tmp_path / "translated"
+    validate.main([kind, str(path), "--write", str(folder), "--json"])
+    document = json.loads(capsys.readouterr().out)
     assert document["kind"] == kind
-    assert {"score", "rows", "failures"} <= document.keys()
-    assert CliRunner().invoke(main, ["validate", kind, str(path)]).exit_code == 0
+    found = CliRunner().invoke(main, ["validate", kind, str(folder / path.name), "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["score"] == document["score"]
+    assert CliRunner().invoke(main, ["validate", kind, str(folder / path.name)]).exit_code == 0
+    validate.main([kind, str(path)])
+    assert "score" in capsys.readouterr().out
 
 
 def test_columns_say_sizes_and_a_preset_of_that_width_what_no_column_says() -> None:

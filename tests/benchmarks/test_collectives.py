@@ -1,15 +1,16 @@
-"""``foretrace validate collectives``: every row is run, in both forms of table, and none is lost."""
+"""Tables of published collectives: every row is run, in both forms of table, and none is lost."""
 
 import json
 from pathlib import Path
 from statistics import median
 
 import pytest
+import validate
 from click.testing import CliRunner
+from measured.collectives import score_collectives
 
+from foretrace.cli import main
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.validate.cli import validate
-from foretrace.simulator.validate.collectives import validate_collectives
 from foretrace.simulator.validate.scores import Validation
 
 REPORTS = Path(__file__).parents[2] / "benchmarks/tables/collectives_reports.csv"
@@ -37,32 +38,32 @@ def _table(tmp_path: Path) -> Path:
 
 
 def test_every_row_is_predicted_or_counted_as_failed(table: Path) -> None:
-    found = validate_collectives(table)
+    found = score_collectives(table)
     assert [row.id for row in found.rows] == ["a", "b", "c", "d", "e", "h", "i"]
     assert {failed.id: failed.reason.split(";")[0] for failed in found.failures} == {
         "f": "hardware 'abacus' names no machine of the catalogue",
         "g": "operation 'gossip': one of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, "
-        "reduce, send_recv, scatter, gather, barrier",
+        "reduce, send_recv, scatter, gather, barrier, experts",
         "j": "the notes do not say how many tokens, how wide, and to how many experts",
     }
     assert {row.group for row in found.rows} == {"single-node", "multi-node"}
 
 
 def test_a_bandwidth_stands_for_a_time(table: Path) -> None:
-    rows = {row.id: row for row in validate_collectives(table).rows}
+    rows = {row.id: row for row in score_collectives(table).rows}
     assert rows["b"].measured == pytest.approx(67108864 / 115.72e3)
     assert rows["c"].measured == pytest.approx(15 / 16 * 268435456 / 150e3)
 
 
 def test_what_others_measured_comes_out(table: Path) -> None:
     """VIA-Research/vTrain f8dda84, microsoft/vidur 7d47513 and deepseek-ai/DeepEP 1a0c8f6."""
-    rows = {row.id: row for row in validate_collectives(table).rows}
+    rows = {row.id: row for row in score_collectives(table).rows}
     assert all(abs(rows[name].log_ratio) < 0.05 for name in ("a", "b", "d"))
     assert all(abs(rows[name].log_ratio) < 0.10 for name in ("h", "i"))
 
 
 def test_a_family_is_source_hardware_operation_and_number_of_gpus(table: Path) -> None:
-    families = {row.id: row.family for row in validate_collectives(table).rows}
+    families = {row.id: row.family for row in score_collectives(table).rows}
     assert families["a"] == families["b"] == "x · A100-SXM (NVSwitch) · all_reduce · 8 GPUs"
     assert len(set(families.values())) == 6
 
@@ -70,23 +71,33 @@ def test_a_family_is_source_hardware_operation_and_number_of_gpus(table: Path) -
 def test_one_node_sweeps_have_a_form_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "nccl.csv"
     path.write_text("gpu,op,n,bytes,us,nccl\nh100_sxm,alltoall,4,8388608,38.3,2.29.2\n", encoding="utf-8")
-    (row,) = validate_collectives(path).rows
+    (row,) = score_collectives(path).rows
     assert (row.group, row.measured) == ("single-node", 38.3)
 
 
-def test_the_verb_prints_one_json_object(table: Path) -> None:
-    result = CliRunner().invoke(validate, ["collectives", str(table), "--json"], catch_exceptions=False)
-    printed = json.loads(result.stdout)
+def test_a_translated_table_has_the_same_score(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validate.main(["collectives", str(table), "--write", str(tmp_path / "translated"), "--json"])
+    printed = json.loads(capsys.readouterr().out)
     assert (printed["rows"], printed["failures"]) == (10, 3)
     assert set(printed["score_by_class"]) == {"single-node", "multi-node"}
     assert printed["score"] > 0
+    path = tmp_path / "translated" / table.name
+    found = CliRunner().invoke(main, ["validate", "collectives", str(path), "--json"])
+    assert json.loads(found.stdout)["score"] == printed["score"]
+
+
+def test_a_machine_is_given_as_words_and_a_name(table: Path) -> None:
+    with pytest.raises(SystemExit, match="WORDS=MACHINE"):
+        validate.main(["collectives", str(table), "--machine", "dgx-a100"])
 
 
 def test_a_table_without_operations_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(TableError, match="no column op, bytes"):
-        validate_collectives(path)
+        score_collectives(path)
 
 
 @pytest.mark.parametrize("column", ["nodes", "gpus"])
@@ -94,7 +105,7 @@ def test_a_misspelt_column_is_refused_and_not_taken_for_its_default(table: Path,
     header, _, rows = table.read_text(encoding="utf-8").partition("\n")
     table.write_text(f"{header.replace(column, column + 'x')}\n{rows}", encoding="utf-8")
     with pytest.raises(TableError, match=f"no column {column}; it has .*{column}x"):
-        validate_collectives(table)
+        score_collectives(table)
 
 
 def test_a_table_that_was_cut_off_is_refused_wherever_the_cut_is(table: Path) -> None:
@@ -104,13 +115,13 @@ def test_a_table_that_was_cut_off_is_refused_wherever_the_cut_is(table: Path) ->
     for end in range(last + 1, whole.rstrip().rindex(",") + 1):
         table.write_text(whole[:end], encoding="utf-8")
         with pytest.raises(TableError, match=r"is the table cut off\?|unexpected end of data"):
-            validate_collectives(table)
+            score_collectives(table)
 
 
 def validated(tmp_path: Path, *rows: str) -> Validation:
     path = tmp_path / "table.csv"
     path.write_text(HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")
-    found = validate_collectives(path)
+    found = score_collectives(path)
     assert not found.failures
     return found
 
@@ -262,7 +273,7 @@ def test_the_bus_bandwidth_of_a_send_is_its_bandwidth(tmp_path: Path) -> None:
 def test_a_row_that_cannot_be_is_counted_as_failed(tmp_path: Path, row: str, says: str) -> None:
     table = tmp_path / "table.csv"
     table.write_text(HEAD + row + "\n", encoding="utf-8")
-    (failed,) = validate_collectives(table).failures
+    (failed,) = score_collectives(table).failures
     assert says in failed.reason
 
 
@@ -276,8 +287,8 @@ def test_a_node_is_as_large_as_the_largest_part_of_it_that_was_used(tmp_path: Pa
 
 
 def test_a_user_says_which_machine_is_meant(table: Path) -> None:
-    plain = {row.id: row for row in validate_collectives(table).rows}
-    found = validate_collectives(table, [("A100,", "hgx-a100-4nic"), ("abacus", "dgx-a100")])
+    plain = {row.id: row for row in score_collectives(table).rows}
+    found = score_collectives(table, [("A100,", "hgx-a100-4nic"), ("abacus", "dgx-a100")])
     rows = {row.id: row for row in found.rows}
     assert rows["c"].predicted > 1.5 * plain["c"].predicted
     assert rows["a"].predicted == plain["a"].predicted
@@ -287,7 +298,7 @@ def test_a_user_says_which_machine_is_meant(table: Path) -> None:
 
 def test_a_machine_for_hardware_that_no_row_has_is_refused(table: Path) -> None:
     with pytest.raises(TableError, match="machine 'B300': no hardware of the table begins so; A100-SXM"):
-        validate_collectives(table, [("B300", "dgx-b300")])
+        score_collectives(table, [("B300", "dgx-b300")])
 
 
 def test_unstated_hardware_is_taken_as_a_machine_and_counted(tmp_path: Path) -> None:
@@ -311,18 +322,18 @@ def test_what_a_row_says_that_nccl_was_set_to_counts(tmp_path: Path, notes: str,
     path = tmp_path / "table.csv"
     row = f'a,x,"H100 DGX",8,64,all_reduce,268435456,,,300,"{notes.replace(chr(34), chr(34) * 2)}"\n'
     path.write_text(HEAD + row, encoding="utf-8")
-    assert validate_collectives(path).rows[0].by.startswith(way)
+    assert score_collectives(path).rows[0].by.startswith(way)
 
 
 def test_an_algorithm_that_a_row_names_and_nccl_refuses_is_a_failure(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text(HEAD + "a,x,H100 DGX,8,64,all_gather,1024,,,3,NCCL_ALGO=Tree\n", encoding="utf-8")
-    assert "none does an all_gather over 8 nodes" in validate_collectives(path).failures[0].reason
+    assert "none does an all_gather over 8 nodes" in score_collectives(path).failures[0].reason
 
 
 def test_clusters_of_which_no_constant_comes_but_those_of_trees_are_met() -> None:
     """Rings, switches that reduce and trees over 2 to 64 nodes of B200, an all-gather, and SHARP."""
-    found = validate_collectives(REPORTS)
+    found = score_collectives(REPORTS)
     assert not found.failures
     errors = {
         way: median(abs(row.log_ratio) for row in found.rows if "slinky" in row.family and row.by == way)

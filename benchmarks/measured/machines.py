@@ -1,15 +1,22 @@
-"""Reads a machine out of the words by which people name their hardware in a table of measurements."""
+"""The machine that the words of a table of measurements name, and the file that describes it exactly."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
-from typing import Final
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
 
-from foretrace.topologies.catalog import load_cluster, load_link, names
+from foretrace.simulator.errors import TableError
+from foretrace.topologies.catalog import device_named, load_cluster, load_link, names
 from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.device import Device
 from foretrace.topologies.errors import CatalogError
 from foretrace.topologies.fabric import FabricSpec
+from foretrace.topologies.parse import LINK_FIGURES
 
 MACHINES: Final = (
     (r"jean.?zay.*v100|v100.*jean.?zay", "jean-zay-v100"),
@@ -192,3 +199,98 @@ def _with_network(cluster: Cluster, text: str, words: str) -> Cluster:
 
 def _bytes_per_s(gigabits: str) -> float:
     return float(gigabits.replace(",", "")) * 1e9 / 8
+
+
+@cache
+def device_of(hardware: str) -> Device:
+    """Return the device that *hardware* names, by itself or as an instance of a cloud.
+
+    Raises:
+        TableError: no device of the catalogue is meant.
+
+    >>> device_of("H100-SXM-80GB (8xH100 nodes)").name, device_of("a3-megagpu-8g, 2 nodes").name
+    ('h100-sxm', 'h100-sxm')
+    """
+    try:
+        return device_named(hardware)
+    except CatalogError as error:
+        try:
+            return machine(hardware, 1, 1).device
+        except CatalogError:
+            raise TableError(str(error)) from None
+
+
+class Machines:
+    """Names machines for a column ``cluster``: one of the catalogue by its name, any other by a file.
+
+    Args:
+        folder: where files are written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._names: dict[Cluster, str] = {}
+
+    def name(self, cluster: Cluster) -> str:
+        """Return the name of *cluster*, whatever its size, or the path of its file."""
+        key = cluster.sized(cluster.gpus_per_node)
+        if key not in self._names:
+            base = load_cluster(cluster.name)
+            text = _over(base, cluster)
+            self._names[key] = self._written(key, text) if text else cluster.name
+        return self._names[key]
+
+    def _written(self, cluster: Cluster, text: str) -> str:
+        """Return the path of the file with *text*, which describes *cluster* and nothing else."""
+        path = self.folder / f"{cluster.name}-{sha256(text.encode()).hexdigest()[:8]}.toml"
+        path.write_text(text, encoding="utf-8")
+        read = load_cluster(path, cluster.n_gpus)
+        if (told := _told(read)) != (meant := _told(cluster)):
+            wrong = ", ".join(key for key in meant if told[key] != meant[key])
+            raise TableError(f"{path} does not describe {cluster.name} as it is meant: {wrong}")
+        return str(path)
+
+
+def _told(cluster: Cluster) -> dict[str, Any]:
+    """Return what *cluster* is, without where its figures come from."""
+    return {
+        **{
+            name: getattr(cluster, name) for name in ("n_gpus", "gpus_per_node", "nics_per_node", "nics_used")
+        },
+        **{name: getattr(cluster, name) for name in ("rings_out", "cpu", "fabric_spec", "others", "node")},
+        "device": replace(cluster.device, sources={}),
+        "intra": replace(cluster.intra, sources={}),
+        "nic": cluster.nic and replace(cluster.nic, sources={}),
+    }
+
+
+def _over(base: Cluster, cluster: Cluster) -> str:
+    """Return the file of *cluster*, a machine like *base* but for a few figures; empty if they are equal."""
+    base = base.sized(base.gpus_per_node)
+    cluster = cluster.sized(cluster.gpus_per_node)
+    lines = []
+    if cluster.device.name != base.device.name:
+        lines.append(f'device = "{cluster.device.name}"')
+    for name in ("gpus_per_node", "nics_per_node", "rings_out"):
+        if getattr(cluster, name) != getattr(base, name):
+            lines.append(f"{name} = {getattr(cluster, name)}")
+    if (nic := cluster.nic) is not None and nic != base.nic:
+        given = {field: getattr(nic, field) for field, _ in LINK_FIGURES.values()}
+        known = [load_link(nic.name), *([base.nic] if base.nic else [])]
+        lines += ["[nic]", f'base = "{nic.name}"']
+        lines += [
+            f"{key} = {_toml(field, given[field])}"
+            for key, (field, _) in LINK_FIGURES.items()
+            if any(getattr(one, field) != given[field] for one in known)
+        ]
+    if (fabric := cluster.fabric_spec) != base.fabric_spec:
+        lines += ["[fabric]", f'kind = "{fabric.kind}"', f"crowding = {fabric.crowding!r}"]
+    return "\n".join([f'base = "{cluster.name}"', *lines, ""]) if lines else ""
+
+
+def _toml(field: str, value: object) -> str:
+    """Return the figure of a link as its file has it, with the unit in the name of the *field*."""
+    units = {"_bytes_per_s": "B/s", "_bytes": "B", "_s": "s"}
+    units = {"_bytes_per_s": "B/s", "_bytes": "B", "_s": "s"}
+    unit = next((unit for ending, unit in units.items() if field.endswith(ending)), "")
+    return f'"{value!r} {unit}"' if unit else json.dumps(value)

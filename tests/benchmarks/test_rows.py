@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from measured.jobs import FILLED, parallel_class, step_job
+from measured.judge import Step, run_rows
+from measured.table import Row
 
 from foretrace.simulator.errors import TableError
 from foretrace.simulator.simulate import simulate
-from foretrace.simulator.validate.memory import stage_memories
+from foretrace.simulator.validate.runs import stage_memories
 from foretrace.simulator.validate.scores import Failed
-from foretrace.simulator.validate.steps_job import parallel_class, step_job
-from foretrace.simulator.validate.steps_run import Step, run_rows
-from foretrace.simulator.validate.table import Row
-from foretrace.simulator.validate.unstated import FILLED
 
 pytest.importorskip("numba")
 
@@ -244,7 +243,7 @@ def test_a_micro_batch_that_is_not_stated_is_the_largest_that_fits(layers: int) 
     most = 4096 // 16
     assert most % found.micro_batch == 0
     peaks = [
-        max(memory.peak_bytes for _, memory in stage_memories(replace(found, micro_batch=size)))
+        max(memory.peak_bytes for memory in stage_memories(replace(found, micro_batch=size)))
         for size in (found.micro_batch, 2 * found.micro_batch)
         if most % size == 0
     ]
