@@ -6,6 +6,7 @@ from foretrace.simulator.engine.changes import SWITCHES, Change, Throttle
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.job import Job
 from foretrace.simulator.network.link_changes import link_changes
+from foretrace.topologies.wiring import fabric
 
 
 def changes_of(job: Job) -> list[Change | Throttle]:
@@ -31,7 +32,7 @@ def changes_of(job: Job) -> list[Change | Throttle]:
 def _check_switch(job: Job, change: Change) -> None:
     """Raise JobError unless the machine has that switch, with a way upward."""
     above = SWITCHES[SWITCHES.index(change.way.tier) :]
-    graph, name = job.cluster.fabric(), f"{change.way.tier}:{change.way.rank}"
+    graph, name = fabric(job.cluster), f"{change.way.tier}:{change.way.rank}"
     ups = graph.successors(name) if name in graph else iter(())
     if not any(up.partition(":")[0] in {*above[1:], "core"} for up in ups):
         raise JobError(

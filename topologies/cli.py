@@ -162,9 +162,10 @@ def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
     """
     from foretrace.topologies.catalog import load_cluster
     from foretrace.topologies.reach import Reach
+    from foretrace.topologies.wiring import fabric
 
     cluster = load_cluster(path, n_gpus)
-    graph = cluster.fabric()
+    graph = fabric(cluster)
     shape = Reach(graph, range(cluster.n_gpus)).shape(range(cluster.n_gpus))
     counts = {
         "n_gpus": cluster.n_gpus,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Final
-
-import networkx as nx
 
 from foretrace.topologies.device import Device
 from foretrace.topologies.digest import digest
 from foretrace.topologies.errors import CatalogError
-from foretrace.topologies.fabric import FabricSpec, build
+from foretrace.topologies.fabric import FabricSpec
 from foretrace.topologies.link import LinkSpec
 from foretrace.topologies.node import NodeSpec
 
@@ -178,19 +175,6 @@ class Cluster:
         memory_bytes = self.device.memory_bytes * self.n_gpus // n_gpus
         device = replace(self.device.shared(share), memory_bytes=memory_bytes)
         return replace(self, n_gpus=n_gpus, gpus_per_node=n_gpus, device=device)
-
-    def fabric(self) -> nx.DiGraph[str]:
-        """Return the fabric as a graph, built once; do not change it.
-
-        Nodes are ``gpu:<i>``, ``nvswitch:<node>``, ``nic:<node>.<j>``, ``leaf:<k>``, ``spine:0``; edges have
-        ``bandwidth_bytes_per_s`` in their direction, ``latency_s`` and ``kind``. Raises FabricError if a GPU
-        cannot be reached.
-        """
-        return self._fabric
-
-    @cached_property
-    def _fabric(self) -> nx.DiGraph[str]:
-        return build(self)
 
     def describe(self) -> dict[str, Any]:
         """Return the machine, with every figure, their digest and every source, as plain JSON types."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.reach import LEVEL, Reach
 from foretrace.topologies.shape import Tier
+from foretrace.topologies.wiring import fabric
 
 
 def tiers(cluster: Cluster) -> list[Tier]:
@@ -14,7 +15,7 @@ def tiers(cluster: Cluster) -> list[Tier]:
     small one may have fewer. Raises FabricError.
     """
     full = _with_every_tier(cluster)
-    reach = Reach(full.fabric(), range(full.n_gpus))
+    reach = Reach(fabric(full), range(full.n_gpus))
     found: dict[str, Tier] = {}
     for other in range(1, full.n_gpus):
         tier = reach.tier(0, other)

@@ -23,6 +23,7 @@ from foretrace.topologies.folded import reach
 from foretrace.topologies.placement import place
 from foretrace.topologies.reach import Reach
 from foretrace.topologies.shape import GroupShape
+from foretrace.topologies.wiring import fabric
 
 
 class Network:
@@ -156,7 +157,7 @@ class Network:
     def uplinks(self, ranks: Sequence[int], sending: Sequence[int] = ()) -> dict[tuple[str, str], float]:
         """Return the share of links between switches that a group of *ranks* uses, see ``Reach.uplinks``."""
         if self._whole is None:
-            self._whole = Reach(self.cluster.fabric(), self.placement)
+            self._whole = Reach(fabric(self.cluster), self.placement)
         gpus, senders = ([self.placement[rank] for rank in found] for found in (ranks, sending))
         return self._whole.uplinks(gpus, senders)
 
