@@ -15,6 +15,7 @@ from foretrace.simulator.models.model import Model
 from foretrace.simulator.nearest import near_divisors, near_multiples
 from foretrace.simulator.profiles import framework_names, profile, profile_meant
 from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.sharding import SHARDINGS, Sharding
 from foretrace.simulator.variation import Variation
 from foretrace.simulator.workload.recipes import RECIPES
 from foretrace.topologies.cluster import Cluster
@@ -22,12 +23,6 @@ from foretrace.traces.layout import Layout
 
 OFFLOAD_PLACES: Final = ("host", "nvme")
 """Memory of the host, or drives of the node."""
-
-SHARDINGS: Final = ("ddp", "zero1", "zero2", "zero3", "fsdp")
-"""What data-parallel ranks share out: nothing; optimizer states; and gradients; and parameters (two ways)."""
-
-FULLY_SHARDED: Final = ("zero3", "fsdp")
-"""Those that share out parameters too."""
 
 RECOMPUTES: Final = ("none", "selective", "full")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
@@ -97,7 +92,7 @@ class Job:
         overlap_p2p: post a receive one action ahead, so that the message travels while the rank computes, as
             Megatron-LM does with virtual stages; None: on with several stages per rank or split backward.
         deallocate_outputs: free what a stage has sent on, as Megatron-LM's ``deallocate_pipeline_outputs``.
-        sharding: one of ``SHARDINGS``.
+        sharding: what data-parallel ranks share out, a key of ``simulator.sharding.SHARDINGS``.
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
         recompute_modules: what ``"selective"`` computes again, of ``RECOMPUTE_MODULES``, commas between, as
@@ -264,6 +259,11 @@ class Job:
         return profile(self.framework, self.conventions)
 
     @property
+    def shards(self) -> Sharding:
+        """What data-parallel ranks share out."""
+        return SHARDINGS[self.sharding]
+
+    @property
     def most_ranks_per_node(self) -> int:
         """Ranks on a node that is full."""
         return self.ranks_per_node or self.cluster.gpus_per_node
@@ -295,14 +295,14 @@ class Job:
 
         Gradients then are too, and are reduced once. Where there is one replica nothing is in shards.
         """
-        has_shards = self.sharding in FULLY_SHARDED and self.layout.dp * self.layout.cp > 1
+        has_shards = self.shards.parameters and self.layout.dp * self.layout.cp > 1
         return has_shards and self.layout.pp > 1 and self.profile.pipeline_keeps_whole
 
     @property
     def autocasts(self) -> bool:
         """Whether parameters and hidden states are fp32, and products cast what they read."""
         cast = self.profile.autocast and self.precision in ("bf16", "fp16") and self.fp32_gradients
-        return cast and self.sharding == "ddp" and not self.fp8 and not self.lora_rank
+        return cast and not self.shards.optimizer and not self.fp8 and not self.lora_rank
 
     @property
     def gradient_dtype(self) -> str:
@@ -344,7 +344,7 @@ def check_batch(job: Job) -> None:
 def check_shards(job: Job) -> None:
     """Raise JobError unless what is shared out goes round."""
     replicas = job.layout.dp * job.layout.cp
-    if job.shard_ranks and job.sharding == "ddp":
+    if job.shard_ranks and not job.shards.optimizer:
         raise JobError(f"shard_ranks={job.shard_ranks} needs a sharding that shares something: zero1, fsdp")
     if job.shard_ranks and replicas % job.shard_ranks:
         raise JobError(

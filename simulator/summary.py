@@ -8,9 +8,10 @@ from typing import Any
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.intervals import intervals
-from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.job import RECOMPUTES, Job
 from foretrace.simulator.memory.ranks import RankMemory, rank_memories
 from foretrace.simulator.memory.remedies import as_flags
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.units import format_bytes, format_capacity
 from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.info import rank_list

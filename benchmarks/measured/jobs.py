@@ -11,13 +11,14 @@ from typing import Any, Final
 from foretrace.simulator.builder.stage_layers import split_layers
 from foretrace.simulator.config import job_settings
 from foretrace.simulator.errors import JobError, TableError
-from foretrace.simulator.job import FULLY_SHARDED, Job, check_chunks, why_not_combined
+from foretrace.simulator.job import Job, check_chunks, why_not_combined
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model, names
 from foretrace.simulator.network.cost import Network, network_of
 from foretrace.simulator.profiles import framework_of, load_framework
 from foretrace.simulator.settings import CONVENTIONS
 from foretrace.simulator.settings import SHAPE as SHAPE_SETTING
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.validate.runs import stage_memories
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
@@ -366,7 +367,7 @@ def _offloaded(notes: str, sharding: str, pp: int) -> dict[str, Any]:
     if (found := re.search(r'"cpu_offloading_num_layers": ([1-9]\d*)', notes)) and pp == 1:
         return {"offload": "activations", "offload_layers": int(found[1])}
     if "offload" in sharding.lower():
-        return {"offload": "states" if sharding_of(sharding) in FULLY_SHARDED else "optimizer"}
+        return {"offload": "states" if SHARDINGS[sharding_of(sharding)].parameters else "optimizer"}
     return {}
 
 

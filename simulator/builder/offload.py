@@ -142,7 +142,7 @@ class Offload:
             per_param_s = max(per_param_s, STATE_BYTES / NVME_BYTES_PER_S)
         host_ns = to_ns(n_params * self._sharing * per_param_s)
         template.then(Task(HOST, Label("host", "optimizer", "optimizer on the host"), host_ns))
-        if not (self.has_states and job.sharding in ("zero3", "fsdp")):
+        if not (self.has_states and job.shards.parameters):
             size = n_params * width
             label = Label("copy", "offload", "parameters")
             template.then(Task(COPY, label, to_ns(size / self._host_bytes_per_s), bytes_moved=size))

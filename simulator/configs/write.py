@@ -22,6 +22,7 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import model_fields
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.settings import CONVENTIONS, SHAPE
+from foretrace.simulator.sharding import SHARDINGS
 
 
 class Target(NamedTuple):
@@ -158,7 +159,7 @@ def _same(name: str, job: Job, back: Job) -> bool:
         _dealt(one) if name == "layers_per_stage" else getattr(one, name, None) for one in (job, back)
     )
     if name == "sharding":
-        return {wanted, gives} == {"zero3", "fsdp"} or wanted == gives
+        return SHARDINGS[str(wanted)].stage == SHARDINGS[str(gives)].stage
     return bool((wanted or None) == (gives or None))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import LikeError
 from foretrace.simulator.idle import why_idle
-from foretrace.simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
+from foretrace.simulator.job import PRECISIONS, Job
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.recorded.machine import why_not_catalogue
 from foretrace.simulator.recorded.model import recorded_model
@@ -28,6 +28,7 @@ from foretrace.simulator.recorded.observed import (
 )
 from foretrace.simulator.recorded.recomputed import recomputed
 from foretrace.simulator.settings import CONVENTIONS, KINDS, TABLES
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.catalog import device_named, load_cluster, names
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.run import Run
@@ -118,7 +119,7 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     conventions = dict(found.conventions)
     if job.cluster.device.kind == "cpu":
         conventions |= {name: False for name in WAITS if not why_idle(job, name)}
-        conventions["overlap_grad_reduce"] = job.sharding not in FULLY_SHARDED
+        conventions["overlap_grad_reduce"] = not job.shards.parameters
     said = given.get(CONVENTIONS) or {}
     conventions |= said
     job = replace(job, framework=PYTORCH, conventions=tuple(sorted(conventions.items())))

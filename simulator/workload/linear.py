@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from foretrace.simulator.compute.fusion import elementwise_piece, is_separate
 from foretrace.simulator.compute.gemm import ALIGNED_BYTES, UNALIGNED
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.models.model import Linear
 from foretrace.simulator.workload.autocast import cast, cast_gradients, in_fp32
 from foretrace.simulator.workload.lora import adapter, dequantised
@@ -182,7 +182,7 @@ def weight_gradients(job: Job, name: str, linear: Linear, n_tokens: int, dtype: 
     Where parameters are sharded the sums are over shards, after the gradients have been scattered. A pipeline
     stage that stays whole adds whole ones, each in a kernel (FSDP2's ``unsharded_accumulated_grad``).
     """
-    is_sharded = job.sharding in FULLY_SHARDED
+    is_sharded = job.shards.parameters
     in_shards = is_sharded and not job.keeps_stages_whole
     if job.profile.fused_wgrad and not is_sharded:
         return [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, sum_dtype=job.gradient_dtype)]

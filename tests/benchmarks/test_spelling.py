@@ -23,8 +23,9 @@ from measured.spelling import (
 from measured.table import Row
 
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.job import PRECISIONS, RECOMPUTE_MODULES, SHARDINGS
+from foretrace.simulator.job import PRECISIONS, RECOMPUTE_MODULES
 from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.workload.recipes import RECIPES
 
 WORDS = st.text(alphabet="abcdefglmnoprstuzx0123456789 -_()/+.,", max_size=24)
