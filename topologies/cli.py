@@ -121,8 +121,8 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     """
     from foretrace.topologies.catalog import load_cluster
     from foretrace.topologies.facts import bandwidth, parts
+    from foretrace.topologies.reach import tiers
     from foretrace.topologies.render import add_row, print_table, table_of
-    from foretrace.topologies.tiers import tiers
     from foretrace.topologies.units import format_time
 
     cluster = load_cluster(name, n_gpus)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from hashlib import sha256
 from typing import Any, Final
 
 from foretrace.topologies.device import Device
-from foretrace.topologies.digest import digest
 from foretrace.topologies.errors import CatalogError
 from foretrace.topologies.fabric import FabricSpec
 from foretrace.topologies.link import LinkSpec
@@ -221,3 +222,31 @@ def processor_share(cores: int, n_processes: int) -> float:
     (1.0, 0.5)
     """
     return min(1.0, cores / n_processes)
+
+
+WORDS: Final = frozenset({"name", "description", "sources"})
+"""What a machine and its parts say of themselves that no time and no cost depends on."""
+
+CALIBRATED: Final = frozenset({"factors", "transfer_factors"})
+"""What a calibration puts on a machine, which stays the same machine."""
+
+LENGTH: Final = 16
+"""Hexadecimal digits of a digest."""
+
+
+def digest(machine: Any) -> str:
+    """Return the digest of a cluster: of its figures, measured tables included, and of its size."""
+    text = json.dumps(_plain(machine), sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def _plain(value: Any) -> Any:
+    """Return *value* as plain JSON types, without words."""
+    if is_dataclass(value):
+        said = (field.name for field in fields(value))
+        return {name: _plain(getattr(value, name)) for name in said if name not in WORDS | CALIBRATED}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -13,8 +13,7 @@ from foretrace.topologies.catalog import load_cluster, names
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import CatalogError, FabricError
 from foretrace.topologies.placement import place
-from foretrace.topologies.reach import Reach
-from foretrace.topologies.tiers import tiers
+from foretrace.topologies.reach import Reach, tiers
 from foretrace.topologies.wiring import fabric
 
 GPUS = [name for name in names() if name != "localhost"]

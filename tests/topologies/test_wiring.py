@@ -12,9 +12,8 @@ from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import FabricError
 from foretrace.topologies.fabric import KINDS, FabricSpec
-from foretrace.topologies.reach import Reach
+from foretrace.topologies.reach import Reach, tiers
 from foretrace.topologies.shape import GroupShape
-from foretrace.topologies.tiers import tiers
 from foretrace.topologies.wiring import BUILDERS, fabric
 
 NIC = 50e9

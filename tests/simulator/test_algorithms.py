@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
 
+from foretrace.simulator.network.algorithms import Way
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.network.nccl import FLUSH_S, PROTOCOLS, choice
-from foretrace.simulator.network.way import Way
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import CatalogError
