@@ -81,12 +81,12 @@ def _module(name: str) -> ModuleType:
 
 def _promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Any:
     """Return what a device promises for measured kernels; the tracer, which measures, knows no devices."""
-    return _module("simulator.compute.promise").promise(against, kernels)
+    return _module("simulator.compute.benched").promise(against, kernels)
 
 
 def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return what a machine promises for collectives that were measured."""
-    return _module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
+    return _module("simulator.compute.benched").promise_collectives(against, n_ranks, rows)
 
 
 def _check_machine(name: str, calibration: str | None, n_gpus: int) -> None:
