@@ -12,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields, replace
 from datetime import date
-from functools import cache
 from typing import Final
 
 from accuracy import EVIDENCE, replaced
+from measured.jobs import StepJob, step_job
+from measured.judge import evenly
+from measured.table import Row, read_table
 from published import (
     Errors,
     Family,
@@ -31,10 +33,6 @@ from published import (
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
-from foretrace.simulator.network.cost import Network
-from foretrace.simulator.validate.ranking import evenly
-from foretrace.simulator.validate.steps_job import StepJob, step_job
-from foretrace.simulator.validate.table import Row, read_table
 from foretrace.topologies.device import Device
 from foretrace.traces.report.format import format_share
 
@@ -118,12 +116,10 @@ def _conventions(**changes: object) -> Change:
     return _job(lambda job: replace(job, conventions=tuple({**dict(job.conventions), **changes}.items())))
 
 
-@cache
-def _ideal(network: Network) -> Network:
-    """Return *network* with links inside nodes as latency and bandwidth alone."""
-    cluster = network.cluster
-    intra = replace(cluster.intra, tables={}, curves={})
-    return Network(replace(cluster, intra=intra), network.placement, network.choice)
+def _ideal(job: Job) -> Job:
+    """Return *job* with links inside nodes as latency and bandwidth alone."""
+    cluster = job.cluster
+    return replace(job, cluster=replace(cluster, intra=replace(cluster.intra, tables={}, curves={})))
 
 
 def _plain_exchange(step: StepJob) -> StepJob:
@@ -143,9 +139,7 @@ TERMS: Final[Mapping[str, Change]] = {
     "training clock (clock of one product after another instead)": _device(training_clock_fraction=1.0),
     "any derating of the clock": _device(training_clock_fraction=1.0, sustained_clock_fraction=1.0),
     "measured products (three constants instead of tiles)": _device(gemm_tiles=None),
-    "measured collectives inside nodes (latency and bandwidth)": lambda step: replace(
-        step, network=_ideal(step.network)
-    ),
+    "measured collectives inside nodes (latency and bandwidth)": _job(_ideal),
     "attention kernels of frameworks (the fastest one instead)": _conventions(attention=()),
     "differences between frameworks (all as Megatron-LM)": _job(
         lambda job: replace(job, framework="megatron", kernels="fused", conventions=())

@@ -1,6 +1,6 @@
-"""Writes the tables of docs/accuracy*.md from what ``foretrace validate steps TABLE --json`` printed.
+"""Writes the tables of docs/accuracy*.md from what ``validate.py steps TABLE --json`` printed.
 
-    foretrace validate steps steps.csv --calibrate one-run --worst 100000 --json > steps.json
+    python benchmarks/validate.py steps steps.csv --calibrate --worst 100000 --json > steps.json
     python benchmarks/accuracy.py steps.json
 
 Everything between two marks in a page is replaced; the words around it are written by people.

@@ -18,15 +18,22 @@ from statistics import fmean, pstdev
 from typing import Final
 
 import numpy as np
+from measured.judge import (
+    COLUMNS,
+    READINGS,
+    Step,
+    after,
+    evenly,
+    is_main,
+    middle,
+    run_rows,
+    score,
+    with_factors,
+)
+from measured.table import read_table
 from published import table_parser
 
-from foretrace.simulator.validate.calibrate import Factors
-from foretrace.simulator.validate.one_run import READINGS, after, middle, with_factors
-from foretrace.simulator.validate.ranking import evenly
-from foretrace.simulator.validate.steps import COLUMNS
-from foretrace.simulator.validate.steps_run import Step, run_rows
-from foretrace.simulator.validate.steps_scores import is_main, score
-from foretrace.simulator.validate.table import read_table
+from foretrace.simulator.recorded.one_time import Factors
 from foretrace.traces.report.format import format_share
 
 FACTORS: Final = np.linspace(-0.6, 0.6, 241)

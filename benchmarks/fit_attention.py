@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fitting import Floats, minimize, split
+from measured.kernels import columns
+from measured.table import read_table
 
-from foretrace.simulator.validate.kernels import attention_ops
-from foretrace.simulator.validate.loops import Bench, load_of
-from foretrace.simulator.validate.table import read_table
+from foretrace.simulator.compute.benched import Bench, attention_ops
+from foretrace.simulator.table import Row
 from foretrace.simulator.workload.ops import Op
 from foretrace.topologies.catalog import load_device
 from foretrace.topologies.device import Device
@@ -113,13 +114,9 @@ def rows_of(table: str, specs: list[str], device: Device) -> list[Measured]:
             if (row.text("hardware"), row.text("impl"), row.text("kernel")) == (
                 *(hardware, implementation, "attention"),
             ):
-                ops, counted = attention_ops(row, "bf16")
-                ops = [replace(op, kernel="fit") for op in ops]
-                timed = row.text("time_us")
-                seconds = (
-                    row.number_in("time_us") / 1e6 if timed else counted / row.number_in("tflops") / 1e12
-                )
-                found.append(Measured(on, ops, load_of(row.text("notes")), seconds))
+                cells = columns(row, on)
+                ops = [replace(op, kernel="fit") for op in attention_ops(Row(cells, row.number), "bf16")]
+                found.append(Measured(on, ops, cells["load"], cells["time_us"] / 1e6))
     return found
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from fitting import split
+from measured.kernels import measured_ops
+from measured.table import read_table
 
-from foretrace.simulator.validate.kernels import product_ops
-from foretrace.simulator.validate.loops import REPEATED, Bench
-from foretrace.simulator.validate.table import read_table
+from foretrace.simulator.compute.benched import REPEATED, Bench
 from foretrace.topologies.catalog import load_device
 
 AFTERS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -42,7 +42,7 @@ def main() -> None:
         and row.integer("m") >= 1024
     ]
     seen = split(len(rows))
-    ops = [product_ops(row, row.text("dtype"))[0] for row in rows]
+    ops = [measured_ops(row, device)[0][0] for row in rows]
     measured = np.array([row.number_in("time_us") for row in rows]) * 1e-6
 
     def errors(clock: float, after_s: float) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -17,12 +17,12 @@ from unittest import mock
 
 import numpy as np
 from fitting import Floats, split
+from measured.kernels import measured_ops
+from measured.machines import device_of
+from measured.table import Row, read_table
 
+from foretrace.simulator.compute.benched import REPEATED, Bench, model_of
 from foretrace.simulator.compute.gemm import SPACING_S, gemm_s
-from foretrace.simulator.validate.hardware import device_of
-from foretrace.simulator.validate.kernels import measured_ops
-from foretrace.simulator.validate.loops import REPEATED, Bench, model_of
-from foretrace.simulator.validate.table import Row, read_table
 from foretrace.simulator.workload.ops import Op
 
 SMALL = 0.8

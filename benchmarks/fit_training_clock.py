@@ -19,6 +19,10 @@ from typing import Final
 
 import numpy as np
 from fitting import Floats
+from measured.jobs import step_job
+from measured.judge import evenly
+from measured.machines import device_of
+from measured.table import Row, read_table
 from published import (
     Errors,
     Family,
@@ -33,10 +37,6 @@ from published import (
 )
 
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.validate.hardware import device_of
-from foretrace.simulator.validate.ranking import evenly
-from foretrace.simulator.validate.steps_job import step_job
-from foretrace.simulator.validate.table import Row, read_table
 
 SIMULATED: Final = (0.72, 0.79, 0.86, 0.93, 1.0)
 """Shares of the boost clock at which every row is simulated; errors between them are interpolated."""

@@ -1,7 +1,7 @@
 """Writes ``simulator/intervals.toml``, the errors that predictions carry, from what ``validate`` printed.
 
-foretrace validate steps steps.csv --json > steps.json
-foretrace validate memory memory.csv --json > memory.json
+python benchmarks/validate.py steps steps.csv --json > steps.json
+python benchmarks/validate.py memory memory.csv --json > memory.json
 python benchmarks/intervals.py steps.json memory.json
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from foretrace.simulator.validate.errors import LIKELY
+from measured.judge import LIKELY
 
 FILE: Final = Path(__file__).parents[1] / "simulator" / "intervals.toml"
 

@@ -19,12 +19,12 @@ from typing import Final
 
 from accuracy import EVIDENCE, replaced
 from fit_training_clock import at_clocks, best_clock, dense_rows
+from measured.jobs import step_job
+from measured.judge import evenly
+from measured.table import Row, read_table
 from published import by_source, counted, log_ratio, score, table_parser, together
 
 from foretrace.simulator.profiles import load_framework
-from foretrace.simulator.validate.ranking import evenly
-from foretrace.simulator.validate.steps_job import step_job
-from foretrace.simulator.validate.table import Row, read_table
 from foretrace.topologies.catalog import load_device
 from foretrace.traces.report.format import format_share
 

@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from measured.memory import completed, job_with_stages
+from measured.table import Row, read_table
+
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.validate.job import job_of
-from foretrace.simulator.validate.memory import completed, figure_bytes, stage_memories
-from foretrace.simulator.validate.table import Row, read_table
+from foretrace.simulator.validate.runs import figure_bytes, stage_memories
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
 from foretrace.traces.report.format import format_share
@@ -30,14 +31,14 @@ CONVENTION = "keeps_gathered_inputs"
 def errors(row: Row) -> tuple[float, float] | None:
     """Return |ln(predicted / measured)| of *row* when inputs are gathered again, and when they are kept."""
     try:
-        job = job_of(row)
+        job = job_with_stages(row)
         measured = row.number_in("peak_unspecified_gb") * 1e9
         rank = job.layout.coord(int(row.text("rank", "0"))).pp
         found = []
         for kept in (False, True):
             other = replace(job, conventions=(*job.conventions, (CONVENTION, kept)))
-            stage = stage_memories(other, row.integer("virtual_pp", 1))[rank]
-            found.append(abs(math.log(figure_bytes(*stage, "unspecified") / measured)))
+            stage = stage_memories(other)[rank]
+            found.append(abs(math.log(figure_bytes(other, stage, "unspecified") / measured)))
     except (SimulationError, TopologyError, TraceError, ValueError):
         return None
     return found[0], found[1]

@@ -2,7 +2,7 @@
 
     python benchmarks/network_errors.py collectives.csv docs/pictures/network-errors.svg
 
-Tables are those that ``foretrace validate collectives`` reads. A dot is a row: its size across, simulated
+Tables are those that ``validate.py collectives`` reads. A dot is a row: its size across, simulated
 over measured time upward, both in logarithms; in the band they are less than 25 % apart.
 """
 
@@ -15,7 +15,8 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from foretrace.simulator.validate.collectives import validate_collectives
+from measured.collectives import score_collectives
+
 from foretrace.simulator.validate.scores import Scored, Validation
 from foretrace.traces.report.format import format_share
 
@@ -136,7 +137,7 @@ def _y(log_ratio: float) -> float:
 
 def main(path: str, output: str) -> None:
     """Print the table for *path* and write the picture to *output*."""
-    validation = validate_collectives(path)
+    validation = score_collectives(path)
     Path(output).write_text(picture(validation), encoding="utf-8")
     sys.stdout.write(table(validation) + "\n")
 

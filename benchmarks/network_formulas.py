@@ -2,7 +2,7 @@
 
     python benchmarks/network_formulas.py picture.svg collectives.csv "A100 DGX=dgx-a100-staged"
 
-Tables are those that ``foretrace validate collectives`` reads; what has a ``=`` is its ``--machine``. Every
+Tables are those that ``validate.py collectives`` reads; what has a ``=`` is its ``--machine``. Every
 row counts for the formula that answered it, and a family of one row as much as others. A dot is a row, to
 the right where it was simulated too long; a bar is the middle of a formula's rows.
 """
@@ -17,8 +17,9 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
+from measured.collectives import score_collectives
+
 from foretrace.simulator.network.nccl import ALGORITHMS, TEXTBOOK
-from foretrace.simulator.validate.collectives import validate_collectives
 from foretrace.simulator.validate.scores import Scored
 from foretrace.traces.report.format import format_share
 
@@ -115,7 +116,7 @@ def main(output: str, words: Sequence[str]) -> None:
     """Print the table for the paths among *words* and write the picture to *output*."""
     machines = [(before, name) for before, equals, name in (word.rpartition("=") for word in words) if equals]
     paths = [word for word in words if "=" not in word]
-    rows = [row for path in paths for row in validate_collectives(path, machines).rows]
+    rows = [row for path in paths for row in score_collectives(path, machines).rows]
     Path(output).write_text(picture(rows), encoding="utf-8")
     sys.stdout.write(table(rows) + "\n")
 

@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from unittest.mock import patch
 
+from measured import collectives as rows_of
+from measured.machines import machine
+
 from foretrace.simulator.network import rates
-from foretrace.simulator.validate import collectives as rows_of
-from foretrace.simulator.validate import conventions
+from foretrace.simulator.validate.collectives import _network
 from foretrace.simulator.validate.scores import Scored
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.link import LinkSpec
-from foretrace.topologies.words import machine
 from foretrace.traces.report.format import format_share
 
 STATED = (("A100 DGX", "dgx-a100-staged"),)
@@ -91,12 +92,12 @@ def without_gpudirect(row: Scored) -> str:
 
 def launch(age: str) -> Callable[[float], AbstractContextManager[object]]:
     """Return how the time between launches of hosts of *age* is set."""
-    return lambda value: patch.dict(conventions.LAUNCH_US, {age: value})
+    return lambda value: patch.dict(rows_of.LAUNCH_US, {age: value})
 
 
 def call(value: float) -> AbstractContextManager[object]:
     """Set what a call from Python adds."""
-    return patch.object(conventions, "CALL_US", value)
+    return patch.object(rows_of, "CALL_US", value)
 
 
 def many_nodes(row: Scored, by: int) -> str:
@@ -157,9 +158,9 @@ CONSTANTS = (
 def scored(path: str, constant: Constant, value: float) -> dict[str, dict[str, list[float]]]:
     """Return the errors of the rows that *constant* counts for, by part and family, if it is *value*."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    rows_of._network.cache_clear()  # noqa: SLF001 - its answers rest on the constant
+    _network.cache_clear()  # its answers rest on the constant
     with constant.setting(value):
-        for row in rows_of.validate_collectives(path, STATED).rows:
+        for row in rows_of.score_collectives(path, STATED).rows:
             if part := constant.part(row):
                 found[part][row.family].append(abs(row.log_ratio))
     return found

@@ -20,9 +20,11 @@ from statistics import fmean, median
 from typing import NamedTuple
 from unittest.mock import patch
 
-from foretrace.simulator.validate import collectives as rows_of
+from measured import collectives as rows_of
+from measured.machines import machine
+
+from foretrace.simulator.validate.collectives import _network
 from foretrace.topologies.cluster import Cluster
-from foretrace.topologies.words import machine
 from foretrace.traces.report.format import format_share
 
 
@@ -63,10 +65,10 @@ def described(meant: Description, text: str, n_gpus: int, n_nodes: int, most: in
 
 def errors(path: str, meant: Description) -> Errors:
     """Return how far off the families of several nodes are if all machines are as *meant*."""
-    rows_of._network.cache_clear()  # noqa: SLF001 - its answers rest on the description
+    _network.cache_clear()  # its answers rest on the description
     found: dict[str, list[float]] = defaultdict(list)
     with patch.object(rows_of, "machine", partial(described, meant)):
-        for row in rows_of.validate_collectives(path).rows:
+        for row in rows_of.score_collectives(path).rows:
             if row.group == "multi-node":
                 found[row.family].append(abs(row.log_ratio))
     by_name: dict[str, dict[str, float]] = defaultdict(dict)

@@ -18,11 +18,11 @@ from statistics import median
 from typing import Any, Final
 
 from accuracy import replaced
+from measured.collectives import score_collectives
+from measured.kernels import validate_kernels
 
 from foretrace.simulator.framework import Framework
 from foretrace.simulator.profiles import framework_names, load_framework
-from foretrace.simulator.validate.collectives import validate_collectives
-from foretrace.simulator.validate.kernels import validate_kernels
 from foretrace.traces.report.format import format_share
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -120,7 +120,7 @@ def _kernels() -> Lines:
     """Return how far published kernels are off whose tables are here."""
     rows = []
     for name in ("gemm_b300", "attention_backward_h100", "attention_cudnn", "attention_gb300"):
-        for found in validate_kernels(TABLES / f"{name}.csv").families:
+        for found in validate_kernels(TABLES / f"{name}.csv")[0].families:
             family = found.name.partition(" ")[2]
             errors = (format_share(one) for one in (found.median_error, found.p90_error))
             rows.append((f"`{name}.csv`", family, found.n, *errors, format_share(found.bias, "+.1f")))
@@ -130,7 +130,7 @@ def _kernels() -> Lines:
 def _collectives() -> Lines:
     """Return how far collectives of later clusters are off, by operation and by what predicted them."""
     found: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for row in validate_collectives(TABLES / "collectives_reports.csv").rows:
+    for row in score_collectives(TABLES / "collectives_reports.csv").rows:
         source, _, operation, gpus = row.family.split(" · ")
         inside = gpus == "8 GPUs"
         way = ("all", "inside a node") if inside else (operation, row.by.partition("/")[0])

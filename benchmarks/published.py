@@ -12,14 +12,14 @@ from multiprocessing import get_context
 from statistics import fmean, median
 from typing import Final, TypeVar
 
+from measured.jobs import StepJob
+from measured.judge import COMPLETE
+from measured.table import Row
 from rich.console import Console
 from rich.progress import track
 
 from foretrace.simulator.compute.timing import ComputeModel
-from foretrace.simulator.validate.curve import curve_of
-from foretrace.simulator.validate.steps_job import StepJob
-from foretrace.simulator.validate.steps_scores import COMPLETE
-from foretrace.simulator.validate.table import Row
+from foretrace.simulator.recorded.one_time import curve_of
 from foretrace.topologies.device import Device
 
 FAMILY: Final = ("source_group", "model", "hardware", "precision")

@@ -59,7 +59,7 @@ def traced(step: Any, sink: Any, barrier: Any) -> tuple[list[Any], list[Any]]:
     for _ in range(2):
         step()
     barrier()
-    time.sleep(2 * FLUSH_S)  # compiled hooks hand over what they noted with the next batch
+    time.sleep(2 * FLUSH_S)
     sink.put = keep
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as profile:
         for _ in range(STEPS):

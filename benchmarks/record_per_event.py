@@ -1,7 +1,6 @@
 """What one event of a recording takes of the thread that trains, called again and again.
 
     python benchmarks/record_per_event.py
-    FORETRACE_NATIVE=0 python benchmarks/record_per_event.py
 
 One process, alone in its group of gloo, with hooks and without in turn: an all-reduce of four numbers that is
 waited for, and a block of one addition, forward and backward. Medians of the rounds, in processor time of

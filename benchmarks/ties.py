@@ -19,14 +19,10 @@ from random import Random
 from statistics import fmean, median
 from typing import Final
 
+from measured.judge import COLUMNS, LEAST_CHOICE, Step, is_main, quantile, run_rows
+from measured.table import read_table
 from published import table_parser
 
-from foretrace.simulator.validate.choices import LEAST_CHOICE
-from foretrace.simulator.validate.ranking import quantile
-from foretrace.simulator.validate.steps import COLUMNS
-from foretrace.simulator.validate.steps_run import Step, run_rows
-from foretrace.simulator.validate.steps_scores import is_main
-from foretrace.simulator.validate.table import read_table
 from foretrace.traces.report.format import format_share
 
 FILE: Final = Path(__file__).parents[1] / "simulator" / "search" / "ties.toml"

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.errors import ConfigError, JobError
 from foretrace.simulator.job import Job, check_chunks, check_heads
@@ -20,7 +20,6 @@ from foretrace.simulator.models.sources import (
     model_from_fields,
 )
 from foretrace.simulator.nearest import near_name
-from foretrace.simulator.other_files import other_file
 from foretrace.simulator.profiles import OVERRIDABLE, load_framework
 from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked, near_setting
 from foretrace.simulator.variation import Variation
@@ -37,9 +36,9 @@ NEEDED: Final[Mapping[str, str]] = MappingProxyType(
 """What no job can be made without, and how to give it."""
 
 _OF_JOB: Final = (
-    *("global_batch", "micro_batch", "seq_len", "schedule", "virtual_stages", "overlap_p2p"),
+    *("global_batch", "micro_batch", "seq_len", "document_len", "schedule", "virtual_stages", "overlap_p2p"),
     *("layers_per_stage", "counted_ends", "overlap_pairs", "deallocate_outputs"),
-    *("placement", "nccl_algo", "nccl_proto", "framework"),
+    *("ranks_per_node", "placement", "nccl_algo", "nccl_proto", "framework"),
     *TABLES["training"],
 )
 
@@ -229,3 +228,52 @@ def _toml(value: object) -> str:
     if isinstance(value, float):
         return str(value)
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+class _Kind(NamedTuple):
+    """A kind of TOML file that is not a job.
+
+    Attributes:
+        what: what it describes.
+        any_of: keys that such files have and jobs do not; one of them tells.
+        hint: where the file goes instead, with its path as ``{path}``.
+    """
+
+    what: str
+    any_of: frozenset[str]
+    hint: str
+
+
+_KINDS: Final = (
+    _Kind("a calibration", frozenset({"run", "constants"}), "give it as --calibration {path}"),
+    _Kind(
+        "a machine",
+        frozenset({"device", "gpus_per_node", "intra", "fabric", "nic", "nics_per_node"}),
+        "give it as --cluster {path}; foretrace topology show {path} prints what is in it",
+    ),
+    _Kind(
+        "a device",
+        frozenset({"memory_bandwidth", "peak", "sustained_clock_fraction"}),
+        "write the file of a machine with device = {path!r}, and give that as --cluster",
+    ),
+    _Kind(
+        "a link",
+        frozenset({"bandwidth", "latency", "gpu_direct"}),
+        "put it into the file of a machine, as [intra] or [nic], and give that as --cluster",
+    ),
+    _Kind("a model", frozenset({"n_layers", "hidden", "n_heads", "vocab"}), "give it as --model {path}"),
+)
+
+
+def other_file(path: str, document: Mapping[str, Any]) -> str:
+    """Return what the file *path* is and where it goes, in words, if it is no job; empty if it may be one.
+
+    >>> other_file("mine.toml", {"device": "h100-sxm", "gpus_per_node": 8}).partition(";")[0]
+    'mine.toml describes a machine, not a job: give it as --cluster mine.toml'
+    >>> other_file("run.toml", {"model": "llama3-8b", "gpus": 8})
+    ''
+    """
+    for kind in _KINDS:
+        if not kind.any_of.isdisjoint(document):
+            return f"{path} describes {kind.what}, not a job: {kind.hint.format(path=path)}"
+    return ""

@@ -25,6 +25,11 @@ SETTINGS: Final[Mapping[str, tuple[tuple[str, type, str], ...]]] = MappingProxyT
                 "GPUs to use; without --dp, the data-parallel degree is the one that fills them.",
             ),
             (
+                "--ranks-per-node",
+                int,
+                "Ranks on each node; fewer than it has GPUs leave the others idle. [default: one per GPU]",
+            ),
+            (
                 "--placement",
                 str,
                 "Which GPU runs which rank: packed, spread, rail, or a file. [default: packed]",
@@ -34,6 +39,11 @@ SETTINGS: Final[Mapping[str, tuple[tuple[str, type, str], ...]]] = MappingProxyT
             ("--global-batch", int, "Sequences per optimizer step, over all ranks."),
             ("--micro-batch", int, "Sequences per micro-batch and data-parallel rank. [default: 1]"),
             ("--seq-len", int, "Tokens per sequence. [default: 2048]"),
+            (
+                "--document-len",
+                int,
+                "Tokens per document where sequences are packed with several. [default: 0, one document]",
+            ),
             ("--steps", int, "Optimizer steps to simulate. [default: 1]"),
         ),
         "Layout": (

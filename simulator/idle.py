@@ -10,7 +10,7 @@ from typing import Final
 from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
 from foretrace.simulator.compute.fusion import is_separate
 from foretrace.simulator.compute.gemm import ALIGNED_BYTES
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.models.model import share
 from foretrace.simulator.schedules import pairs
@@ -32,17 +32,17 @@ _EP: Final = _unless("ep is 1", needs=lambda job: job.layout.ep > 1)
 _EXPERTS: Final = _unless("the model is dense", needs=lambda job: job.model.n_experts > 0)
 _REPLICAS: Final = _unless("there is one replica", needs=lambda job: job.layout.dp * job.layout.cp > 1)
 _WHOLE: Final = _unless(
-    "parameters are not shared out: fsdp and zero3 do", needs=lambda job: job.sharding in FULLY_SHARDED
+    "parameters are not shared out: fsdp and zero3 do", needs=lambda job: job.shards.parameters
 )
 _BUCKETS: Final = _unless(
-    "full sharding reduces by unit, not in buckets", needs=lambda job: job.sharding not in FULLY_SHARDED
+    "full sharding reduces by unit, not in buckets", needs=lambda job: not job.shards.parameters
 )
 _BLOCKS: Final = _unless("the model is gathered as one", needs=lambda job: job.profile.wrap == "block")
 _ONCE: Final = _unless(
-    "zero2, zero3 and fsdp reduce in every micro-batch", needs=lambda job: job.sharding in ("ddp", "zero1")
+    "zero2, zero3 and fsdp reduce in every micro-batch", needs=lambda job: not job.shards.gradients
 )
 _STATES: Final = _unless(
-    "only zero1 and zero2 gather what was updated", needs=lambda job: job.sharding in ("zero1", "zero2")
+    "only zero1 and zero2 gather what was updated", needs=lambda job: job.shards.gathers_updated
 )
 
 REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
@@ -52,7 +52,7 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "reduces_in_16_bit": (_REPLICAS,),
         "fp8_param_gather": (
             _unless("no product runs in few bits", needs=lambda job: job.fp8),
-            _unless("shards are fp32", needs=lambda job: job.sharding not in FULLY_SHARDED),
+            _unless("shards are fp32", needs=lambda job: not job.shards.parameters),
         ),
         "no_sync": (_REPLICAS, _ONCE),
         "bucket_mib": (_REPLICAS, _BUCKETS),
@@ -102,7 +102,7 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
             _unless("sums of gradients are not fp32", needs=lambda job: job.fp32_gradients),
             _unless(
                 "it is for parameters that are whole and in fp32: ddp, without adapters",
-                needs=lambda job: job.sharding == "ddp" and not job.lora_rank,
+                needs=lambda job: not job.shards.optimizer and not job.lora_rank,
             ),
             _unless("products are not in 16 bit", needs=lambda job: job.precision != "fp32" and not job.fp8),
         ),
@@ -188,6 +188,8 @@ def _has_aligned_logits(job: Job) -> bool:
 def _split_alike(job: Job) -> bool:
     """Return whether the stages of *job* would have the same layers if no end counted as one."""
     n = n_stages(job_plan(job))
+    if n > job.model.n_layers:  # only counted ends make so many stages possible
+        return False
     return stage_layers(job, n) == stage_layers(replace(job, counted_ends="none"), n)
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.traces.report.format import format_share
 
 LEAST_FAMILIES: Final = 5
@@ -60,7 +60,7 @@ def layout_class(job: Job) -> str:
         return "MoE"
     if job.layout.pp > 1:
         return "3D"
-    return "FSDP" if job.sharding in FULLY_SHARDED else "DP/TP+DP"
+    return "FSDP" if job.shards.parameters else "DP/TP+DP"
 
 
 def interval(job: Job, kind: str) -> Interval | None:

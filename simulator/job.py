@@ -15,6 +15,7 @@ from foretrace.simulator.models.model import Model
 from foretrace.simulator.nearest import near_divisors, near_multiples
 from foretrace.simulator.profiles import framework_names, profile, profile_meant
 from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.sharding import SHARDINGS, Sharding
 from foretrace.simulator.variation import Variation
 from foretrace.simulator.workload.recipes import RECIPES
 from foretrace.topologies.cluster import Cluster
@@ -22,12 +23,6 @@ from foretrace.traces.layout import Layout
 
 OFFLOAD_PLACES: Final = ("host", "nvme")
 """Memory of the host, or drives of the node."""
-
-SHARDINGS: Final = ("ddp", "zero1", "zero2", "zero3", "fsdp")
-"""What data-parallel ranks share out: nothing; optimizer states; and gradients; and parameters (two ways)."""
-
-FULLY_SHARDED: Final = ("zero3", "fsdp")
-"""Those that share out parameters too."""
 
 RECOMPUTES: Final = ("none", "selective", "full")
 PRECISIONS: Final = ("bf16", "fp16", "fp32")
@@ -84,6 +79,8 @@ class Job:
         global_batch: sequences per optimizer step, over all ranks.
         micro_batch: sequences per micro-batch and data-parallel rank.
         seq_len: tokens per sequence.
+        document_len: tokens per document where sequences are packed with documents, each of which attends to
+            itself alone; 0: a sequence is one document.
         schedule: pipeline schedule, a key of ``simulator.schedules.SCHEDULES`` or the path of a CSV file.
         virtual_stages: stages per pipeline rank; None: what the schedule has by default.
         layers_per_stage: layers of every stage, in order of the stages; empty: as equally as they go. The
@@ -95,7 +92,7 @@ class Job:
         overlap_p2p: post a receive one action ahead, so that the message travels while the rank computes, as
             Megatron-LM does with virtual stages; None: on with several stages per rank or split backward.
         deallocate_outputs: free what a stage has sent on, as Megatron-LM's ``deallocate_pipeline_outputs``.
-        sharding: one of ``SHARDINGS``.
+        sharding: what data-parallel ranks share out, a key of ``simulator.sharding.SHARDINGS``.
         sequence_parallel: shard activations between tensor-parallel regions along the sequence.
         recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
         recompute_modules: what ``"selective"`` computes again, of ``RECOMPUTE_MODULES``, commas between, as
@@ -129,6 +126,8 @@ class Job:
         quantized_base: frozen weights are kept in 4 bits (NF4, QLoRA).
         checkpoint_every: steps after which the states are saved and waited for; 0: never.
         checkpoint_bytes_per_s: rate at which a rank saves its own states.
+        ranks_per_node: ranks on each node, from its first GPU on; fewer than it has GPUs leave the others
+            idle. 0: one on every GPU.
         placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
         nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.
         overlap_slowdown: how much communication takes of the GPUs that it runs on, over what
@@ -143,6 +142,7 @@ class Job:
     global_batch: int
     micro_batch: int = 1
     seq_len: int = 2048
+    document_len: int = 0
     schedule: str = "1f1b"
     virtual_stages: int | None = None
     layers_per_stage: tuple[int, ...] = ()
@@ -174,6 +174,7 @@ class Job:
     quantized_base: bool = False
     checkpoint_every: int = 0
     checkpoint_bytes_per_s: float = 0.0
+    ranks_per_node: int = 0
     placement: str = "packed"
     nccl_algo: str = ""
     nccl_proto: str = ""
@@ -227,6 +228,21 @@ class Job:
                 f"capacity_factor={self.capacity_factor}, expert_imbalance={self.expert_imbalance}: "
                 f"{self.model.name} has no experts"
             )
+        if self.document_len > self.seq_len or self.document_len == 1:
+            raise JobError(
+                f"document_len={self.document_len}: from 2 tokens to the {self.seq_len} of a sequence; "
+                "0 is one document"
+            )
+        if self.ranks_per_node > self.cluster.gpus_per_node:
+            raise JobError(
+                f"ranks_per_node={self.ranks_per_node}: a node of {self.cluster.name} has "
+                f"{self.cluster.gpus_per_node} GPUs, and a rank has one of its own"
+            )
+        if self.ranks_per_node and self.placement != "packed":
+            raise JobError(
+                f"ranks_per_node={self.ranks_per_node} fills nodes in turn, and placement {self.placement!r} "
+                "does not: give one of them"
+            )
         if self.quantized_base and not self.lora_rank:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
         if self.recompute == "none" and (self.recompute_layers or self.recompute_every > 1):
@@ -241,6 +257,27 @@ class Job:
     def profile(self) -> Framework:
         """Conventions of the framework as this job has them."""
         return profile(self.framework, self.conventions)
+
+    @property
+    def shards(self) -> Sharding:
+        """What data-parallel ranks share out."""
+        return SHARDINGS[self.sharding]
+
+    @property
+    def most_ranks_per_node(self) -> int:
+        """Ranks on a node that is full."""
+        return self.ranks_per_node or self.cluster.gpus_per_node
+
+    def window_of(self, layer: int) -> int:
+        """Return how many keys a query of *layer* sees at most; 0 means all.
+
+        A token of a packed document sees half of it on average: as many keys as in a window of that half.
+        """
+        window = self.model.window_of(layer)
+        if not self.document_len:
+            return window
+        document = self.document_len // 2 if self.model.causal else self.document_len
+        return min(window, document) if window else document
 
     @property
     def recomputed_modules(self) -> frozenset[str]:
@@ -258,14 +295,14 @@ class Job:
 
         Gradients then are too, and are reduced once. Where there is one replica nothing is in shards.
         """
-        has_shards = self.sharding in FULLY_SHARDED and self.layout.dp * self.layout.cp > 1
+        has_shards = self.shards.parameters and self.layout.dp * self.layout.cp > 1
         return has_shards and self.layout.pp > 1 and self.profile.pipeline_keeps_whole
 
     @property
     def autocasts(self) -> bool:
         """Whether parameters and hidden states are fp32, and products cast what they read."""
         cast = self.profile.autocast and self.precision in ("bf16", "fp16") and self.fp32_gradients
-        return cast and self.sharding == "ddp" and not self.fp8 and not self.lora_rank
+        return cast and not self.shards.optimizer and not self.fp8 and not self.lora_rank
 
     @property
     def gradient_dtype(self) -> str:
@@ -280,7 +317,7 @@ class Job:
 
 _FROM_ZERO: Final = (
     *("capacity_factor", "expert_imbalance", "checkpoint_every", "checkpoint_bytes_per_s"),
-    *("shard_ranks", "lora_rank", "recompute_layers"),
+    *("shard_ranks", "lora_rank", "recompute_layers", "document_len", "ranks_per_node"),
 )
 _FROM_ONE: Final = ("global_batch", "micro_batch", "seq_len", "n_steps", "recompute_every")
 
@@ -307,7 +344,7 @@ def check_batch(job: Job) -> None:
 def check_shards(job: Job) -> None:
     """Raise JobError unless what is shared out goes round."""
     replicas = job.layout.dp * job.layout.cp
-    if job.shard_ranks and job.sharding == "ddp":
+    if job.shard_ranks and not job.shards.optimizer:
         raise JobError(f"shard_ranks={job.shard_ranks} needs a sharding that shares something: zero1, fsdp")
     if job.shard_ranks and replicas % job.shard_ranks:
         raise JobError(

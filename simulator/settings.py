@@ -20,13 +20,13 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "model": {"name": "model"},
         "cluster": {"name": "cluster", "gpus": "gpus"},
         "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep", "expert_tp")},
-        "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "steps")},
+        "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "document_len", "steps")},
         "schedule": {
             "name": "schedule",
             **{name: name for name in ("virtual_stages", "layers_per_stage", "counted_ends")},
             **{name: name for name in ("overlap_pairs", "overlap_p2p", "deallocate_outputs")},
         },
-        "network": {name: name for name in ("placement", "nccl_algo", "nccl_proto")},
+        "network": {name: name for name in ("ranks_per_node", "placement", "nccl_algo", "nccl_proto")},
         "variation": {field.name: field.name for field in fields(Variation)},
         "training": {
             name: name
@@ -67,7 +67,7 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         **dict.fromkeys(("capacity_factor", "expert_imbalance", "checkpoint_bytes_per_s"), float),
         **dict.fromkeys(("framework", "kernels", "recipe", "offload", "offload_to"), str),
         **dict.fromkeys(("shard_ranks", "lora_rank", "recompute_layers", "recompute_every"), int),
-        "offload_layers": int,
+        **dict.fromkeys(("offload_layers", "document_len", "ranks_per_node"), int),
         "checkpoint_every": int,
         **dict.fromkeys((CONVENTIONS, SHAPE), dict),
         "counted_ends": str,

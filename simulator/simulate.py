@@ -19,22 +19,21 @@ from foretrace.simulator.builder.step import build, job_groups
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_settings
 from foretrace.simulator.engine import choose
-from foretrace.simulator.engine.changes import Above, Change, Throttle, of_links
+from foretrace.simulator.engine.changes import SWITCHES, Above, Change, Throttle, of_links
+from foretrace.simulator.errors import JobError
 from foretrace.simulator.folding import representatives
 from foretrace.simulator.idle import idle
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.over_time import memory_over_time
 from foretrace.simulator.memory.ranks import RankMemory, rank_memories
 from foretrace.simulator.network.advice import slow_axes
-from foretrace.simulator.network.cost import Network
-from foretrace.simulator.network.link_changes import links_table
-from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.network.cost import Network, job_network
+from foretrace.simulator.network.link_changes import link_changes, links_table
 from foretrace.simulator.network.uplinks import uplinks
 from foretrace.simulator.program import Program
 from foretrace.simulator.sampling import distribution, sample_steps, straggling
-from foretrace.simulator.scenario import changes_of, ranks_of
 from foretrace.simulator.summary import figures, job_name, memory_warnings
-from foretrace.topologies.placement import place
+from foretrace.topologies.wiring import fabric
 from foretrace.traces.info import RunInfo
 from foretrace.traces.run import Part, Run
 from foretrace.traces.store import write_run
@@ -122,7 +121,7 @@ def simulate(
     tell = progress or (lambda _: None)
     tell("building the program")
     groups = job_groups(job)
-    compute, network = ComputeModel(job.cluster.device, job.precision), _network(job)
+    compute, network = ComputeModel(job.cluster.device, job.precision), job_network(job)
     changes = changes_of(job)
     factors = _straggler_factors(job, network)
     special = sorted({*factors, *ranks_of(changes)})
@@ -183,12 +182,6 @@ def _program(
         tell(f"building every rank, because groups of {', '.join(built.uneven)} differ in speed")
         return building(folded=False), False
     return built, folded
-
-
-def _network(job: Job) -> Network:
-    """Return the network of the machine of *job*, with its ranks on the GPUs that run them."""
-    placement = place(job.layout.world_size, job.cluster, job.placement)
-    return Network(job.cluster, placement, choice(job.nccl_algo, job.nccl_proto))
 
 
 def _run(
@@ -275,3 +268,42 @@ def _version() -> str:
         return version("foretrace")
     except PackageNotFoundError:  # run from a checkout that is not installed
         return "0+unknown"
+
+
+def changes_of(job: Job) -> list[Change | Throttle]:
+    """Return what happens to links and GPUs while *job* runs.
+
+    Raises:
+        JobError: it happens to a rank that is not in the world, or to a switch that is not in the machine.
+    """
+    links, gpus = link_changes(job.variation.link_changes), job.variation.throttles
+    ranks = {
+        "link_changes": [change.way.rank for change in links if change.way.tier not in SWITCHES],
+        "stragglers": [*job.variation.factors, *(throttle.rank for throttle in gpus)],
+    }
+    for name, found in ranks.items():
+        if found and max(found) >= job.layout.world_size:
+            raise JobError(f"{name}: rank {max(found)} is outside a world of {job.layout.world_size}")
+    for change in links:
+        if change.way.tier in SWITCHES:
+            _check_switch(job, change)
+    return [*links, *gpus]
+
+
+def _check_switch(job: Job, change: Change) -> None:
+    """Raise JobError unless the machine has that switch, with a way upward."""
+    above = SWITCHES[SWITCHES.index(change.way.tier) :]
+    graph, name = fabric(job.cluster), f"{change.way.tier}:{change.way.rank}"
+    ups = graph.successors(name) if name in graph else iter(())
+    if not any(up.partition(":")[0] in {*above[1:], "core"} for up in ups):
+        raise JobError(
+            f"link_changes: {job.cluster.name} has no {change.way.tier} {change.way.rank} with a way upward; "
+            "foretrace topology draw shows its switches"
+        )
+
+
+def ranks_of(changes: list[Change | Throttle]) -> set[int]:
+    """Return the ranks to which something happens."""
+    ways = [change.way for change in changes if isinstance(change, Change)]
+    gpus = {change.rank for change in changes if isinstance(change, Throttle)}
+    return gpus | {way.rank for way in ways if way.tier not in SWITCHES}

@@ -8,9 +8,10 @@ from typing import Any
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.intervals import intervals
-from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.job import RECOMPUTES, Job
 from foretrace.simulator.memory.ranks import RankMemory, rank_memories
 from foretrace.simulator.memory.remedies import as_flags
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.units import format_bytes, format_capacity
 from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.info import rank_list
@@ -45,7 +46,9 @@ def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Seque
         "step_time_s": step_s,
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_per_gpu": tokens_per_s / n_ranks,
-        "mfu": job.model.flops_per_token(job.seq_len, frozen=job.lora_rank > 0) * tokens_per_s / peak_flops,
+        "mfu": job.model.flops_per_token(job.document_len or job.seq_len, frozen=job.lora_rank > 0)
+        * tokens_per_s
+        / peak_flops,
         "peak_memory_bytes": max(stage.peak_bytes for stage in stages),
     }
     return {

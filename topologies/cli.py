@@ -121,8 +121,8 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     """
     from foretrace.topologies.catalog import load_cluster
     from foretrace.topologies.facts import bandwidth, parts
+    from foretrace.topologies.reach import tiers
     from foretrace.topologies.render import add_row, print_table, table_of
-    from foretrace.topologies.tiers import tiers
     from foretrace.topologies.units import format_time
 
     cluster = load_cluster(name, n_gpus)
@@ -162,9 +162,10 @@ def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
     """
     from foretrace.topologies.catalog import load_cluster
     from foretrace.topologies.reach import Reach
+    from foretrace.topologies.wiring import fabric
 
     cluster = load_cluster(path, n_gpus)
-    graph = cluster.fabric()
+    graph = fabric(cluster)
     shape = Reach(graph, range(cluster.n_gpus)).shape(range(cluster.n_gpus))
     counts = {
         "n_gpus": cluster.n_gpus,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from hashlib import sha256
 from typing import Any, Final
 
-import networkx as nx
-
 from foretrace.topologies.device import Device
-from foretrace.topologies.digest import digest
 from foretrace.topologies.errors import CatalogError
-from foretrace.topologies.fabric import FabricSpec, build
+from foretrace.topologies.fabric import FabricSpec
 from foretrace.topologies.link import LinkSpec
 from foretrace.topologies.node import NodeSpec
 
@@ -179,19 +177,6 @@ class Cluster:
         device = replace(self.device.shared(share), memory_bytes=memory_bytes)
         return replace(self, n_gpus=n_gpus, gpus_per_node=n_gpus, device=device)
 
-    def fabric(self) -> nx.DiGraph[str]:
-        """Return the fabric as a graph, built once; do not change it.
-
-        Nodes are ``gpu:<i>``, ``nvswitch:<node>``, ``nic:<node>.<j>``, ``leaf:<k>``, ``spine:0``; edges have
-        ``bandwidth_bytes_per_s`` in their direction, ``latency_s`` and ``kind``. Raises FabricError if a GPU
-        cannot be reached.
-        """
-        return self._fabric
-
-    @cached_property
-    def _fabric(self) -> nx.DiGraph[str]:
-        return build(self)
-
     def describe(self) -> dict[str, Any]:
         """Return the machine, with every figure, their digest and every source, as plain JSON types."""
         return {
@@ -237,3 +222,31 @@ def processor_share(cores: int, n_processes: int) -> float:
     (1.0, 0.5)
     """
     return min(1.0, cores / n_processes)
+
+
+WORDS: Final = frozenset({"name", "description", "sources"})
+"""What a machine and its parts say of themselves that no time and no cost depends on."""
+
+CALIBRATED: Final = frozenset({"factors", "transfer_factors"})
+"""What a calibration puts on a machine, which stays the same machine."""
+
+LENGTH: Final = 16
+"""Hexadecimal digits of a digest."""
+
+
+def digest(machine: Any) -> str:
+    """Return the digest of a cluster: of its figures, measured tables included, and of its size."""
+    text = json.dumps(_plain(machine), sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def _plain(value: Any) -> Any:
+    """Return *value* as plain JSON types, without words."""
+    if is_dataclass(value):
+        said = (field.name for field in fields(value))
+        return {name: _plain(getattr(value, name)) for name in said if name not in WORDS | CALIBRATED}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -13,6 +13,7 @@ import networkx as nx
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.reach import LEVEL
 from foretrace.topologies.units import format_bandwidth, format_time
+from foretrace.topologies.wiring import fabric
 
 ROWS: Final = ("core", "spine", "leaf", "nic", "gpu", "nvswitch", "host")
 """Tiers from top to bottom."""
@@ -86,7 +87,7 @@ text{fill:#ddd} .width{fill:#99a} .narrow{stroke:#ff6b5a} b{color:#ff6b5a}}
 
 def lines(cluster: Cluster) -> list[str]:
     """Return how many links of each kind join which tiers, from the top down, one line each."""
-    graph = cluster.fabric()
+    graph = fabric(cluster)
     found: Counter[tuple[str, str, float, float, str]] = Counter()
     for a, b, data in graph.edges(data=True):
         ends = sorted((_tier(a), _tier(b)), key=ROWS.index)
@@ -117,7 +118,7 @@ def _called(graph: nx.DiGraph[str], tier: str, count: int = 0) -> str:
 
 def drawn(cluster: Cluster) -> Cluster:
     """Return *cluster*, or of a large one as many of its nodes as can be told apart in a picture."""
-    size = cluster.fabric().number_of_nodes()
+    size = fabric(cluster).number_of_nodes()
     if size <= MOST_NODES or cluster.fabric_spec.links or cluster.fabric_spec.kind == "torus":
         return cluster
     n_nodes = max(2, MOST_NODES * cluster.n_nodes // size)
@@ -130,7 +131,7 @@ def page(cluster: Cluster) -> str:
     part = "" if shown is cluster else f", of which {shown.n_nodes} nodes are drawn"
     nodes = "1 node" if cluster.n_nodes == 1 else f"{cluster.n_nodes} nodes"
     title = f"{cluster.name}: {cluster.n_gpus} GPUs in {nodes}{part}"
-    graph = shown.fabric()
+    graph = fabric(shown)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'

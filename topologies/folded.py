@@ -16,6 +16,7 @@ from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import FabricError
 from foretrace.topologies.reach import LEVEL, Reach
 from foretrace.topologies.shape import GroupShape, Members, ways_out
+from foretrace.topologies.wiring import fabric
 
 _Node = tuple[int, tuple[int, ...]]
 """The number of a node, and the places in it of its members."""
@@ -36,7 +37,7 @@ def reach(cluster: Cluster, placed: Sequence[int]) -> Reach | Folded:
     period = _period(cluster)
     everywhere = len(placed) == cluster.n_gpus and len(set(placed)) == cluster.n_gpus
     if not period or not everywhere or _alike(cluster, period) <= KEPT:
-        return Reach(cluster.fabric(), placed)
+        return Reach(fabric(cluster), placed)
     return Folded(cluster, period)
 
 
@@ -68,7 +69,7 @@ class Folded:
         self._period = period
         self._full = _alike(cluster, period)
         small = cluster.sized(cluster.n_gpus - (self._full - KEPT) * period * self._per_node)
-        self._reach = Reach(small.fabric(), range(small.n_gpus))
+        self._reach = Reach(fabric(small), range(small.n_gpus))
 
     def domain(self, gpu: int) -> int:
         """Return the number of the NVLink domain that *gpu* is in."""

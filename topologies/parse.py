@@ -11,9 +11,9 @@ from foretrace.topologies.cluster import Cluster, Others
 from foretrace.topologies.device import DTYPES, KEYS, NOT_GIVEN, Device
 from foretrace.topologies.errors import CatalogError
 from foretrace.topologies.fabric import FabricSpec, Link
+from foretrace.topologies.kernel import AttentionKernel, AttentionPass, GemmTiles
 from foretrace.topologies.link import COLLECTIVES, Curve, LinkSpec, Table
 from foretrace.topologies.node import NodeSpec
-from foretrace.topologies.parse_kernel import kernels_from, tiles_from
 from foretrace.topologies.reader import Section, number, text, truth, whole
 from foretrace.topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
 
@@ -188,7 +188,7 @@ def cluster_from(
     return cluster.sized(n_gpus) if cores else cluster
 
 
-_LINK_FIGURES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+LINK_FIGURES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "kind": ("kind", text),
     "bandwidth": ("bandwidth_bytes_per_s", parse_bandwidth),
     "latency": ("latency_s", parse_time),
@@ -215,7 +215,7 @@ def _link(section: Section, key: str, load_link: Callable[[str], LinkSpec]) -> L
 def _link_over(section: Section, base: LinkSpec) -> LinkSpec:
     """Return *base* with the figures of *section*; what was measured is scaled to the new bandwidth."""
     given = {
-        field: section.get(key, read, getattr(base, field)) for key, (field, read) in _LINK_FIGURES.items()
+        field: section.get(key, read, getattr(base, field)) for key, (field, read) in LINK_FIGURES.items()
     }
     name = section.get("name", text, base.name)
     section.done()
@@ -278,3 +278,61 @@ def _finish(section: Section, prefix: str) -> dict[str, str]:
     """Refuse what nobody read in *section*, and return its sources under *prefix*."""
     section.done()
     return {f"{prefix}{key}": source for key, source in section.sources.items()}
+
+
+def tiles_from(section: Section) -> GemmTiles | None:
+    """Return the tiles that *section* describes, None if it is empty. Raises CatalogError or UnitError."""
+    if not list(section):
+        return None
+    for figure in ("shapes", "processors"):
+        section.note_source(figure)
+    return GemmTiles(
+        processors=section.get("processors", whole),
+        tiles=section.get("shapes", _shapes),
+        efficiency=section.get("efficiency", number),
+        operand_side=section.get("operand_side", number),
+        tile_overhead_s=section.get("overhead", parse_time),
+        memory_fraction=section.get("memory_fraction", number),
+        wave_overlap=section.get("wave_overlap", number),
+        blend=section.get("blend", number),
+        throttle=section.get("throttle", number),
+        throttle_s=section.get("throttle_time", parse_time),
+    )
+
+
+def kernels_from(section: Section) -> dict[str, AttentionKernel]:
+    """Return the attention kernels that *section* describes, by name. Raises CatalogError or UnitError."""
+    found = {}
+    for name, table in section.sections().items():
+        table.note_source("forward")
+        found[name] = AttentionKernel(
+            forward=_pass_from(table.section("forward")), backward=_pass_from(table.section("backward"))
+        )
+        section.sources |= {f"{name}": source for source in table.sources.values()}
+        table.done()
+    return found
+
+
+def _pass_from(section: Section) -> AttentionPass:
+    found = AttentionPass(
+        efficiency=section.get("efficiency", number),
+        score_width=section.get("score_width", number),
+        tail=section.get("tail", number),
+        tile_overhead_s=section.get("overhead", parse_time),
+        latency_s=section.get("latency", parse_time),
+        queries=section.get("queries", whole, 128),
+        wide_step=section.get("wide_step", whole, 0),
+        narrowest=section.get("narrowest", whole, 0),
+        lasting_clock=section.get("lasting_clock", number, 0.0),
+        scores_per_s=section.get("scores_per_second", number, 0.0),
+    )
+    section.done()
+    return found
+
+
+def _shapes(value: object) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(tile, list) and [type(side) for side in tile] == [int, int] for tile in value
+    ):
+        raise TypeError("must be a list of tiles, [[256, 128], [128, 128]]")
+    return tuple((tile[0], tile[1]) for tile in value)

@@ -1,20 +1,36 @@
-"""How NICs are wired to switches, and switches to each other, by kind of fabric."""
+"""Fabrics as directed graphs: who is wired to whom, how fast, how far.
+
+Nodes are named ``<tier>:<id>`` and carry the attribute ``tier``; an edge carries ``bandwidth_bytes_per_s`` in
+its own direction, ``latency_s`` and ``kind``. GPUs of one node hang on one switch (``nvswitch``, or ``host``
+where a device is a process). NICs lead to leaf switches, and leaves to ``spine:0``, which stands for the
+whole layer of spine switches with traffic spread evenly over them (ECMP without collisions). PCIe between a
+GPU and its NIC is taken to be no slower than the NIC.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from itertools import product
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import networkx as nx
 
+from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import FabricError
+from foretrace.topologies.fabric import KINDS
+from foretrace.topologies.link import LinkSpec
+from foretrace.topologies.node import wires
 
-if TYPE_CHECKING:
-    from foretrace.topologies.cluster import Cluster
-    from foretrace.topologies.link import LinkSpec
+TIERS: Final = ("gpu", "nvswitch", "host", "nic", "leaf", "spine", "core")
+"""What the part of a node's name before the colon may be, from the device outward."""
+
+MOST_GPUS: Final = 1 << 18
+"""GPUs of the largest fabric that is built link by link: a quarter of a minute and some GB of memory."""
+MOST_NICS: Final = 1 << 20
+"""Most NICs likewise: four for each GPU."""
 
 Nics = list[list[str]]
 """Names of the NICs of every node."""
@@ -158,6 +174,107 @@ BUILDERS: Final[Mapping[str, Callable[[nx.DiGraph[str], Cluster, Nics], None]]] 
 )
 """How nodes are joined, by the ``kind`` in ``[fabric]``."""
 
-KINDS: Final = tuple(BUILDERS)
-GROUPED: Final = ("dragonfly", "two-site")
-"""Kinds that need ``group_nodes`` and ``group_bandwidth``."""
+
+@lru_cache(maxsize=8)
+def fabric(cluster: Cluster) -> nx.DiGraph[str]:
+    """Return the fabric of *cluster* as a graph; the last few are kept, so do not change it.
+
+    Raises:
+        FabricError: a GPU cannot reach the others, or there are more than ``MOST_GPUS`` or ``MOST_NICS``.
+    """
+    sizes = (
+        ("GPUs", cluster.n_gpus, MOST_GPUS),
+        ("NICs", cluster.n_nodes * cluster.nics_per_node, MOST_NICS),
+    )
+    for what, size, most in sizes:
+        if size > most:
+            raise FabricError(
+                f"cluster {cluster.name}: a fabric of {size:,} {what} is not built link by link; at most "
+                f"{most:,}"
+            )
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    if cluster.fabric_spec.links:
+        _explicit(graph, cluster)
+    else:
+        _nodes(graph, cluster)
+        if cluster.n_nodes > 1:
+            BUILDERS[cluster.fabric_spec.kind](graph, cluster, _nics(graph, cluster))
+    _check_connected(graph, cluster)
+    return graph
+
+
+def _nodes(graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    """Wire the GPUs of every node to each other."""
+    full = cluster.gpus_per_node
+    for node in range(cluster.n_nodes):
+        kind = cluster.kind_of(node)
+        switched = kind.device.kind == "gpu" and kind.intra.kind == "nvlink" and not kind.node.host
+        hub = "nvswitch" if switched else "host"
+        gpus = list(range(node * full, min((node + 1) * full, cluster.n_gpus)))
+        for gpu in gpus:
+            add(graph, f"gpu:{gpu}")
+        found = wires(kind.node, kind.intra, gpus, hub=f"{hub}:{node}", full=full)
+        for a, b, bytes_per_s, latency_s, wired in found:
+            wire(graph, (add(graph, a), add(graph, b)), bytes_per_s, latency_s, wired)
+
+
+def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
+    """Give every node its NICs, each wired to the GPUs nearest to it; return NIC names by node."""
+    if cluster.nic is None or not cluster.nics_per_node:
+        raise FabricError(
+            f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} "
+            f"nodes of {cluster.gpus_per_node} GPUs and no NICs; give [nic] and nics_per_node"
+        )
+    if cluster.fabric_spec.kind == "node":
+        raise FabricError(
+            f"gpu:{cluster.gpus_per_node} cannot reach gpu:0: cluster {cluster.name} has {cluster.n_nodes} "
+            f"nodes and a fabric of kind 'node'; choose {', '.join(kind for kind in KINDS if kind != 'node')}"
+        )
+    n_nics, n_gpus = cluster.nics_per_node, cluster.gpus_per_node
+    pairs = {(j * n_gpus // n_nics, j) for j in range(n_nics)} | {
+        (i, i * n_nics // n_gpus) for i in range(n_gpus)
+    }
+    found = []
+    for node in range(cluster.n_nodes):
+        names = [add(graph, f"nic:{node}.{j}") for j in range(n_nics)]
+        nic = cluster.kind_of(node).nic or cluster.nic
+        for local, j in sorted(pairs):
+            gpu = node * n_gpus + local
+            if gpu < cluster.n_gpus:
+                wire(graph, (f"gpu:{gpu}", names[j]), nic.bandwidth_bytes_per_s, 0.0, "pcie")
+        found.append(names)
+    return found
+
+
+def _explicit(graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    """Wire exactly the links that the file lists."""
+    for gpu in range(cluster.n_gpus):
+        add(graph, f"gpu:{gpu}")
+    for link in cluster.fabric_spec.links:
+        tiers = {end.partition(":")[0] for end in link.ends}
+        if not tiers <= set(TIERS):
+            raise FabricError(
+                f"link {' - '.join(link.ends)}: a name begins with one of {', '.join(TIERS)}, as gpu:0"
+            )
+        if extra := next((end for end in link.ends if end.startswith("gpu:") and end not in graph), None):
+            raise FabricError(
+                f"link {' - '.join(link.ends)}: {extra} is not one of gpu:0 to gpu:{cluster.n_gpus - 1}"
+            )
+        spec = cluster.intra if tiers <= {"gpu", "nvswitch", "host"} or cluster.nic is None else cluster.nic
+        for end in link.ends:
+            add(graph, end)
+        given = link.bandwidth_bytes_per_s
+        bandwidth = spec.bandwidth_bytes_per_s if given is None else given
+        latency_s = spec.latency_s / 2 if link.latency_s is None else link.latency_s
+        wire(graph, link.ends, bandwidth, latency_s, spec.kind)
+
+
+def _check_connected(graph: nx.DiGraph[str], cluster: Cluster) -> None:
+    """Raise FabricError naming the GPUs that gpu:0 cannot reach."""
+    reached = nx.descendants(graph, "gpu:0") | {"gpu:0"}
+    lost = [f"gpu:{gpu}" for gpu in range(cluster.n_gpus) if f"gpu:{gpu}" not in reached]
+    if lost:
+        named = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+        raise FabricError(
+            f"{named} cannot reach gpu:0 in cluster {cluster.name}: no link leads there; add [[links]]"
+        )

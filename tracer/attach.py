@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.optimizing import optimizer_steps
-from foretrace.tracer.record import Recording, activate
+from foretrace.tracer.record import DEPTHS, Recording, activate
 from foretrace.tracer.run_directory import RESTART
 from foretrace.tracer.window import Window
 from foretrace.tracer.with_group import begin_now, expect
@@ -49,7 +49,7 @@ def attach(module: Any) -> None:
         name=os.environ.get(NAME_VARIABLE, ""),
         flush_s=None,
         window=window,
-        depth=os.environ.get(DEPTH_VARIABLE, "light"),
+        depth=os.environ.get(DEPTH_VARIABLE, DEPTHS[0]),
         is_shared=True,
     )
     activate(recording)

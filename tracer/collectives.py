@@ -9,6 +9,7 @@ miss some of them, or deadlock because they hold the interpreter lock.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -83,12 +84,12 @@ class CollectiveHook:
             return result
 
         def on_device(communication: Communication, keyset: Any, args: Any, kwargs: Any) -> Any:
-            # NCCL runs a synchronous collective on the compute stream itself.
-            on_compute = communication.group.on_nccl and args[flag : flag + 1] == (False,)
-            is_paused = pause() if on_compute else False
+            # One that need not run beside the current stream may run on it, and then is no compute of it.
+            is_paused = pause() if args[flag : flag + 1] == (False,) else False
+            called = time.time_ns()
             try:
                 result = redispatch(keyset, *args, **kwargs)
-                issued_on_device(communication, result, on_compute)
+                issued_on_device(communication, result, called)
                 return result
             except BaseException:
                 failed(communication)
@@ -159,9 +160,9 @@ class CollectiveHook:
         group = session.groups.of(process_group)
         tensor = operator.tensor(args)
         device = tensor.get_device() if tensor.is_cuda else -1
-        if device >= 0 and group.on_nccl and not group.is_timed:
+        if device >= 0 and not group.is_timed:
             group.is_timed = True
-            with suppress(RuntimeError):  # then a hook that finds it complete records the end
+            with suppress(RuntimeError):  # a backend whose works do not tell how long they ran
                 internals.time_on_device(process_group)
         lane = session.lane
         at, block, peer = session.position, lane.block if lane.is_own() else NOBODY, -1
@@ -222,10 +223,9 @@ class CollectiveHook:
 
         return follow
 
-    def _issued_on_device(self, communication: Communication, result: Any, on_compute: bool) -> None:  # noqa: FBT001 - by position: called through a guard
-        """Track a call on GPU tensors; *on_compute*: it runs on the current stream."""
-        work = None if on_compute else self._work(result)
-        self._session.completions.issued_on_device(communication, work)
+    def _issued_on_device(self, communication: Communication, result: Any, called: int) -> None:
+        """Track a call on GPU tensors, made at the wall-clock time *called*."""
+        self._session.completions.issued_on_device(communication, self._work(result), called)
 
     def _work(self, result: Any) -> Any:
         """Return the work in the result of an operator, None if it was complete on return."""

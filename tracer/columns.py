@@ -30,13 +30,14 @@ SEGMENT: Final = np.dtype(
         ("stage", np.int32),
         ("virtual_stage", np.int32),
         ("microbatch", np.int32),
+        ("stream", np.int32),
     ]
 )
-"""A piece of compute time, by the places of its kind and its block in lists beside it."""
+"""A piece of compute time, by the places of its kind, its block and its stream in lists beside it."""
 
 COLUMNS: Final = (
     "stream", "category", "kind", "name", "start_ns", "duration_ns", "step", "microbatch", "layer", "stage",
-    "virtual_stage", "axis", "group", "sequence", "peer", "size_bytes", "dtype",
+    "virtual_stage", "axis", "group", "sequence", "peer", "size_bytes", "dtype", "is_bound",
 )  # fmt: skip
 """Columns of a row, in order."""
 
@@ -47,28 +48,30 @@ class Segments(NamedTuple):
     """Pieces of compute time in the order of time.
 
     Attributes:
-        rows: an array of type ``SEGMENT``; its kinds and blocks are places in the lists beside it.
+        rows: an array of type ``SEGMENT``; its labels are places in the lists beside it.
         kinds: e.g. ``"forward"``.
         blocks: who owns the time.
+        streams: e.g. ``"compute"``.
     """
 
     rows: np.ndarray[Any, np.dtype[np.void]]
     kinds: Sequence[str]
     blocks: Sequence[Block]
+    streams: Sequence[str]
 
     @classmethod
     def of(cls, found: Sequence[Segment], ns: Callable[[Stamp], int]) -> Segments:
         """Return *found*; *ns* tells when a stamp was."""
-        kind, block, start, end, *numbers = zip(*found, strict=True)
-        kinds, blocks = dict.fromkeys(kind), dict.fromkeys(block)
-        rows = np.empty(len(found), SEGMENT)
-        for name, values, places in (("kind", kind, kinds), ("block", block, blocks)):
-            at = {one: number for number, one in enumerate(places)}
+        kind, block, start, end, *numbers, stream = zip(*found, strict=True)
+        rows, labels = np.empty(len(found), SEGMENT), []
+        for name, values in (("kind", kind), ("block", block), ("stream", stream)):
+            at = {one: number for number, one in enumerate(dict.fromkeys(values))}
             rows[name] = [at[value] for value in values]
+            labels.append(list(at))
         rows["start_ns"], rows["end_ns"] = [ns(one) for one in start], [ns(one) for one in end]
-        for name, values in zip(Segment._fields[4:], numbers, strict=True):
+        for name, values in zip(Segment._fields[4:-1], numbers, strict=True):
             rows[name] = values
-        return cls(rows, list(kinds), list(blocks))
+        return cls(rows, *labels)
 
     def of_steps(self, has_step: Callable[[int], bool]) -> Segments:
         """Return what belongs to steps that are recorded."""
@@ -78,14 +81,17 @@ class Segments(NamedTuple):
             return self
         return self._replace(rows=self.rows[np.isin(self.rows["step"], kept)])
 
-    def after(self, end_ns: int) -> Segments:
-        """Return them without overlap among themselves and with what ended at *end_ns*.
+    def after(self, ends_ns: dict[str, int]) -> Segments:
+        """Return them without overlap among themselves and with what ended at *ends_ns*, by stream.
 
-        On another CUDA stream than before time may seem to go back. Only what is worth a span is left.
+        Only what is worth a span is left. *ends_ns* is brought up to date.
         """
-        ends = np.maximum.accumulate(np.append(end_ns, self.rows["end_ns"]))[:-1]
         rows = self.rows.copy()
-        rows["start_ns"] = np.maximum(rows["start_ns"], ends)
+        for number, stream in enumerate(self.streams):
+            own = rows["stream"] == number
+            ends = np.maximum.accumulate(np.append(ends_ns.get(stream, 0), rows["end_ns"][own]))
+            rows["start_ns"][own] = np.maximum(rows["start_ns"][own], ends[:-1])
+            ends_ns[stream] = int(ends[-1])
         shortest = np.array([MIN_GLUE_NS if block.is_glue else 1 for block in self.blocks], np.int64)
         return self._replace(rows=rows[rows["end_ns"] - rows["start_ns"] >= shortest[rows["block"]]])
 
@@ -95,6 +101,7 @@ class Segments(NamedTuple):
         layers = np.array([block.layer for block in self.blocks], np.int32)
         return {
             "kind": (rows["kind"], self.kinds),
+            "stream": (rows["stream"], self.streams),
             "name": (rows["block"], [block.name for block in self.blocks]),
             "start_ns": rows["start_ns"] + shift_ns,
             "duration_ns": rows["end_ns"] - rows["start_ns"],
@@ -156,7 +163,7 @@ def step_row(s: StepWindow, start_ns: int, duration_ns: int) -> Row:
     step = -1 if s.phase and not s.is_inside else s.step
     return (
         category, category, kind, kind, start_ns, duration_ns, step, -1, -1,
-        -1, -1, "", -1, -1, -1, 0, "",
+        -1, -1, "", -1, -1, -1, 0, "", False,
     )  # fmt: skip
 
 
@@ -167,5 +174,5 @@ def communication_row(c: Communication, stream: str, start_ns: int, duration_ns:
     return (
         stream, category, c.kind, c.block.name or c.kind, start_ns, duration_ns, step, microbatch,
         c.block.layer, stage, virtual_stage, c.group.axis, c.group.id, c.sequence, c.peer,
-        c.size_bytes, c.dtype,
+        c.size_bytes, c.dtype, c.is_bound,
     )  # fmt: skip

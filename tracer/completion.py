@@ -3,9 +3,7 @@
 Where the end of a communication comes from:
 
 ==================  ========================================================================================
-on CUDA, in order   an event behind the communication, on the stream that is current
-on CUDA, waited     an event on the stream that waits for it, behind the wait
-on CUDA, overlapped the work, found complete by a hook, tells how long it ran from when its turn came
+on a GPU            ``tracer.device_works``
 on gloo, waited     the return of ``Work.wait`` or of ``wait_tensor`` in the thread that needs the result
 on gloo, overlapped the first moment at which a hook finds it complete, or a thread of ours that waits for it
 ==================  ========================================================================================
@@ -27,7 +25,6 @@ threads, and so deadlock with any caller that waits while it holds the lock.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -78,13 +75,14 @@ class Completions(DeviceWorks):
 
     Attributes:
         watchers: the threads that wait in place of the training.
+        loose: communications of the processor under way that nobody is known to wait for.
     """
 
     def __init__(self, wait: Callable[..., Any], rank: int) -> None:
         super().__init__()
         self._rank = rank
         self.watchers = Watchers(wait, self._watched)
-        self._lock = threading.Lock()
+        self.loose: deque[Communication] = deque()
         self._unclaimed: deque[Communication] = deque()
         self._watched_ns = self._waited_ns = 0
         self._is_closing = False
@@ -114,8 +112,7 @@ class Completions(DeviceWorks):
         with self._lock:
             while loose and len(kept) < MOST_ASKED and n_busy < MOST_BUSY:
                 communication = loose.popleft()
-                is_seen_to = self.is_seen_to_on_device if communication.device >= 0 else self._is_seen_to
-                if not is_seen_to(communication, now):
+                if not self._is_seen_to(communication, now):
                     kept.append(communication)
                     n_busy = n_busy + 1 if communication.group is group else 1
                     group = communication.group
@@ -175,7 +172,7 @@ class Completions(DeviceWorks):
         with self._lock:
             for _ in range(len(self.loose)):
                 communication = self.loose.popleft()
-                if communication.is_p2p or communication.device >= 0:
+                if communication.is_p2p:
                     self.loose.append(communication)
                 elif not communication.is_claimed:
                     batch.append(communication)
@@ -184,6 +181,9 @@ class Completions(DeviceWorks):
 
     def claim(self, communication: Communication) -> Watch | None:
         """Keep watchers off *communication* because the training waits for it; return the one it has."""
+        if communication.device >= 0:
+            self.reached(communication)
+            return None
         if not communication.is_p2p:  # a second wait does no harm
             communication.is_claimed = True
             return None
@@ -193,13 +193,13 @@ class Completions(DeviceWorks):
 
     def ended(self, communication: Communication) -> None:
         """Note that somebody who needed *communication* has it."""
+        if communication.end is None and communication.is_p2p and communication.peer < 0:
+            self._received(communication)
+        if communication.device >= 0:
+            self.waited_on_device(communication)
+            return
         if communication.end is None:
-            if communication.is_p2p and communication.peer < 0:
-                self._received(communication)
-            if communication.device < 0:
-                communication.end = now_ns()
-            else:
-                self.waited_on_device(communication)
+            communication.end = now_ns()
         self.forget(communication)
         with self._lock:
             if self.loose and self.loose[-1] is communication:  # as what is waited for at once

@@ -10,29 +10,32 @@ all other ranks once one has failed, and these have not failed first.
 from __future__ import annotations
 
 import functools
-import glob
 import json
 import os
 import socket
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from foretrace.tracer.guarded import is_interrupt
+_sent: defaultdict[int, set[int]] = defaultdict(set)
+"""The signals that this process has sent to each other one, by its number or that of its group."""
 
-_sent: dict[int, int] = {}
-"""The first signal that this process has sent to each other one, by its number or that of its group."""
+_OLDER_S: Final = 60.0
+"""How much older than a launcher a sidecar may look, on a file system with a clock of its own."""
 
 
 def watch(run: str) -> None:
     """Note from now on how children of this process end that record themselves.
 
     Args:
-        run: the run directory of the command; other attempts are beside it.
+        run: the run directory of the command; those of other attempts are beside it.
     """
+    path, since_s = Path(run), time.time()
     # Whoever imports subprocess or multiprocessing after this finds these functions: both look them up in os.
-    os.waitpid = _then(os.waitpid, lambda _, found: _reaped(run, *found))
+    os.waitpid = _then(os.waitpid, lambda _, found: _reaped(path, since_s, *found))
     for name in ("kill", "killpg"):
         if hasattr(os, name):
             setattr(os, name, _then(getattr(os, name), lambda given, _: _signalled(*given)))
@@ -47,6 +50,8 @@ def _then(original: Callable[..., Any], note: Callable[[tuple[Any, ...], Any], N
         try:
             note(args, result)
         except Exception as error:  # the launcher goes on, whatever is wrong with us
+            from foretrace.tracer.guarded import is_interrupt  # which processes that start none do not load
+
             if is_interrupt(error):
                 raise
         return result
@@ -56,24 +61,28 @@ def _then(original: Callable[..., Any], note: Callable[[tuple[Any, ...], Any], N
 
 def _signalled(number: int, signal: int) -> None:
     if signal:
-        _sent.setdefault(abs(number), int(signal))
+        _sent[abs(number)].add(int(signal))
 
 
-def _reaped(run: str, pid: int, status: int) -> None:
+def _reaped(path: Path, since_s: float, pid: int, status: int) -> None:
+    if pid and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+        _note_end(path, since_s, pid, os.waitstatus_to_exitcode(status))
+
+
+def _note_end(path: Path, since_s: float, pid: int, status: int) -> None:
     """Write how child *pid* has ended beside the sidecar of its rank, if it has one and did not end well."""
-    if not pid or not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
-        return
-    sent, code = _sent.pop(pid, 0), os.waitstatus_to_exitcode(status)
-    if not code:
-        return
-    path = Path(run)
-    for file in path.parent.glob(f"{glob.escape(path.name)}*/ranks/rank-?????.json"):
-        with suppress(OSError, ValueError, AttributeError):
-            text = file.read_text(encoding="utf-8")
-            # A look at the text spares the launcher of many ranks from parsing the sidecars of all of them.
-            if f'"pid": {pid},' not in text:
-                continue
-            for one in json.loads(text)["processes"].values():
-                if (one["host"], one["pid"]) == (socket.gethostname(), pid):
-                    said = {"status": code, "signal_sent": sent}
-                    file.with_suffix(".ended.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
+    from foretrace.tracer.run_directory import beside
+
+    sent = sorted(_sent.pop(pid, ()))
+    for folder in (path, *beside(path)) if status else ():
+        for file in folder.glob("ranks/rank-?????.json"):
+            with suppress(OSError, ValueError, AttributeError):
+                text = file.read_text(encoding="utf-8")
+                # A look at the text spares the launcher of many ranks from parsing the sidecars of all. The
+                # number of a process may have been that of a rank of an older run.
+                if f'"pid": {pid},' not in text or file.stat().st_mtime < since_s - _OLDER_S:
+                    continue
+                for one in json.loads(text)["processes"].values():
+                    if (one["host"], one["pid"]) == (socket.gethostname(), pid):
+                        said = json.dumps({"status": status, "signals_sent": sent})
+                        file.with_suffix(".ended.json").write_text(f"{said}\n", encoding="utf-8")

@@ -37,24 +37,24 @@ class GroupInfo:
         axis: one of ``traces.layout.AXES``, ``"world"``, or the name of the group.
         ranks: global ranks in group order.
         on_gloo: whether tensors of the processor go through gloo.
-        on_nccl: whether tensors of a GPU go through NCCL.
-        is_timed: whether its works were asked to tell how long they run.
+        only_gloo: whether those of a GPU do, too.
+        name: what torch calls it.
+        is_timed: whether its works on a GPU were asked to tell how long they run.
         n_collectives: collectives that this rank has issued.
         collectives: counts them, on whatever thread.
         n_transfers: p2p transfers whose side this rank has issued, by (sender, receiver).
-        name: what torch calls it.
     """
 
     id: int
     axis: str
     ranks: tuple[int, ...]
     on_gloo: bool = False
-    on_nccl: bool = False
+    only_gloo: bool = False
+    name: str = ""
     is_timed: bool = False
     n_collectives: int = 0
     n_transfers: dict[tuple[int, int], int] = field(default_factory=dict)
     collectives: Iterator[int] = field(default_factory=itertools.count)
-    name: str = ""
     _transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
@@ -158,8 +158,8 @@ class Groups:
             id=stable_group_id(name, ranks),
             axis=axis_of(description, fallback=self._fallback(name, ranks)),
             ranks=ranks,
-            on_gloo="gloo" in backend,
-            on_nccl="nccl" in backend,
+            on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backend.split(",")),
+            only_gloo=backend == "gloo",
             name=name,
         )
         self._by_name[name] = info

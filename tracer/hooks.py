@@ -33,6 +33,7 @@ def install(session: Session) -> list[Hook]:
 
     from foretrace.tracer.backward import BackwardHook
     from foretrace.tracer.exporting import EXPORTING, ExportHook
+    from foretrace.tracer.memory import PeakHook
     from foretrace.tracer.modules import ModuleHook
     from foretrace.tracer.recomputing import CheckpointHook
     from foretrace.tracer.steps import OptimizerHook, SaveHook
@@ -44,6 +45,7 @@ def install(session: Session) -> list[Hook]:
     hooks: list[Hook] = [session.backward, modules, exports]
     hooks += [CheckpointHook(session), OptimizerHook(session), StreamHook(session), GraphHook()]
     hooks += [SaveHook(session, torch, "save"), _when_imported(session, "modules", CHECKPOINTS, _saves)]
+    hooks.append(PeakHook(session))
     return hooks + _distributed(session) if is_distributed() else hooks
 
 
@@ -54,6 +56,7 @@ def _distributed(session: Session) -> list[Hook]:
     from foretrace.tracer.waits import BatchHook, BlockingHook, WaitHook
 
     session.completions = Completions(dist.Work.wait, session.rank)
+    session.device_times.ask = session.completions.ask
     return [
         CollectiveHook(session),
         WaitHook(session),

@@ -6,6 +6,7 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -89,13 +90,28 @@ def graphs() -> list[Any]:
     return [torch.cuda.CUDAGraph] + ([newer] if newer is not None else [])
 
 
-def flight_recorders() -> list[list[dict[str, Any]]]:
-    """Return what each flight recorder of c10d holds, oldest first; a torch may have none for gloo."""
-    from torch._C import _distributed_c10d as c10d
+def stream_handle() -> Callable[[int], int]:
+    """Return what tells the handle of the current CUDA stream of a device: a tenth of making a ``Stream``."""
+    import torch
 
-    dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
-    held = [pickle.loads(dump(includeStackTraces=False)) for dump in dumps if dump is not None]
-    return [one.get("entries", []) for one in held]
+    found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return found
+
+
+COUNTER_RESETS: Final = (
+    "_cuda_resetPeakMemoryStats",
+    "_cuda_resetAccumulatedMemoryStats",
+    "_accelerator_resetPeakStats",
+    "_accelerator_resetAccumulatedStats",
+)
+"""Functions of ``torch._C`` by which a script resets what an allocator counts."""
+
+
+def counter_resets() -> list[tuple[Any, str]]:
+    """Return, as owner and name, those of them that there are."""
+    import torch
+
+    return [(torch._C, name) for name in COUNTER_RESETS if hasattr(torch._C, name)]
 
 
 def call_numbers() -> dict[str, int]:
@@ -113,8 +129,58 @@ def call_numbers() -> dict[str, int]:
 
 
 def time_on_device(process_group: Any) -> None:
-    """Have the works of a group of NCCL tell how long they ran: each gets an event at its start, too."""
+    """Have the works of a group tell how long they ran: each gets an event at its start, too.
+
+    Raises:
+        RuntimeError: its backend cannot do that.
+    """
     process_group._enable_collectives_timing()
+
+
+TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+"""Words of an environment variable that torch takes for yes."""
+
+
+def flight_recorders() -> list[list[dict[str, Any]]]:
+    """Return what each flight recorder of c10d holds, oldest first: the last 2,000 calls by default.
+
+    Up to torch 2.13 that of NCCL looks at events that it no longer holds (``FlightRecorderDetail.hpp``).
+    They are not freed as long as torch keeps them to be used again (``CUDAEventCache.hpp``), as it does
+    unless told otherwise: then it is left alone. A torch may have none for gloo.
+    """
+    import torch
+
+    c10d = torch._C._distributed_c10d
+    frees_events = os.environ.get("TORCH_NCCL_CUDA_EVENT_CACHE", "1").lower() not in TRUE
+    is_safe = not frees_events or torch.torch_version.TorchVersion(torch.__version__) >= "2.14"
+    names = ("_dump_fr_trace", *(("_dump_nccl_trace",) if is_safe else ()))
+    dumps = [getattr(c10d, name, None) for name in names]
+    held = [pickle.loads(dump(includeStackTraces=False)) for dump in dumps if dump is not None]
+    return [one.get("entries", []) for one in held]
+
+
+def flight_entries() -> list[tuple[str, int, int | None, bool]] | None:
+    """Return what torch's flight recorders keep of works on GPUs.
+
+    Returns:
+        Of each the name of its group, when its call was made (``time.time_ns``), how long it ran in ns, None
+        if that is not known, and whether that may become known. None: there is no flight recorder.
+    """
+    kept = [
+        entry
+        for entries in flight_recorders()
+        for entry in entries
+        if not entry["profiling_name"].startswith("gloo")
+    ]
+    return [
+        (
+            entry["process_group"][0],
+            entry["time_created_ns"],
+            round(entry["duration_ms"] * 1e6) if "duration_ms" in entry else None,
+            not entry["retired"],
+        )
+        for entry in kept
+    ] or None
 
 
 def device_ns(work: Any) -> int | None:

@@ -1,4 +1,8 @@
-"""The compute stream of a process, flattened: at any moment at most one block owns the time."""
+"""The computation of a process, flattened: at any moment at most one block owns the time.
+
+A block that is called while another CUDA stream is current owns time of that stream, and the one around it
+owns none meanwhile, as nothing is issued to its own.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +14,43 @@ from typing import Any, Final
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
 from foretrace.tracer.records import Block, Position, Segment
-from foretrace.tracer.stamps import ComputeStream, Stamp
+from foretrace.tracer.stamps import ComputeStream, ComputeStreams, Stamp
 
 NOBODY: Final = Block("")
 """Owner of time that is not compute, although a block is running: the end of a backward pass."""
 
+COMPUTE: Final = "compute"
+"""Stream of what a processor computes."""
+
+Owner = tuple[str, Block, ComputeStream | None]
+"""Kind, block and stream of what owns the time; no stream on a processor."""
+
 _SEGMENT: Final = functools.partial(tuple.__new__, Segment)
+"""Makes a segment in half the time of its constructor."""
 
 
 class Lane:
     """A stack of what runs now; the top owns the time, and only while nothing waits.
 
-    Every change cuts a segment off for the owner so far. Segments follow each other without overlap, by
-    construction.
+    Every change cuts a segment off for the owner so far. Segments of one stream follow each other without
+    overlap, by construction.
 
     Args:
         position: where the training is; read when a segment is cut.
         emit: takes each finished segment.
 
     Attributes:
-        stamp: returns this moment, as time is told now.
-        device: the CUDA stream on which the model computes, None on a processor.
-        stack: owners, kind and block; the same list always.
+        stamp: returns this moment, as time is told now: on the current stream of a GPU.
+        device: the CUDA streams on which the model computes, None on a processor.
+        stack: owners; the same list always.
     """
 
     def __init__(self, position: Position, emit: Callable[[Segment], None]) -> None:
         self.stamp: Callable[[], Stamp] = now_ns
-        self.device: ComputeStream | None = None
+        self.device: ComputeStreams | None = None
         self._position = position
         self._emit = emit
-        self.stack: list[tuple[str, Block]] = []
+        self.stack: list[Owner] = []
         self._thread = 0
         self._is_in_backward = internals.is_in_backward()
         self._n_waits = 0
@@ -65,53 +76,57 @@ class Lane:
 
     def push(self, kind: str, block: Block) -> int:
         """Let *block* own the time from now on; return what ``pop`` takes to undo it."""
-        stack, owner = self.stack, (kind, block)
+        stream = None if self.device is None else self.device.current()
+        stack, owner = self.stack, (kind, block, stream)
         if not stack or stack[-1] != owner:
-            self._cut()
+            self._cut(stream)
         stack.append(owner)
         return len(stack) - 1
 
     def pop(self, depth: int) -> None:
         """Give the time back to who owned it before the ``push`` that returned *depth*."""
-        if depth < len(self.stack):
-            if not depth or self.stack[depth - 1] != self.stack[-1]:
-                self._cut()
-            del self.stack[depth:]
+        stack = self.stack
+        if depth < len(stack):
+            if not depth:
+                self._cut(stack[-1][2])
+            elif stack[depth - 1] != stack[-1]:
+                self._cut(stack[depth - 1][2])
+            del stack[depth:]
 
     def replace(self, kind: str, block: Block) -> None:
         """Let *block* own the time in place of the present owner."""
-        owner = (kind, block)
-        if self.stack and self.stack[-1] != owner:
-            self._cut()
-            self.stack[-1] = owner
+        stream = None if self.device is None else self.device.current()
+        stack, owner = self.stack, (kind, block, stream)
+        if stack and stack[-1] != owner:
+            self._cut(stream)
+            stack[-1] = owner
 
-    def follow(self) -> None:
-        """The model is called from outside: time is told on the stream that is current now."""
-        if self.device is not None and not self.device.is_current():
-            self.device.follow()
-
-    def move_to(self, device: ComputeStream) -> None:
-        """Tell time on a CUDA stream from now on, where the model computes."""
+    def move_to(self, device: ComputeStreams) -> None:
+        """Tell time on CUDA streams from now on, where the model computes."""
         self.device = device
         self.stamp = device.stamp
 
     def pause(self) -> bool:
-        """Time from now on is waiting, not compute, if it is the training that waits, on its compute stream.
+        """Time from now on is waiting, not compute, if it is the training that waits, on the owner's stream.
 
         Returns:
             Whether that is so; ``resume`` takes it.
         """
-        if not self.is_own() or (self.device is not None and not self.device.is_current()):
+        if not self.is_own():
             return False
-        self._cut()
-        self._n_waits += 1
-        return True
+        own = self.stack[-1][2] if self.stack else None
+        if own is not None and self.device is not None and own is not self.device.current():
+            return False
+        return self._paused(own)
 
     def pause_stream(self, stream: Any) -> bool:
         """Do as ``pause`` does where *stream*, and not the current one, is going to wait."""
-        if self.device is None or not self.device.is_same(stream):
-            return False
-        self._cut()
+        own = self.stack[-1][2] if self.stack else None
+        return own is not None and own.is_same(stream) and self._paused(own)
+
+    def _paused(self, own: ComputeStream | None) -> bool:
+        if self.stack:
+            self._cut(own)
         self._n_waits += 1
         return True
 
@@ -119,17 +134,24 @@ class Lane:
         """Undo the ``pause`` that returned *is_paused*."""
         if is_paused:
             self._n_waits -= 1
-            self._since = self.stamp()
+            if self.stack:
+                stream = self.stack[-1][2]
+                self._since = now_ns() if stream is None else stream.stamp()
 
-    def _cut(self) -> None:
-        now = self.stamp()
-        if self.stack and not self._n_waits:
-            kind, block = self.stack[-1]
-            if block is not NOBODY:
-                at = self._position
+    def _cut(self, then: ComputeStream | None) -> None:
+        """End the segment of the present owner; the next begins on the stream *then*."""
+        if self.stack:
+            kind, block, stream = self.stack[-1]
+            now = now_ns() if stream is None else stream.stamp()
+            if block is not NOBODY and not self._n_waits:
+                at, name = self._position, COMPUTE if stream is None else stream.name
+                since = self._since
                 self._emit(
-                    _SEGMENT(  # half as long as by the constructor
-                        (kind, block, self._since, now, at.step, at.stage, at.virtual_stage, at.microbatch)
+                    _SEGMENT(
+                        (kind, block, since, now, at.step, at.stage, at.virtual_stage, at.microbatch, name)
                     )
                 )
-        self._since = now
+            if stream is then:
+                self._since = now
+                return
+        self._since = now_ns() if then is None else then.stamp()

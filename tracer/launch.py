@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,22 +17,16 @@ from foretrace.tracer.attach import (
     RUN_VARIABLE,
     STEPS_VARIABLE,
 )
-from foretrace.tracer.errors import LaunchError, RecordError
-from foretrace.tracer.launched import is_one_of_many
-from foretrace.tracer.run_directory import check_new, no_empty_folders
+from foretrace.tracer.ended import watch
+from foretrace.tracer.errors import LaunchError
+from foretrace.tracer.launched import is_one_of_many, job
+from foretrace.tracer.record import DEPTHS
+from foretrace.tracer.run_directory import check_new, claimed, holds_run, no_empty_folders
 from foretrace.tracer.supervised import run
 from foretrace.tracer.window import Window
-from foretrace.traces.errors import reason
 
 SITE: Final = Path(__file__).absolute().parent / "site"
 """Folder whose ``sitecustomize`` Python runs first in every process of the command."""
-
-
-PROBE: Final = f".foretrace-probe-{os.getpid()}"
-"""File that is written and deleted to see whether the run directory can be written."""
-
-PROBE_BYTES: Final = 1 << 16
-"""Its size: that of the first spans of a rank."""
 
 
 def launch(
@@ -64,42 +57,29 @@ def launch(
 
     Raises:
         LaunchError: the command cannot be started.
-        RecordError: *path* holds something already or cannot be written; the ranks or steps say nothing.
+        RecordError: *path* holds something already, is being recorded into, or cannot be written; the ranks
+            or steps say nothing.
     """
     Window.parsed(ranks=ranks, steps=steps)
     if not command:
         raise LaunchError("nothing to record: give a command after --, e.g. -- torchrun train.py")
     path = path.absolute()
     check_new(path)
-    if path.is_dir() and any(path.iterdir()) and not is_one_of_many():
-        raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
     words, program = [*command], _program(command[0])
     if shutil.which(command[0]) is None:  # it looks for itself by its name
         words[0] = program
     env = environment(path, name or path.name)
-    env |= {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, DEPTH_VARIABLE: depth}
-    if n_gpus_on_cpu:
-        env[on_cpu.VARIABLE] = str(n_gpus_on_cpu)
-    with no_empty_folders(path):
-        _check_writable(path)
+    asked = {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, on_cpu.VARIABLE: str(n_gpus_on_cpu or "")}
+    asked[DEPTH_VARIABLE] = "" if depth == DEPTHS[0] else depth
+    env = {word: value for word, value in {**env, **asked}.items() if value or word not in asked}
+    with no_empty_folders(path), claimed(path, job()):
+        if holds_run(path) and not is_one_of_many():
+            raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
+        watch(str(path))  # the command may be a rank itself, as behind srun
         try:
             return run(words, env, program=program, output=sys.stderr if quiet else None)
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
-
-
-def _check_writable(path: Path) -> None:
-    """Make the run directory; raise RecordError if nothing can be written there."""
-    probe = path / PROBE
-    try:
-        str(path).encode()  # as Arrow will
-        path.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(bytes(PROBE_BYTES))
-    except (OSError, UnicodeEncodeError) as error:
-        raise RecordError(f"cannot record into {path}: {reason(error)}; nothing started") from error
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
 
 
 def environment(path: Path, name: str, base: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 from typing import Final
 
 WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -12,6 +13,30 @@ WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZ
 
 RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Environment variables by which they tell it its own number."""
+
+
+JOBS: Final = (
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("PMI_JOBID",),
+    ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+    ("MASTER_ADDR", "MASTER_PORT"),
+)
+"""Environment variables by which processes that were started together know that they were."""
+
+
+def job() -> str:
+    """Return what the processes that were started together with this one have in common, and others have not.
+
+    Nothing but this process, if it was started alone.
+    """
+    if is_one_of_many():
+        for names in JOBS:
+            if all(name in os.environ for name in names):
+                return "job " + ".".join(os.environ[name] for name in names)
+        return "job ?"
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def is_first() -> bool:

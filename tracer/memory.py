@@ -1,18 +1,29 @@
-"""Memory over time: what the CUDA allocator holds, or the resident set of a process without a GPU."""
+"""Memory over time: what the CUDA allocator holds, or the resident set of a process without a GPU.
+
+The allocator has one counter of its peak, and that belongs to the script, which may reset it; if we did, it
+would read something else. So the peak within a step is known if it is above that of all steps since the last
+reset, or if the script resets the counter in each; otherwise it is at most as high as theirs.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import ipc
 
+from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
 from foretrace.traces.timeline import MEMORY
+
+if TYPE_CHECKING:
+    from foretrace.tracer.session import Session
 
 MOST_SAMPLES: Final = 20_000
 """Samples that are kept: 2 MB."""
@@ -23,6 +34,85 @@ _STATM: Final = Path("/proc/self/statm")
 STATM_BYTES: Final = 256
 """More than its seven numbers take."""
 
+UNKNOWN: Final = -1
+
+PEAKS: Final = ("peak", "peak_at_most")
+"""Categories of what was reached within a step."""
+
+
+class Counters(NamedTuple):
+    """What an allocator counts, in bytes: held now, the most since a reset, and all that it ever gave."""
+
+    current: int
+    peak: int
+    given: int
+
+
+class Peak:
+    """The most that is held at once, as far as the counters of an allocator tell."""
+
+    def __init__(self) -> None:
+        self._begun: Counters | None = None
+        self._least = self._most = UNKNOWN
+        self._is_lost = False
+
+    def begin(self, now: Counters) -> None:
+        """A stretch begins, and none ends."""
+        self._begun = now
+
+    def look(self, now: Counters) -> None:
+        """A stretch ends, and the next begins."""
+        if (before := self._begun) is not None and now.peak > before.peak:
+            least = most = now.peak
+        else:
+            held, given = (
+                (now.current, math.inf) if before is None else (before.current, now.given - before.given)
+            )
+            least, most = max(held, now.current), int(min(now.peak, held + given))
+        if before is not None and (now.peak < before.peak or now.given < before.given):
+            self._is_lost = True  # reset unseen
+        self._least, self._most = max(self._least, least), max(self._most, most)
+        self.begin(now)
+
+    def taken(self) -> tuple[int, int]:
+        """Return the most since this was last called and what it was at most; -1 is unknown."""
+        least, most, is_lost = self._least, self._most, self._is_lost
+        self._least, self._most, self._is_lost = UNKNOWN, UNKNOWN, False
+        return UNKNOWN if is_lost or least < most else most, UNKNOWN if is_lost else most
+
+
+class PeakHook:
+    """The functions by which a script resets counters of an allocator: what they were is noted before.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        before, after = (
+            session.guarded("memory", functools.partial(session.memory.look, note))
+            for note in (session.memory.peak.look, session.memory.peak.begin)
+        )
+
+        def told(original: Any) -> Any:
+            def reset(*args: Any, **kwargs: Any) -> Any:
+                before()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    after()
+
+            return reset
+
+        self._undo = [(owner, name, getattr(owner, name)) for owner, name in internals.counter_resets()]
+        for owner, name, original in self._undo:
+            setattr(owner, name, told(original))
+
+    def remove(self) -> None:
+        """Give the functions back as they were."""
+        for owner, name, original in self._undo:
+            setattr(owner, name, original)
+
 
 class MemoryLog:
     """Samples of one rank, kept in memory: one or two numbers per step, of a long training per several."""
@@ -31,6 +121,7 @@ class MemoryLog:
         self._samples: list[tuple[int, str, int]] = []
         self._n_calls = 0
         self._every = 1
+        self.peak, self._since_ns = Peak(), now_ns()
         self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC) if _STATM.exists() else -1
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
@@ -43,15 +134,26 @@ class MemoryLog:
             self._thin()
         now = now_ns()
         if on_cuda:
-            import torch
-
             with suppress(RuntimeError, KeyError):  # an allocator of somebody else keeps no figures
-                stats = torch.cuda.memory_stats_as_nested_dict()  # a tenth of memory_allocated()
-                for category, name in (("total", "allocated_bytes"), ("reserved", "reserved_bytes")):
-                    self._samples.append((now, category, stats[name]["all"]["current"]))
+                for category, value in self.look(self.peak.look).items():
+                    self._samples.append((now, category, value))
+                for category, value in zip(PEAKS, self.peak.taken(), strict=True):
+                    self._samples.append((self._since_ns, category, value))
+                self._since_ns = now
         elif self._statm >= 0:
             pages = int(os.pread(self._statm, STATM_BYTES, 0).split()[1])
             self._samples.append((now, "total", pages * self._page_bytes))
+
+    def look(self, note: Callable[[Counters], None]) -> dict[str, int]:
+        """Return what the allocator holds, by category, and tell *note* what it counts."""
+        import torch
+
+        stats = torch.cuda.memory_stats_as_nested_dict()  # a tenth of memory_allocated()
+        if not stats:  # no GPU was used yet
+            return {}
+        held = stats["allocated_bytes"]["all"]
+        note(Counters(held["current"], held["peak"], held["allocated"]))
+        return {"total": held["current"], "reserved": stats["reserved_bytes"]["all"]["current"]}
 
     def _thin(self) -> None:
         """Leave every second sample out, now and from now on."""

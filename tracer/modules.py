@@ -15,7 +15,7 @@ from foretrace.tracer.blocks import find_blocks
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.records import Block
 from foretrace.tracer.shape import untimed
-from foretrace.tracer.stamps import ComputeStream
+from foretrace.tracer.stamps import ComputeStreams
 
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
@@ -111,7 +111,6 @@ class ModuleHook:
             return
         session = self._session
         if not self._is_inside():
-            self._lane.follow()
             session.called(module, args)
         elif block is self._running[-1][1]:
             return  # what its wrapper has begun; called without it, as in a recomputation, it begins itself
@@ -157,7 +156,7 @@ class ModuleHook:
         if warning := untimed(module):
             self._session.warn(warning)
         if self._lane.device is None and (device := _gpu(module, args)) >= 0:
-            self._lane.move_to(ComputeStream(device))
+            self._lane.move_to(ComputeStreams(device))
         return blocks[module]
 
     def _learn(self, module: Any, block: Block | None) -> None:

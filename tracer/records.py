@@ -43,7 +43,7 @@ class Position:
 
 
 class Segment(NamedTuple):
-    """A piece of compute time that one block owns."""
+    """A piece of compute time that one block owns, on one stream."""
 
     kind: str
     block: Block
@@ -53,6 +53,7 @@ class Segment(NamedTuple):
     stage: int
     virtual_stage: int
     microbatch: int
+    stream: str
 
 
 class StepWindow(NamedTuple):
@@ -69,6 +70,37 @@ class StepWindow(NamedTuple):
     end: Stamp
     phase: str = ""
     is_inside: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Launch:
+    """What a GPU runs beside the current stream as one: a communication, or a batch of them.
+
+    Attributes:
+        work: its ``Work``, None once somebody has waited for it or it was found complete.
+        members: the communications, in the order of their issue; () once their end is noted.
+        called: wall-clock time before and after the call that launched it, as ``time.time_ns`` has it.
+        returned_ns: when that call was over, on the clock of this process.
+        start: where the stream that issued it came to the last of its members: it began no earlier.
+        is_batch: whether its members were collected, be it one.
+        from_ns: time before which it did not begin, as far as the flight recorder tells.
+        before: where a stream came that waits for it, None while none has been seen to.
+        waited_ns: when the end of that wait was stamped, on the clock of this process.
+        duration_ns: how long it ran on the device, None if nobody has told.
+        times: its start, its end, and whether these are bounds only; None while that is not known.
+    """
+
+    work: Any
+    members: tuple[Communication, ...]
+    called: tuple[int, int]
+    returned_ns: int
+    start: Stamp
+    is_batch: bool
+    from_ns: int = 0
+    before: Stamp | None = None
+    waited_ns: int = 0
+    duration_ns: int | None = None
+    times: tuple[int, int, bool] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +124,8 @@ class Communication:
         work: the ``torch.distributed.Work``, None once it is complete.
         watch: what the thread that waits for it in our place tells, None if there is none.
         is_claimed: whether the training waits for it, so that no watcher may begin to.
-        duration_ns: how long it ran on the device, None if its work does not tell.
-        batch: others that were collected into the same work.
+        launch: what it is part of on a GPU, None on a processor and on the stream that is current.
+        is_bound: whether it may have started later than its span does, or ended earlier.
     """
 
     kind: str
@@ -111,8 +143,8 @@ class Communication:
     work: Any = None
     watch: Any = None
     is_claimed: bool = False
-    duration_ns: int | None = None
-    batch: tuple[Communication, ...] = ()
+    launch: Launch | None = None
+    is_bound: bool = False
 
     @property
     def is_p2p(self) -> bool:

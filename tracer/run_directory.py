@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import glob
 import itertools
+import os
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from foretrace.tracer.errors import RecordError
+from foretrace.traces.errors import reason
 
 REFUSED: Final = ".not-recording"
 """File of the run directory in which a process says why it is not recorded; the recorder takes it away."""
@@ -23,6 +28,16 @@ AGAIN: Final = "-again"
 
 ALONE: Final = "-alone"
 """What is added to the name of a run directory for what a process did before it joined its process group."""
+
+CLAIM: Final = ".recorder"
+"""File of the run directory that its recorders lock."""
+
+CLAIM_TRIES: Final = 100
+CLAIM_POLL_S: Final = 0.01
+"""How often, and how far apart, a lock is tried that one of many recorders holds for a moment."""
+
+PROBE_BYTES: Final = 1 << 16
+"""What is written to see whether the directory can be: as much as the first spans of a rank."""
 
 _BESIDE: Final = re.compile(rf"({RESTART}\d+)?({AGAIN}\d+|{ALONE}|-task\d*|-process\d+)*")
 """All that is added to the name of a run directory, by what makes more than one run of a command."""
@@ -37,6 +52,90 @@ def check_new(path: Path) -> None:
         for entry in path.iterdir()
     ):
         raise RecordError(f"{path} has files in it; give a directory that is new or empty")
+
+
+def holds_run(path: Path) -> bool:
+    """Whether something was recorded into the run directory *path*."""
+    return any(not entry.name.startswith(".") for entry in path.iterdir())
+
+
+@contextmanager
+def claimed(path: Path, claimant: str) -> Iterator[None]:
+    """Make the run directory *path* if need be, and let nobody but *claimant* record into it meanwhile.
+
+    Recorders of the ranks of one job are one claimant, and share it.
+
+    Raises:
+        RecordError: another one does already, or nothing can be written there.
+    """
+    file = path / CLAIM
+    with ExitStack() as stack:
+        try:
+            str(path).encode()  # as Arrow will
+            path.mkdir(parents=True, exist_ok=True)
+            claim = _claim(file, claimant.encode())
+            stack.callback(os.close, claim)
+            stack.callback(_give_up, claim, file)
+            os.pwrite(claim, bytes(PROBE_BYTES), len(claimant))
+            os.ftruncate(claim, len(claimant))
+        except (OSError, UnicodeEncodeError) as error:
+            raise RecordError(f"cannot record into {path}: {reason(error)}; nothing started") from error
+        yield
+
+
+def _claim(file: Path, claimant: bytes) -> int:
+    """Return *file*, open and locked for *claimant*; raise RecordError if another one has it, or OSError."""
+    for _ in range(CLAIM_TRIES):
+        claim = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            holder = _holder(claim, claimant)
+            is_there = os.fstat(claim).st_nlink > 0  # and was not taken away before we had locked it
+        except OSError:
+            os.close(claim)
+            raise
+        if holder == claimant and is_there:
+            return claim
+        os.close(claim)
+        if holder not in {b"", claimant}:
+            said = f"{file.parent} is being recorded into by {holder.decode(errors='replace')}"
+            raise RecordError(f"{said}: nothing started; give another directory")
+        time.sleep(CLAIM_POLL_S)
+    raise RecordError(f"{file.parent} is being recorded into: nothing started; give another directory")
+
+
+def _holder(claim: int, claimant: bytes) -> bytes:
+    """Lock *claim* for *claimant*, and return who has it; nobody can tell while another one locks it.
+
+    A lock is the claim, which goes with the process that holds it, however that ends. Whoever gets it
+    exclusively is the first, and writes who it is; all share it then, if they are the same.
+    """
+    with suppress(BlockingIOError):
+        if not _lock(claim, fcntl.LOCK_EX):
+            return claimant
+        os.ftruncate(claim, 0)
+        os.pwrite(claim, claimant, 0)
+    with suppress(BlockingIOError):
+        _lock(claim, fcntl.LOCK_SH)
+        return os.pread(claim, PROBE_BYTES, 0).rstrip(b"\0")  # less what is written as a probe
+    return b""
+
+
+def _lock(claim: int, how: int) -> bool:
+    """Lock the file *claim* or raise BlockingIOError; return whether its file system has locks."""
+    try:
+        fcntl.flock(claim, how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return False
+    return True
+
+
+def _give_up(claim: int, file: Path) -> None:
+    """Take the file of a claim away, unless others share it."""
+    with suppress(OSError):
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.unlink()
 
 
 def next_free(stem: str) -> Path:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from foretrace.tracer.audit import Auditor
 from foretrace.tracer.clock import now_ns
+from foretrace.tracer.device_works import DeviceTimes
 from foretrace.tracer.drift import RunClock
 from foretrace.tracer.guarded import Guarded
 from foretrace.tracer.hooks import Hook, install
@@ -81,6 +82,7 @@ class Session(Training[Lane], Guarded):
         self._written_state: object = None
         moments = Resolver()
         self._pending = self._make_pending(moments)
+        self.device_times = DeviceTimes(moments)
         self._audit: Audit | None = None
         self._auditor = self.guarded("the audit", Auditor)(self.groups) if is_distributed() else None
         self.sink = self._make_sink(moments, flush_s)
@@ -114,6 +116,7 @@ class Session(Training[Lane], Guarded):
             SpanWriter(self.path, self.rank),
             self.clock.span_shift_ns,
             moments,
+            self.device_times,
             beside=self._beside,
             failed=self._writing_failed,
             flush_s=flush_s,

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from foretrace.tracer.columns import Row, Segments, communication_row, step_row, table
+from foretrace.tracer.device_works import DeviceTimes
 from foretrace.tracer.records import Communication, Segment, StepWindow
-from foretrace.tracer.stamps import GATE, CudaStamp, Resolver
+from foretrace.tracer.stamps import GATE, Resolver
 from foretrace.tracer.streams import Streams
 from foretrace.tracer.under_way import UnderWay
 from foretrace.traces.writer import SpanWriter
@@ -39,6 +40,7 @@ class Sink:
         writer: the span file of this rank.
         shift_ns: what to add to own time to get the time of the run.
         moments: tells when stamps were.
+        times: tells when communications began and ended.
         beside: called after each batch, on the writing thread; must not raise.
         failed: called with an error that ended the writing.
         flush_s: seconds between two batches.
@@ -55,6 +57,7 @@ class Sink:
         writer: SpanWriter,
         shift_ns: int,
         moments: Resolver,
+        times: DeviceTimes,
         *,
         beside: Callable[[], None],
         failed: Callable[[Exception], None],
@@ -63,16 +66,15 @@ class Sink:
         seen: Callable[[Communication], Any] = lambda one: None,
     ) -> None:
         self._has_step, self._seen = has_step, seen
-        self._under_way = UnderWay(moments)
+        self._times, self._under_way = times, UnderWay(times)
         self.n_lost = 0
-        self._is_broken = False
         self._writer = writer
         self._shift_ns = shift_ns
         self._beside = beside
         self._failed = failed
         self._records: deque[Record] = deque()
         self._moments = moments
-        self._computed_ns = 0
+        self._computed_ns: dict[str, int] = {}
         self._rows: list[Row] = []
         self._streams = Streams()
         self._stopping = threading.Event()
@@ -110,7 +112,7 @@ class Sink:
         yield from (record for record in list(self._records) if isinstance(record, Communication))
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Write what is left and finish the file."""
+        """Have what is left written and the file finished, on the thread that writes."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -118,45 +120,39 @@ class Sink:
                 self._failed(TimeoutError(f"a batch was not written within {timeout_s:.0f} s"))
                 return
             self._thread = None  # it knows the excepthook, and that of torch the process groups
-        if self._is_broken:  # the stream has a prefix that can be read
-            return
+
+    def _run(self, flush_s: float) -> None:
         try:
+            while not self._stopping.wait(flush_s):
+                self._flush()
+                self._beside()
             self._follow_device()
             self._flush(last=True)
             self._writer.close()
-        except Exception as error:  # a full disk must not end the training
+        except Exception as error:  # a full disk must not end the training; the stream has a prefix
             self._failed(error)
-
-    def _run(self, flush_s: float) -> None:
-        while not self._stopping.wait(flush_s):
-            try:
-                self._flush(last=False)
-            except Exception as error:  # a full disk must not end the training
-                self._is_broken = True
-                self._failed(error)
-                return
-            self._beside()
 
     def _follow_device(self) -> None:
         """Give a device some time to come to the last stamps; it may hang in a collective, we may not."""
         until = time.monotonic() + DEVICE_S
         while time.monotonic() < until:
-            self._flush(last=False)
+            self._flush(closing=True)
             if self._is_through():
                 return
             time.sleep(0.01)
 
     def _is_through(self) -> bool:
-        """Whether no stamp of a device is open."""
+        """Whether nothing of a device is open."""
         with GATE.asking() as may_ask:
-            stamps = [stamp for one in self.under_way() for stamp in (one.start, one.end)]
-            stamps += [one.end for one in list(self._records) if isinstance(one, Segment | StepWindow)]
-            return may_ask and self._moments.knows(*(one for one in stamps if isinstance(one, CudaStamp)))
+            ends = [one.end for one in list(self._records) if isinstance(one, Segment | StepWindow)]
+            is_open = any(one.device >= 0 for one in self.under_way())
+            return may_ask and not is_open and self._moments.knows(*ends)
 
-    def _flush(self, *, last: bool) -> None:
+    def _flush(self, *, closing: bool = False, last: bool = False) -> None:
         with GATE.asking() as may_ask:
             if not may_ask:
                 return
+            self._times.recorder.look(self._under_way.n_kept, closing=closing)
             segments = list(self._segments(last=last))
             rows = [*self._rows, *self._communication_rows(last=last)]
             self._rows.clear()
@@ -185,16 +181,14 @@ class Sink:
 
     def _columns(self, segments: Segments) -> Iterator[dict[str, Any]]:
         """Yield the columns of *segments*, if one of them is worth a span."""
-        kept = segments.of_steps(self._has_step)
-        worth = kept.after(self._computed_ns)
-        self._computed_ns = max(int(kept.rows["end_ns"].max(initial=0)), self._computed_ns)
+        worth = segments.of_steps(self._has_step).after(self._computed_ns)
         if len(worth.rows):
             yield worth.columns(self._shift_ns)
 
     def _communication_rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the communications that have ended, in the order of their issue within a group."""
-        for one, issued_ns, ended_ns in self._under_way.take(last=last):
+        for one, began_ns, ended_ns in self._under_way.take(last=last):
             self._seen(one)
-            stream, start_ns, end_ns = self._streams.place(one, issued_ns, ended_ns)
+            stream, start_ns, end_ns = self._streams.place(one, began_ns, ended_ns)
             if self._has_step(one.position[0]):
                 yield communication_row(one, stream, start_ns + self._shift_ns, max(end_ns - start_ns, 0))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
+from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
 
 RENEW_NS: Final = 1_000_000_000
@@ -38,6 +39,10 @@ SPIN_NS: Final = 200_000
 
 NAP_S: Final = 50e-6
 """Length of such a sleep: twice the error of an anchor on a device that is behind."""
+
+
+ANCHORED_NS: Final = 100_000
+"""Error of a host time that comes from an anchor, at most, as a rule."""
 
 
 class CudaStamp:
@@ -103,10 +108,39 @@ def cuda_stamp(device: int) -> Stamp:
 
 
 class ComputeStream:
-    """The CUDA stream on which the model computes: the current one of its device when it is called.
+    """A CUDA stream on which the model computes.
 
-    A stamp of it says the same whichever stream is current, as inside of a prefetch. While a CUDA graph is
-    being captured nothing runs, and an event would become part of the graph: such stamps are of the host.
+    While a CUDA graph is being captured nothing runs, and an event would become part of the graph: stamps are
+    of the host then.
+
+    Args:
+        stream: a ``torch.cuda.Stream``.
+        name: of the stream in a timeline.
+
+    Attributes:
+        name: as given.
+    """
+
+    def __init__(self, stream: Any, name: str) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda
+        self._stream = stream
+        self.name = name
+
+    def stamp(self) -> Stamp:
+        """Return the moment at which the device reaches this point of the stream."""
+        if self._cuda.is_current_stream_capturing():
+            return host_stamp()
+        return CudaStamp(EVENTS.recorded(self._cuda, self._stream))
+
+    def is_same(self, stream: Any) -> bool:
+        """Whether *stream* is this one."""
+        return bool(stream == self._stream)
+
+
+class ComputeStreams:
+    """The CUDA streams of a device on which the model computes: ``compute`` is the default one.
 
     Args:
         device: index of the device of the model.
@@ -116,31 +150,24 @@ class ComputeStream:
         import torch
 
         self._cuda: Any = torch.cuda
-        self.device = device
-        self._stream = torch.cuda.current_stream(device)
+        self._device = device
+        self._handle = internals.stream_handle()
+        default = torch.cuda.default_stream(device)
+        self._known = {default.cuda_stream: ComputeStream(default, "compute")}
         GATE.device = device
 
+    def current(self) -> ComputeStream:
+        """Return the one to which this thread now issues."""
+        handle = self._handle(self._device)
+        found = self._known.get(handle)
+        if found is None:
+            stream = self._cuda.current_stream(self._device)
+            found = self._known[handle] = ComputeStream(stream, f"compute.{len(self._known)}")
+        return found
+
     def stamp(self) -> Stamp:
-        """Return the moment at which the device reaches this point of the stream."""
-        if self._cuda.is_current_stream_capturing():
-            return host_stamp()
-        return CudaStamp(EVENTS.recorded(self._cuda, self._stream))
-
-    def is_current(self) -> bool:
-        """Whether what this thread issues now to the device of the model goes to the stream."""
-        return self.is_same(self._cuda.current_stream(self.device))
-
-    def is_same(self, stream: Any) -> bool:
-        """Whether *stream* is this one."""
-        return bool(stream == self._stream)
-
-    def follow(self) -> None:
-        """Be the current stream of the device from now on: the model is called on it.
-
-        A training may warm up on a stream of its own, as one does before a graph is captured.
-        """
-        if not self._cuda.is_current_stream_capturing():
-            self._stream = self._cuda.current_stream(self.device)
+        """Return the moment at which the device reaches this point of the current stream."""
+        return self.current().stamp()
 
 
 class Gate:

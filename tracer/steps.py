@@ -42,20 +42,19 @@ class _Called:
     Attributes:
         inner: the model itself, without what is around it.
         is_shell: it has no parameters, as a loss: its calls tell nothing.
-        trains_so: it was called with gradients and not in ``eval()``.
-        is_trained: it, or a part of it, was, or an optimizer steps parameters of it.
-        n_known: how much was known of what is trained when that was found out.
+        is_trained: a part of it was called to train, or an optimizer steps parameters of it.
+        n_known: how many parts, and optimizers, were known when that was found out.
         ran: the last step in, or before, which it ran without training.
         ran_inside: whether that call belonged to the step.
     """
 
-    __slots__ = ("inner", "is_shell", "is_trained", "n_known", "ran", "ran_inside", "trains_so")
+    __slots__ = ("inner", "is_shell", "is_trained", "n_known", "ran", "ran_inside")
 
     def __init__(self, model: Any) -> None:
         self.inner = weakref.ref(inside(model))
         self.is_shell = next(model.parameters(), None) is None
-        self.trains_so = self.is_trained = self.ran_inside = False
-        self.n_known = self.ran = -1
+        self.is_trained = self.ran_inside = False
+        self.n_known, self.ran = (0, 0), -1
 
 
 class Steps:
@@ -69,6 +68,7 @@ class Steps:
         stepped_inside: optimizers that have stepped inside of the backward pass that runs.
         n_checkpoints: activation checkpoints whose function runs, with gradients that torch has switched off.
         is_inside: whether a model is running, which may have a backward pass of its own.
+        is_evaluating: whether what runs is an evaluation.
     """
 
     def __init__(self, session: Session) -> None:
@@ -89,15 +89,14 @@ class Steps:
         self._end: Stamp | None = None
         self._is_between = False  # no forward has trained since an optimizer has stepped
         self._aside: Stamp | None = None  # when it did, or a phase since: one that does not end steps
-        self._is_evaluating = self._is_saving = False
+        self.is_evaluating = self._is_saving = False
         self._early: weakref.WeakSet[Any] | None = weakref.WeakSet()  # called before any that trains
         # The first call in `eval()` that had gradients since then, and of which model: a backward may follow.
         self._doubt: tuple[Stamp, Any] | None = None
         self._trains_in_eval = False  # one did
         self._called: weakref.WeakKeyDictionary[Any, _Called] = weakref.WeakKeyDictionary()
-        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()  # models, and their parts
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._held: set[int] = set()  # parameters of optimizers, by identity
         self._microbatch, self._had_backward = 0, False
         self._stepped: set[int] = set()
         self._is_told = False
@@ -123,8 +122,7 @@ class Steps:
             has_gradients = self.has_gradients()
         inner = one.inner()
         is_in_train = bool((model if inner is None else inner).training)
-        if has_gradients and is_in_train and not one.trains_so:
-            one.trains_so = True
+        if has_gradients and is_in_train and model not in self._trained:
             self._trained.update(model.modules())
         is_known = self._early is None and not self._is_trained(model, one)
         if has_gradients and (is_in_train or self._trains_in_eval or is_known):
@@ -133,7 +131,7 @@ class Steps:
             one.ran, one.ran_inside = self._number, True
         else:
             self._perhaps_evaluates(model, one, has_gradients=has_gradients, is_in_train=is_in_train)
-        if self._is_evaluating or not has_gradients:
+        if self.is_evaluating or not has_gradients:
             return False
         self._count_pass()
         return True
@@ -144,13 +142,13 @@ class Steps:
 
     def _perhaps_evaluates(self, model: Any, one: _Called, *, has_gradients: bool, is_in_train: bool) -> None:
         """*model* is called between two steps, or before the first, without gradients or in ``eval()``."""
-        opens = self._start is None if self._early is not None else not self._is_evaluating
+        opens = self._start is None if self._early is not None else not self.is_evaluating
         if self._early is not None:
             self._begin_first()
             self._early.add(model)
             one.ran, one.ran_inside = 0, True
         else:
-            is_again = one.ran >= self._number - 1 and (one.ran_inside or not self._is_evaluating)
+            is_again = one.ran >= self._number - 1 and (one.ran_inside or not self.is_evaluating)
             opens_told = self._is_told and self._aside is None
             is_part = is_again and (is_in_train or opens_told or not self._is_trained(model, one))
             one.ran, one.ran_inside = self._number, is_part
@@ -159,18 +157,20 @@ class Steps:
                 return
             if opens:
                 self.finish()
-                self._is_evaluating, self._session.position.step = True, -1
+                self.is_evaluating, self._session.position.step = True, -1
         if has_gradients and self._doubt is None:
             since = (self._start if self._aside is None else self._aside) if opens else None
             self._doubt = self._session.lane.stamp() if since is None else since, weakref.ref(model)
 
     def _is_trained(self, model: Any, one: _Called) -> bool:
         """Whether *model*, or a part of it, was seen to train."""
-        n_known = len(self._trained) + len(self._held)
+        n_known = len(self._trained), len(self._optimizers)
         if not one.is_trained and one.n_known != n_known:
             one.n_known = n_known
-            one.is_trained = any(part in self._trained for part in model.modules()) or any(
-                id(parameter) in self._held for parameter in model.parameters()
+            groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+            stepped = {id(parameter) for group in groups for parameter in group["params"]}
+            one.is_trained = not stepped.isdisjoint(map(id, model.parameters())) or any(
+                part in self._trained for part in model.modules()
             )
         return one.is_trained
 
@@ -212,8 +212,8 @@ class Steps:
 
     def finish(self) -> None:
         """Hand over the window of a step whose optimizer is done, or that of an evaluation."""
-        if self._is_evaluating:
-            self._is_evaluating = False
+        if self.is_evaluating:
+            self.is_evaluating = False
             self._phase("evaluation", self._session.lane.stamp())
         elif self._start is not None and self._end is not None:
             self._stepped.clear()
@@ -224,9 +224,9 @@ class Steps:
     def told(self) -> None:
         """The training says that a step is over, and will say so of every one."""
         self._is_told, self._early = True, None
-        if self._is_evaluating and self._aside is not None:
+        if self.is_evaluating and self._aside is not None:
             self.finish()
-        self._is_evaluating, self._doubt = False, None  # a step of nothing else is one, too
+        self.is_evaluating, self._doubt = False, None  # a step of nothing else is one, too
         step = max(self._number - (self._end is not None), 0)
         now = self._session.lane.stamp()
         start = self._began if self._start is None else self._start  # no module was called
@@ -239,15 +239,16 @@ class Steps:
 
     def backward_begins(self) -> None:
         """A backward pass begins from outside of any model: what was doubtful has trained."""
-        if self._is_evaluating or (self._early is not None and self._start is not None):
+        self.stepped_inside.clear()
+        if self.is_evaluating or (self._early is not None and self._start is not None):
             at = self._session.lane.stamp()
             if self._doubt is not None:
                 self._trains_in_eval = True
                 at, doubtful = self._doubt
                 if (model := doubtful()) is not None:
                     self._trained.update(model.modules())
-            if self._is_evaluating:
-                self._is_evaluating = False
+            if self.is_evaluating:
+                self.is_evaluating = False
                 self._phase("evaluation", at)
             else:
                 self._settle_early(at)
@@ -283,8 +284,10 @@ class Steps:
         it goes on with other parameters, as the third stage of ZeRO has it step them, part by part.
         """
         self._count_again()
-        begins_next = optimizer is self._marker() and _first_parameter(optimizer) in self._stepped
-        if self._is_evaluating or begins_next:
+        if self.is_evaluating:  # without a backward: what ran has trained, as an evolution strategy does
+            self.is_evaluating, self._session.position.step = False, self._number
+            self._trains()
+        elif optimizer is self._marker() and _first_parameter(optimizer) in self._stepped:
             self.finish()
         elif self._end is not None:
             self._number -= 1
@@ -292,9 +295,7 @@ class Steps:
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
-        if optimizer not in self._optimizers:
-            self._optimizers.add(optimizer)
-            self._held.update(id(one) for group in optimizer.param_groups for one in group["params"])
+        self._optimizers.add(optimizer)
         if not self._is_told:
             self._choose(optimizer)
         ends_steps = not self._is_told and optimizer is self._marker()

@@ -1,8 +1,7 @@
 """Gives every communication a stream on which it overlaps nothing, as the timeline demands.
 
-NCCL runs the collectives of one group in the order of issue, one at a time: a collective arrives when the one
-before it is done. A gloo group has two threads: two collectives run at once, a third waits for one of
-them. Transfers wait for nothing but their peer.
+A gloo group has two threads: two collectives run at once, a third arrives when one of them is done. Transfers
+wait for nothing but their peer. When one on a GPU ran, ``tracer.device_works`` has found out.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Streams:
     """Streams of one rank; communications are placed in the order of their issue."""
 
     def __init__(self) -> None:
-        self._workers: dict[tuple[int, int], list[int]] = {}
+        self._workers: dict[int, list[int]] = {}
         self._free_ns: defaultdict[str, list[int]] = defaultdict(list)
 
     def place(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[str, int, int]:
@@ -28,29 +27,25 @@ class Streams:
 
         Args:
             communication: what to place.
-            issued_ns: when it was issued.
-            end_ns: when it was complete, or found to be: then its work tells how long it has run.
+            issued_ns: when it was issued; on a GPU, when it began.
+            end_ns: when it was complete.
         """
         axis = communication.group.axis
-        if communication.is_p2p:
-            return self._stream(f"{axis}.{communication.kind}", issued_ns, end_ns), issued_ns, end_ns
-        started_ns, end_ns = self._worked(communication, issued_ns, end_ns)
-        return self._stream(axis, started_ns, end_ns), started_ns, end_ns
+        name = f"{axis}.{communication.kind}" if communication.is_p2p else axis
+        if not communication.is_p2p and communication.device < 0:
+            issued_ns = self._worked(communication, issued_ns, end_ns)
+        return self._stream(name, issued_ns, end_ns), issued_ns, end_ns
 
-    def _worked(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return from when to when the first worker of the group that was free was busy with it."""
+    def _worked(self, communication: Communication, issued_ns: int, end_ns: int) -> int:
+        """Return from when the first worker of the group that was free was busy with it."""
         group = communication.group
-        on_gloo = group.on_gloo and isinstance(communication.start, int)
-        n_workers = GLOO_THREADS if on_gloo else 1
-        busy_until_ns = self._workers.setdefault((group.id, n_workers), [0] * n_workers)
+        n_workers = GLOO_THREADS if group.on_gloo else 1
+        busy_until_ns = self._workers.setdefault(group.id, [0] * n_workers)
         first = min(range(n_workers), key=busy_until_ns.__getitem__)
-        free_ns = busy_until_ns[first]
-        if communication.duration_ns is not None:
-            end_ns = min(end_ns, max(issued_ns, free_ns) + communication.duration_ns)
-        started_ns = min(max(issued_ns, free_ns), end_ns)
-        if not (on_gloo and communication.kind == "reduce_scatter"):  # its end is that of its waiter
-            busy_until_ns[first] = max(end_ns, free_ns)
-        return started_ns, end_ns
+        started_ns = min(max(issued_ns, busy_until_ns[first]), end_ns)
+        if not (group.on_gloo and communication.kind == "reduce_scatter"):  # its end is that of its waiter
+            busy_until_ns[first] = max(end_ns, busy_until_ns[first])
+        return started_ns
 
     def _stream(self, name: str, start_ns: int, end_ns: int) -> str:
         """Return the first stream of *name* that is free at *start_ns*: ``dp``, ``dp.1``, ..."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 from foretrace.tracer import internals
@@ -91,22 +92,32 @@ class BatchHook:
 
     def __init__(self, session: Session) -> None:
         self._type, start, end = internals.batching()
-        completions = session.completions
-        begun, issued = (
-            session.guarded("collectives", f) for f in (completions.batch_begun, completions.batch_issued)
+        completions, of = session.completions, session.groups.of
+        begun, issued, failed = (
+            session.guarded("collectives", f)
+            for f in (
+                lambda group: completions.batch_begun(of(group)),
+                lambda group, work, called: completions.batch_issued(of(group), work, called),
+                lambda group: completions.batch_failed(of(group)),
+            )
         )
 
         def starting(original: Any) -> Any:
             def function(group: Any, /, *args: Any, **kwargs: Any) -> None:
                 original(group, *args, **kwargs)
-                begun()
+                begun(group)
 
             return function
 
         def ending(original: Any) -> Any:
             def function(group: Any, /, *args: Any, **kwargs: Any) -> Any:
-                work = original(group, *args, **kwargs)
-                issued(work)
+                called = time.time_ns()
+                try:
+                    work = original(group, *args, **kwargs)
+                except BaseException:
+                    failed(group)
+                    raise
+                issued(group, work, called)
                 return work
 
             return function

@@ -11,6 +11,9 @@ from foretrace.traces.console import stdout
 from foretrace.traces.flags import usd_per_hour
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from foretrace.traces.analysis.diagnosis import Diagnosis
     from foretrace.traces.run import Run
 
 PERFETTO_SPANS: Final = 5_000_000
@@ -25,18 +28,29 @@ PARTIAL: Final = click.option(
 
 
 @click.command()
-@click.argument("run", type=click.Path())
+@click.argument("paths", metavar="RUN", nargs=-1, required=True, type=click.Path())
 @PARTIAL
 @click.option(
     "--price", type=usd_per_hour, help="Price of a GPU, e.g. '2.5 USD/h', to show losses in dollars."
 )
 @click.option("--bus-limit", help="Bus bandwidth of the links, e.g. '400 GB/s', if RUN does not say.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bool, as_json: bool) -> None:
+@click.pass_obj
+def analyze(
+    diagnose_dumps: Callable[[Sequence[str]], Diagnosis | None],
+    paths: tuple[str, ...],
+    price: float | None,
+    bus_limit: str | None,
+    *,
+    partial: bool,
+    as_json: bool,
+) -> None:
     """Show where the time of a run goes, rank by rank; adds up to 100 %.
 
     RUN is a run directory, one .arrow, .arrows or .parquet file, or a URL. Simulated and recorded runs, and
-    runs still being written, are read alike.
+    runs still being written, are read alike. Of a job that hangs or has died it is said which rank is behind
+    or failed first. RUN may also be the dumps of PyTorch's flight recorder, one per rank, or their folder:
+    they tell that of a job which nobody has recorded.
     """
     from foretrace.traces.analysis.bus_limits import parse_limit
     from foretrace.traces.analysis.diagnosis import diagnose
@@ -48,16 +62,21 @@ def analyze(run: str, price: float | None, bus_limit: str | None, *, partial: bo
     from foretrace.traces.render import show_analysis, show_critical_path, show_diagnosis, show_findings
 
     limit = None if bus_limit is None else parse_limit(bus_limit)
+    run = paths[0]
     try:
+        if len(paths) > 1:
+            raise RunError("several paths are no run: give one run, or dumps of PyTorch's flight recorder")
         opened = open_whole(run, partial=partial)
         summary = summarize(opened)
     except RunError:  # it may hang or end before a span of it can be read
-        if not (found := diagnose(run, None)):
+        alone = diagnose(run, None)
+        told = alone or diagnose_dumps(paths)
+        if told is None:
             raise
         if as_json:
-            click.echo(json.dumps({"run": run, **found.to_dict()}))
+            click.echo(json.dumps({"run": run, **told.to_dict()}))
         else:
-            show_diagnosis(found)
+            show_diagnosis(told)
         return
     found = diagnose(run, opened)
     if as_json:

@@ -37,6 +37,12 @@ def int64(table: pa.Table, name: str) -> Int64Array:
     return values
 
 
+def flags(table: pa.Table, name: str) -> BoolArray:
+    """Return a column of booleans, shape ``(n_spans,)``."""
+    values: BoolArray = table[name].to_numpy()
+    return values
+
+
 def distinct(values: Int64Array) -> Int64Array:
     """Return the different *values*, ascending; fifty times as fast as NumPy 2.3's ``unique`` on many.
 

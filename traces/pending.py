@@ -33,11 +33,11 @@ class Ended:
 
     Attributes:
         status: its exit status; the negative number of the signal that ended it.
-        signal_sent: the signal that the parent had sent it, 0 if none.
+        signals_sent: the signals that the parent had sent it.
     """
 
     status: int
-    signal_sent: int = 0
+    signals_sent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def read_ended(path: str | Path) -> dict[int, Ended]:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             said = json.loads(file.read_text(encoding="utf-8"))
             found[int(file.name[5:].partition(".")[0])] = Ended(
-                status=int(said["status"]), signal_sent=int(said.get("signal_sent", 0))
+                status=int(said["status"]), signals_sent=tuple(map(int, said.get("signals_sent", [])))
             )
     return found
 

@@ -18,6 +18,7 @@ from foretrace.traces.analysis.gaps import gaps_on_path
 from foretrace.traces.analysis.metrics import Breakdown, breakdown
 from foretrace.traces.compare import Comparison, typical_step
 from foretrace.traces.console import stdout
+from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import format_left_out, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
@@ -80,6 +81,12 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     console.print(
         _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
     )
+    if n_bounds := summary["n_bounds"]:
+        console.print(
+            f"{n_bounds:,} communications ended at an unknown time within their spans: they are in no share "
+            "and in no bandwidth",
+            soft_wrap=True,
+        )
     show_warnings(console, run.warnings)
 
 
@@ -131,8 +138,10 @@ def _gap(run: Run, path: CriticalPath) -> str:
 
 
 def show_diagnosis(found: Diagnosis) -> None:
-    """Print why a recording hangs, or what ended it."""
+    """Print why a job hangs, or what ended it."""
     console = stdout()
+    if not found and found.ranks:
+        console.print(f"rank {rank_list(one.rank for one in found.ranks)}: no rank is known to be behind")
     for label, text in found.lines[:SHOWN_FINDINGS]:
         console.print(f"[red]{label}[/] {escape(text)}", soft_wrap=True)
 

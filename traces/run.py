@@ -139,6 +139,19 @@ class Run:
         return tuple(sorted(expected - set(self.stored_ranks)))
 
     @property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Ranks that other machines have recorded: of whom nothing is here, if there are other machines."""
+        per_node = (self.info.cluster or {}).get("gpus_per_node")
+        if (
+            self.info.origin != "recorded"
+            or not isinstance(per_node, int)
+            or per_node >= self.info.world_size
+        ):
+            return ()
+        known = {*self.stored_ranks, *self.info.processes}
+        return tuple(rank for rank in self.info.recorded_ranks if rank not in known)
+
+    @property
     def is_timeless(self) -> bool:
         """Whether the run only contains the order of calls: its times are meaningless."""
         return (self.info.job or {}).get("times") == "none"
@@ -149,7 +162,12 @@ class Run:
             return []
         who = f"rank {rank_list(self.missing_ranks)} of {self.info.world_size}"
         what = "waiting for a missing rank cannot be told from transfer"
-        return [f"no spans of {who}; figures are of the others, and {what}"]
+        notes = [f"no spans of {who}; figures are of the others, and {what}"]
+        if elsewhere := self.elsewhere:
+            here = rank_list(set(range(self.info.world_size)) - set(elsewhere))
+            join = "foretrace record --merge joins them"
+            notes.append(f"a part of the run: rank {here}; the others are on other machines, {join}")
+        return notes
 
 
 def _by_rank(table: pa.Table) -> dict[int, pa.Table]:

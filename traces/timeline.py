@@ -8,6 +8,7 @@ the time until the last participant arrives is waiting, the rest is transfer. Sp
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from foretrace.traces.errors import TimelineError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Version of the columns below and of ``run.json``; readers refuse a newer one."""
 
 MARKS: Final = ("step", "phase")
@@ -49,6 +50,7 @@ TIMELINE: Final = pa.schema(
         pa.field("flops", pa.int64(), nullable=False),  # 0: none or unknown
         pa.field("bytes_moved", pa.int64(), nullable=False),
         pa.field("dtype", _LABEL, nullable=False),
+        pa.field("is_bound", pa.bool_(), nullable=False),  # begun no earlier, ended no later: when is unknown
     ],
     metadata={"foretrace.format": str(FORMAT_VERSION)},
 )
@@ -70,8 +72,12 @@ DEFAULTS: Final[dict[str, object]] = {
     "flops": 0,
     "bytes_moved": 0,
     "dtype": "",
+    "is_bound": False,
 }
 """Default of each column that a writer may omit."""
+
+SINCE_2: Final = ("is_bound",)
+"""Columns that files of version 1 do not have: their writers took every time for exact."""
 
 MEMORY: Final = pa.schema(
     [
@@ -102,11 +108,7 @@ def timeline(columns: dict[str, object]) -> pa.Table:
         given = pa.table(columns)
     except (ValueError, TypeError, pa.ArrowException) as error:
         raise TimelineError(f"not a timeline: {error}") from error
-    for name in TIMELINE.names:
-        if name not in given.column_names and name in DEFAULTS:
-            value = pa.scalar(DEFAULTS[name], _plain(TIMELINE.field(name).type))
-            given = given.append_column(name, pa.repeat(value, given.num_rows))
-    return checked(given)
+    return checked(_completed(given, DEFAULTS))
 
 
 def checked(table: pa.Table) -> pa.Table:
@@ -115,6 +117,7 @@ def checked(table: pa.Table) -> pa.Table:
     Raises:
         TimelineError: a column is missing, contains a null, or cannot be cast; a duration is negative.
     """
+    table = _completed(table, SINCE_2)
     if missing := set(TIMELINE.names) - set(table.column_names):
         raise TimelineError(f"not a timeline: no column {', '.join(sorted(missing))}")
     columns = []
@@ -135,6 +138,15 @@ def checked(table: pa.Table) -> pa.Table:
 def empty() -> pa.Table:
     """Return a timeline without rows."""
     return TIMELINE.empty_table()
+
+
+def _completed(table: pa.Table, names: Iterable[str]) -> pa.Table:
+    """Return *table* with those of the columns *names* that it lacks, which have their defaults."""
+    for name in names:
+        if name not in table.column_names:
+            value = pa.scalar(DEFAULTS[name], _plain(TIMELINE.field(name).type))
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
+    return table
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

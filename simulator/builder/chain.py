@@ -217,7 +217,7 @@ def host_work(job: Job) -> float:
     [2.1, 9.45]
     """
     profile, layout = job.profile, job.layout
-    leaves = layout.pp > 1 and layout.world_size > job.cluster.gpus_per_node
+    leaves = layout.pp > 1 and layout.world_size > job.most_ranks_per_node
     return profile.host_work * (1 + profile.host_per_tensor_rank * (layout.tp - 1) * leaves)
 
 

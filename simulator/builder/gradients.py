@@ -11,7 +11,7 @@ from foretrace.simulator.builder.instances import Message
 from foretrace.simulator.builder.program_builder import DP, DP_COPIES, Task, Template
 from foretrace.simulator.builder.stages import Unit
 from foretrace.simulator.builder.tensors import Bucket, buckets, tensors
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.program import Label
 from foretrace.simulator.workload.lora import NF4_BITS
 from foretrace.simulator.workload.ops import DTYPE_BYTES
@@ -22,8 +22,6 @@ DDP_BUCKET_BYTES: Final = 25 * 2**20
 MEGATRON_BUCKET_PARAMS: Final = 40_000_000
 MEGATRON_BUCKET_PARAMS_PER_RANK: Final = 1_000_000
 """Default bucket of Megatron-LM, ``max(40000000, 1000000 * dp)`` parameters: ``DistributedDataParallel``."""
-
-SHARES_OPTIMIZER: Final = ("zero1", "zero2", "zero3", "fsdp")
 
 
 def replicas(scope: str, unit: Unit) -> int:
@@ -52,9 +50,9 @@ class DataParallel:
         self._replicas = {scope: groups.size(scope) for scope in OF_REPLICAS}
         self._shards = {scope: groups.size(f"{scope}.shard") for scope in OF_REPLICAS}
         self.is_alone = not self._scopes
-        self.is_fully_sharded = job.sharding in FULLY_SHARDED
+        self.is_fully_sharded = job.shards.parameters
         self.keeps_whole = job.keeps_stages_whole
-        whole = job.sharding in ("zero1", "zero2")
+        whole = job.shards.gathers_updated
         self.gathers_ahead = whole and job.profile.overlap_param_gather
         self.reduces_late = not self.is_fully_sharded and not job.profile.overlap_grad_reduce
 
@@ -66,9 +64,9 @@ class DataParallel:
         reduces in every one (``stage_1_and_2.py``), as stage 3 and FSDP do, unless a pipeline keeps its
         stages whole.
         """
-        if self.reduces_late and self._job.sharding != "zero2":
+        if self.reduces_late and not self._job.shards.gradients:
             return False
-        each = self._job.sharding in ("zero2", *FULLY_SHARDED) or not self._job.profile.no_sync
+        each = self._job.shards.gradients or not self._job.profile.no_sync
         return is_last or (each and not self.keeps_whole)
 
     def gathers_again(self, unit: Unit) -> bool:
@@ -109,7 +107,7 @@ class DataParallel:
 
     def reduce_late(self, template: Template, units: Sequence[Unit]) -> None:
         """Append the reduction of all gradients of a step, if none was reduced in its backward."""
-        if not self.reduces_late or self._job.sharding == "zero2":
+        if not self.reduces_late or self._job.shards.gradients:
             return
         for scope in self._scopes:
             for n_params, _ in self._buckets(scope, units):
@@ -120,7 +118,7 @@ class DataParallel:
 
         ``ddp`` all-reduces, the others reduce-scatter, and then sum over the copies if there are several.
         """
-        if self._job.sharding == "ddp":
+        if not self._job.shards.optimizer:
             return template.add(self._task("all_reduce", scope, n_params), after)
         last = after
         for kind, part, n in self._scattering(scope, n_params):
@@ -139,7 +137,7 @@ class DataParallel:
 
         Blocking, as Megatron-LM without ``--overlap-param-gather`` and DeepSpeed's stages 1 and 2.
         """
-        if self._job.sharding not in ("zero1", "zero2") or self.gathers_ahead:
+        if not self._job.shards.gathers_updated or self.gathers_ahead:
             return
         for scope in self._scopes:
             if self._shards[scope] < 2:
@@ -155,7 +153,7 @@ class DataParallel:
 
     def owned_params(self, units: Sequence[Unit]) -> int:
         """Return how many of the parameters of *units* one rank updates."""
-        shared = self._job.sharding in SHARES_OPTIMIZER
+        shared = self._job.shards.optimizer
         return sum(
             -(-sum(self._trained(scope, unit) for unit in units) // (n if shared else 1))
             for scope, n in self._shards.items()
@@ -190,7 +188,7 @@ class DataParallel:
     def _bucket_params(self, scope: str) -> int:
         if self._job.profile.bucket_mib:
             return max(1, int(self._job.profile.bucket_mib * 2**20) // DTYPE_BYTES[self.reduced_dtype])
-        if self._job.sharding == "ddp":
+        if not self._job.shards.optimizer:
             return DDP_BUCKET_BYTES // DTYPE_BYTES[self.reduced_dtype]
         return max(MEGATRON_BUCKET_PARAMS, MEGATRON_BUCKET_PARAMS_PER_RANK * self._replicas[scope])
 

@@ -55,7 +55,7 @@ class Offload:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._sharing = min(job.cluster.gpus_per_node, job.layout.world_size)
+        self._sharing = min(job.most_ranks_per_node, job.layout.world_size)
         self._host_bytes_per_s = self._bytes_per_s = job.cluster.device.host_bytes_per_s
         if job.offload_to == "nvme":
             self._bytes_per_s = min(self._bytes_per_s, NVME_BYTES_PER_S / self._sharing)
@@ -142,7 +142,7 @@ class Offload:
             per_param_s = max(per_param_s, STATE_BYTES / NVME_BYTES_PER_S)
         host_ns = to_ns(n_params * self._sharing * per_param_s)
         template.then(Task(HOST, Label("host", "optimizer", "optimizer on the host"), host_ns))
-        if not (self.has_states and job.sharding in ("zero3", "fsdp")):
+        if not (self.has_states and job.shards.parameters):
             size = n_params * width
             label = Label("copy", "offload", "parameters")
             template.then(Task(COPY, label, to_ns(size / self._host_bytes_per_s), bytes_moved=size))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from foretrace.simulator.builder.stage_layers import ranges, split_by_cost, split_layers
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.job import Job
-from foretrace.simulator.models.model import Model
 from foretrace.simulator.schedules import MOST_PASSES, Action, Plan, pairs, plan
 from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from foretrace.simulator.workload.ops import Block
@@ -122,7 +121,7 @@ def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
     alike: dict[tuple[bool, int], tuple[Block, ...]] = {}
 
     def unit(layer: int) -> Unit:
-        kind = layer_kind(job.model, layer)
+        kind = layer_kind(job, layer)
         if kind not in alike:
             alike[kind] = layer_blocks(job, layer)
         return Unit(layer, tuple(replace(block, layer=layer) for block in alike[kind]))
@@ -133,6 +132,6 @@ def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
     return [tuple(units) for units in found]
 
 
-def layer_kind(model: Model, layer: int) -> tuple[bool, int]:
+def layer_kind(job: Job, layer: int) -> tuple[bool, int]:
     """Return what tells the work of a layer from that of others: experts, and how far back it looks."""
-    return model.is_moe(layer), model.window_of(layer)
+    return job.model.is_moe(layer), job.window_of(layer)

@@ -22,6 +22,7 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import model_fields
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.settings import CONVENTIONS, SHAPE
+from foretrace.simulator.sharding import SHARDINGS
 
 
 class Target(NamedTuple):
@@ -58,7 +59,15 @@ TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
 
 _OURS: Final = (
     *("cluster", "gpus", "stragglers", "link_changes", "samples", "seed", "compute_jitter", "steps"),
-    *("network_jitter", "rank_jitter", "overlap_slowdown", "placement", "nccl_algo", "nccl_proto"),
+    *(
+        "network_jitter",
+        "rank_jitter",
+        "overlap_slowdown",
+        "ranks_per_node",
+        "placement",
+        "nccl_algo",
+        "nccl_proto",
+    ),
     *("expert_imbalance", "checkpoint_every", "checkpoint_bytes_per_s", "dp", CONVENTIONS, SHAPE),
 )
 """Settings of the simulation rather than of the run; and ``dp``, which follows from the others."""
@@ -150,7 +159,7 @@ def _same(name: str, job: Job, back: Job) -> bool:
         _dealt(one) if name == "layers_per_stage" else getattr(one, name, None) for one in (job, back)
     )
     if name == "sharding":
-        return {wanted, gives} == {"zero3", "fsdp"} or wanted == gives
+        return SHARDINGS[str(wanted)].stage == SHARDINGS[str(gives)].stage
     return bool((wanted or None) == (gives or None))
 
 

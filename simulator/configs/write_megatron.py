@@ -116,7 +116,7 @@ def _batch(job: Job) -> Iterator[Argument]:
 
 
 def _memory(job: Job) -> Iterator[Argument]:
-    yield "use-distributed-optimizer", job.sharding != "ddp"
+    yield "use-distributed-optimizer", job.shards.optimizer
     if job.sharding in _STRATEGIES:
         yield from (
             ("use-megatron-fsdp", True),
@@ -136,7 +136,7 @@ def _memory(job: Job) -> Iterator[Argument]:
 def _overlap(job: Job) -> Iterator[Argument]:
     profile = job.profile
     yield "overlap-grad-reduce", profile.overlap_grad_reduce
-    yield "overlap-param-gather", profile.overlap_param_gather and job.sharding != "ddp"
+    yield "overlap-param-gather", profile.overlap_param_gather and job.shards.optimizer
     yield "fp8-param-gather", profile.fp8_param_gather and job.fp8
     yield "grad-reduce-in-bf16", profile.reduces_in_16_bit
     yield "no-gradient-accumulation-fusion", not profile.fused_wgrad

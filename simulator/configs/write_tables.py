@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from foretrace.simulator.configs.torchtitan import FLAVORS, SCHEDULES
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 
-_STAGES: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _DEVICES: Final = {"host": "cpu", "nvme": "nvme"}
 
@@ -18,7 +17,7 @@ Table = dict[str, Any]
 
 def deepspeed(job: Job) -> str:
     """Return the JSON that DeepSpeed takes. Model parallelism but AutoTP is the script's, not the file's."""
-    zero: Table = {"stage": _STAGES[job.sharding], "overlap_comm": job.profile.overlap_grad_reduce}
+    zero: Table = {"stage": job.shards.stage, "overlap_comm": job.profile.overlap_grad_reduce}
     if job.profile.bucket_mib:
         zero["reduce_bucket_size"] = round(job.profile.bucket_mib * 2**20 / 2)
     if job.offload in ("optimizer", "states", "all"):
@@ -96,7 +95,7 @@ def _model(job: Job) -> Table:
 
 def _degrees(job: Job) -> tuple[int, int]:
     """Return ranks that share one copy of the states, and copies."""
-    if job.sharding == "ddp":
+    if not job.shards.optimizer:
         return 1, job.layout.dp
     if job.shard_ranks:
         replicate = job.layout.dp * job.layout.cp // job.shard_ranks
@@ -124,7 +123,7 @@ def _checkpoints(job: Job) -> Table:
 
 def accelerate(job: Job) -> str:
     """Return the YAML that Accelerate takes: FSDP, or DDP. The batch is the training script's."""
-    is_sharded = job.sharding in FULLY_SHARDED
+    is_sharded = job.shards.parameters
     per_node = min(job.cluster.gpus_per_node, job.cluster.n_gpus)
     lines = [
         f"distributed_type: {'FSDP' if is_sharded else 'MULTI_GPU'}",

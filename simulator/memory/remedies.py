@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.job import RECOMPUTES, Job
 from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
 
@@ -83,8 +84,8 @@ def _candidates(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "sequence_parallel=true", {"sequence_parallel": True}
     if not job.flash_attention:
         yield "flash_attention=true", {"flash_attention": True}
-    stronger = SHARDINGS[SHARDINGS.index(job.sharding) + 1 :] if job.sharding != "fsdp" else ()
-    for sharding in stronger:
+    names = tuple(SHARDINGS)
+    for sharding in names[names.index(job.sharding) + 1 :]:
         yield f"sharding={sharding}", {"sharding": sharding}
     kept = RECOMPUTES[RECOMPUTES.index(job.recompute) + 1 :]
     if "selective" in kept:

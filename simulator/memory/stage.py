@@ -148,11 +148,11 @@ def _kept_on_device(job: Job, items: Mapping[str, int], kept: int) -> dict[str, 
     gone = {
         "none": (),
         "optimizer": ("optimizer",),
-        "states": ("optimizer", "gradients", *(("parameters",) if job.sharding in ("zero3", "fsdp") else ())),
+        "states": ("optimizer", "gradients", *(("parameters",) if job.shards.parameters else ())),
         "activations": ("activations",),
         "all": ("optimizer", "gradients", "activations", "parameters"),
     }[job.offload]
-    if job.offload == "all" and job.sharding not in ("zero3", "fsdp"):
+    if job.offload == "all" and not job.shards.parameters:
         gone = tuple(name for name in gone if name != "parameters")
     stays = {name: 0 if name in gone else size for name, size in items.items()}
     if "activations" in gone:

@@ -61,14 +61,14 @@ def state_bytes(job: Job, n_params: int, replicas: int) -> StateBytes:
         replicas: data-parallel ranks among which they are shared out.
     """
     part = share(n_params, replicas)
-    if job.precision == "fp32" or job.sharding == "fsdp":
+    if job.precision == "fp32" or job.shards.updates_shards:
         weight, gradient, optimizer = 4, 4, 8
     else:
         weight, gradient, optimizer = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype], 12
     return StateBytes(
-        parameters=weight * (part if job.sharding in ("zero3", "fsdp") else n_params),
-        gradients=gradient * (part if job.sharding in ("zero2", "zero3", "fsdp") else n_params),
-        optimizer=optimizer * (n_params if job.sharding == "ddp" else part),
+        parameters=weight * (part if job.shards.parameters else n_params),
+        gradients=gradient * (part if job.shards.gradients else n_params),
+        optimizer=optimizer * (n_params if not job.shards.optimizer else part),
     )
 
 
@@ -129,7 +129,7 @@ def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
     if job.lora_rank:
         trained = state_bytes(job, sum(unit.adapters for unit in units), replicas)
         frozen = sum(_frozen_bytes(job, unit) for unit in units)
-        ranks = replicas if job.sharding in ("zero3", "fsdp") else 1
+        ranks = replicas if job.shards.parameters else 1
         return trained._replace(parameters=trained.parameters + share(frozen, ranks))
     dense = state_bytes(job, sum(unit.dense for unit in units), replicas)
     expert_replicas = max(replicas * job.layout.tp // (job.layout.ep * job.layout.etp), 1)
@@ -145,7 +145,7 @@ def _quantised_weight_bytes(job: Job, units: Sequence[Unit]) -> int:
     they took is given back.
     """
     recipe = job_recipe(job)
-    if recipe is None or recipe.weights_each or job.sharding in ("zero3", "fsdp"):
+    if recipe is None or recipe.weights_each or job.shards.parameters:
         return 0
     copies = layouts(recipe, job.cluster.device)
     matrices = sum(unit.matrices for unit in units)
@@ -170,7 +170,7 @@ def gathered_parameters_bytes(job: Job, units: Sequence[Unit]) -> int:
     """
     width = DTYPE_BYTES[job.precision]
     copy = width * max(unit.matrices for unit in units) if job.quantized_base else 0
-    if job.sharding not in ("zero3", "fsdp"):
+    if not job.shards.parameters:
         return copy
     sizes = [_frozen_bytes(job, unit) if job.lora_rank else width * unit.params for unit in units]
     if _stays_whole(job):
@@ -191,11 +191,11 @@ def whole_gradient_bytes(job: Job, units: Sequence[Unit]) -> int:
     One unit at a time, unless the model is wrapped as one, or a pipeline sums whole gradients up over the
     micro-batches of a step.
     """
-    if job.sharding not in ("zero2", "zero3", "fsdp"):
+    if not job.shards.gradients:
         return 0
     width, gradient = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
     trained = [unit.adapters if job.lora_rank else unit.params for unit in units]
-    if job.sharding == "zero2":
+    if not job.shards.parameters:
         return gradient * max(trained)
     if job.keeps_stages_whole:
         return gradient * sum(trained) + width * max(trained)
@@ -210,9 +210,9 @@ def bucket_bytes(job: Job, units: Sequence[Unit]) -> int:
     sums. A flat bucket is there under every stage of ZeRO (DeepSpeed ``stage_1_and_2.py``, ``stage3.py``).
     """
     framework = job.profile
-    if job.sharding == "fsdp" or job.layout.dp * job.layout.cp < framework.bucket_ranks:
+    if job.shards.updates_shards or job.layout.dp * job.layout.cp < framework.bucket_ranks:
         return 0
-    sums_apart = job.gradient_dtype == "fp32" and job.sharding not in ("zero2", "zero3")
+    sums_apart = job.gradient_dtype == "fp32" and not job.shards.gradients
     beside = framework.bucket_bytes * _trained(job, units) if sums_apart else 0
     return beside + framework.flat_bucket_bytes
 
@@ -221,7 +221,7 @@ def step_copy_bytes(job: Job, units: Sequence[Unit]) -> int:
     """Return what the optimizer's step makes of the 16-bit gradients that this rank updates with."""
     if job.gradient_dtype == "fp32" or not job.profile.step_copy_bytes:
         return 0
-    replicas = 1 if job.sharding == "ddp" else job.shard_ranks or job.layout.dp * job.layout.cp
+    replicas = 1 if not job.shards.optimizer else job.shard_ranks or job.layout.dp * job.layout.cp
     return job.profile.step_copy_bytes * share(_trained(job, units), replicas)
 
 
@@ -237,7 +237,7 @@ def placeholder_bytes(job: Job, layers: Sequence[int], *, head: bool = False) ->
     """
     framework, model, tp, etp = job.profile, job.model, job.layout.tp, job.layout.etp
     in_place = framework.fused_wgrad and framework.wgrad_placeholders
-    if not in_place or job.lora_rank or job.sharding in ("zero3", "fsdp"):
+    if not in_place or job.lora_rank or job.shards.parameters:
         return 0
     shapes = {(linear.n_in, linear.n_out) for layer in layers for linear in _linears(job, layer)}
     if any(model.is_moe(layer) for layer in layers):

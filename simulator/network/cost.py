@@ -8,19 +8,20 @@ from typing import Final
 
 from foretrace.simulator.clock import to_ns
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.network.collectives import KINDS, ring_steps
+from foretrace.simulator.job import Job
+from foretrace.simulator.network.algorithms import Between, Inside, Way
+from foretrace.simulator.network.collectives import KINDS, bus_factor, ring_steps
 from foretrace.simulator.network.exchange import is_even, load, over_links
-from foretrace.simulator.network.experts import over_nics, over_rails
-from foretrace.simulator.network.nccl import P2P_CHANNELS, Choice
-from foretrace.simulator.network.way import Way
-from foretrace.simulator.network.ways import Between
+from foretrace.simulator.network.nccl import P2P_CHANNELS, Choice, choice
 from foretrace.simulator.network.within import Within
 from foretrace.simulator.program import Transfer
-from foretrace.simulator.workload.dispatch import Routing
+from foretrace.simulator.workload.dispatch import Routing, exchange_s, handed_on_s, rdma_exchange_s
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.folded import reach
+from foretrace.topologies.placement import place
 from foretrace.topologies.reach import Reach
 from foretrace.topologies.shape import GroupShape
+from foretrace.topologies.wiring import fabric
 
 
 class Network:
@@ -154,7 +155,7 @@ class Network:
     def uplinks(self, ranks: Sequence[int], sending: Sequence[int] = ()) -> dict[tuple[str, str], float]:
         """Return the share of links between switches that a group of *ranks* uses, see ``Reach.uplinks``."""
         if self._whole is None:
-            self._whole = Reach(self.cluster.fabric(), self.placement)
+            self._whole = Reach(fabric(self.cluster), self.placement)
         gpus, senders = ([self.placement[rank] for rank in found] for found in (ranks, sending))
         return self._whole.uplinks(gpus, senders)
 
@@ -232,3 +233,79 @@ class Network:
 
 BARRIER_BYTES: Final = 4
 """What a barrier reduces."""
+
+
+def job_network(job: Job) -> Network:
+    """Return the network of the machine of *job*, with its ranks on the GPUs that run them."""
+    settings = {
+        name: getattr(job, name) for name in ("ranks_per_node", "placement", "nccl_algo", "nccl_proto")
+    }
+    return network_of(job.cluster, job.layout.world_size, **settings)
+
+
+def network_of(
+    cluster: Cluster,
+    n_ranks: int,
+    *,
+    ranks_per_node: int = 0,
+    placement: str = "packed",
+    nccl_algo: str = "",
+    nccl_proto: str = "",
+) -> Network:
+    """Return the network of *n_ranks* on *cluster*; the settings are those of a job.
+
+    With ``ranks_per_node`` the machine has as many nodes as the ranks then fill.
+    """
+    ways = choice(nccl_algo, nccl_proto)
+    if not ranks_per_node:
+        return Network(cluster, place(n_ranks, cluster, placement), ways)
+    full = cluster.gpus_per_node
+    gpus = [rank // ranks_per_node * full + rank % ranks_per_node for rank in range(n_ranks)]
+    return Network(cluster.sized(-(-n_ranks // ranks_per_node) * full), gpus, ways)
+
+
+LARGE: Final = 1 << 29
+"""Bytes at which a collective inside a node goes as fast as it can."""
+
+NOTIFY_S: Final = 68e-6
+"""Time in which ranks of several nodes tell each other how many tokens will come, and clean their queues:
+68 us in one dispatch and 82 in another between two nodes of H200 (uccl-project/uccl pull request 441), 96 and
+more among four of H100 (deepseek-ai/DeepEP issue 397)."""
+
+
+def over_rails(cluster: Cluster, routing: Routing, shape: GroupShape, inside: Inside) -> Way:
+    """Return the way of a dispatch or combine over the NIC of each rail and NVLink from there.
+
+    Between nodes kernels take tokens from the NIC and hand them on, which may be slower than both.
+
+    Args:
+        cluster: the machine.
+        routing: how tokens choose experts.
+        shape: of the group.
+        inside: what a collective inside a node takes.
+    """
+    near_share = 1.0
+    if shape.n_local > 1:
+        _, wire_s = inside("all_to_all", LARGE, shape.n_local, shape.intra_bytes_per_s)
+        near_share = bus_factor("all_to_all", shape.n_local) * LARGE / wire_s / shape.intra_bytes_per_s
+    far_share = cluster.nic.efficiency if cluster.nic else 1.0
+    near_s, far_s = exchange_s(routing, shape, near_share, far_share)
+    if shape.n_domains == 1:
+        return Way(cluster.intra.latency_s, near_s, "experts/rails", near_s)
+    kernels_s = handed_on_s(routing, shape, cluster.intra.experts_bytes_per_s)
+    latency_s = shape.inter_latency_s + NOTIFY_S
+    return Way(latency_s, max(near_s, far_s, kernels_s), "experts/rails", near_s, far_s)
+
+
+def over_nics(cluster: Cluster, routing: Routing, shape: GroupShape) -> Way:
+    """Return the way of the low-latency form: every token straight to each of its experts over the NICs.
+
+    Raises:
+        SimulationError: the machine has no NICs.
+    """
+    nic = cluster.nic
+    if nic is None:
+        raise SimulationError(f"cluster {cluster.name} has no NICs, which the low-latency form needs")
+    rail = nic.efficiency * nic.bandwidth_bytes_per_s * cluster.nics_per_node / cluster.gpus_per_node
+    wire_s = rdma_exchange_s(routing, shape.n_domains, rail)
+    return Way(nic.latency_s, wire_s, "experts/rdma", 0.0, wire_s)

@@ -17,7 +17,7 @@ import numpy as np
 
 from foretrace.simulator.compute.timing import ComputeModel, factor_of, fixed_s
 from foretrace.simulator.errors import CalibrationError
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.recorded.calibration import Factor
 from foretrace.simulator.recorded.least_squares import Fit, Floats, fit_factors, median_error
 from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
@@ -133,7 +133,7 @@ def _copies(run: Run, job: Job, rank: int) -> Iterable[tuple[str, str, Op]]:
 
     The recorder counts it to the layer around its parts, or to what is outside; the simulator to nobody.
     """
-    if job.sharding not in FULLY_SHARDED or not job.profile.copies_gathered:
+    if not job.shards.parameters or not job.profile.copies_gathered:
         return
     width, other = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
     layout, model = job.layout, job.model

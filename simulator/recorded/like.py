@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,11 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from foretrace.simulator.config import job_from
-from foretrace.simulator.errors import LikeError, TableError
+from foretrace.simulator.errors import LikeError
 from foretrace.simulator.idle import why_idle
-from foretrace.simulator.job import FULLY_SHARDED, PRECISIONS, SHARDINGS, Job
+from foretrace.simulator.job import PRECISIONS, Job
 from foretrace.simulator.models.model import Model
-from foretrace.simulator.recorded.machine import why_not_catalogue
 from foretrace.simulator.recorded.model import recorded_model
 from foretrace.simulator.recorded.observed import (
     keeps_gathered,
@@ -26,10 +27,11 @@ from foretrace.simulator.recorded.observed import (
     sums_norm,
     virtual_stages,
 )
-from foretrace.simulator.recorded.recomputed import recomputed
 from foretrace.simulator.settings import CONVENTIONS, KINDS, TABLES
-from foretrace.simulator.validate.hardware import device_of
-from foretrace.topologies.catalog import load_cluster, names
+from foretrace.simulator.sharding import SHARDINGS
+from foretrace.topologies.catalog import device_named, load_cluster, names
+from foretrace.topologies.errors import TopologyError
+from foretrace.traces.columns import int64, labels
 from foretrace.traces.run import Run
 
 OWN: Final = ("model", "cluster", "gpus", "global_batch", "steps", *TABLES["variation"])
@@ -118,7 +120,7 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     conventions = dict(found.conventions)
     if job.cluster.device.kind == "cpu":
         conventions |= {name: False for name in WAITS if not why_idle(job, name)}
-        conventions["overlap_grad_reduce"] = job.sharding not in FULLY_SHARDED
+        conventions["overlap_grad_reduce"] = not job.shards.parameters
     said = given.get(CONVENTIONS) or {}
     conventions |= said
     job = replace(job, framework=PYTORCH, conventions=tuple(sorted(conventions.items())))
@@ -177,8 +179,8 @@ def _which_cluster(run: Run) -> str:
         return f"{run.path} is of {own!r}, {why_not_catalogue(run)}: give --cluster FILE.toml"
     device = ((run.info.cluster or {}).get("device") or {}).get("name", "")
     try:
-        known = device_of(device).name if device else ""
-    except TableError:
+        known = device_named(device).name if device else ""
+    except TopologyError:
         known = ""
     has_it = [name for name in names() if load_cluster(name).device.name == known] if known else []
     advice = f": {', '.join(has_it)} have it" if has_it else ", as foretrace topology list shows them"
@@ -275,3 +277,102 @@ def _conventions(run: Run) -> tuple[tuple[str, object], ...]:
 def _has_tensor_parallelism(run: Run) -> bool:
     """Whether the ranks of *run* cut layers; otherwise it cannot tell how that is done."""
     return run.info.layout is not None and run.info.layout.tp > 1
+
+
+WORDS: Final = frozenset({"name", "description", "sources", "digest"})
+"""What is not compared figure by figure."""
+
+MOST_NAMED: Final = 3
+"""Most figures that are named where machines differ."""
+
+
+def why_not_catalogue(run: Run) -> str:
+    """Return why the machine of *run* cannot be had by its name, as a clause; empty if it can.
+
+    The digests decide. A run that was made before there were any is compared by the figures that both have.
+    """
+    described = run.info.cluster or {}
+    name = described.get("name", "")
+    if name not in names():
+        return "which the catalogue does not have"
+    try:
+        known = load_cluster(name, described.get("n_gpus"))
+    except TopologyError as error:
+        return f"not that of the catalogue ({error})"
+    there = json.loads(json.dumps(known.describe()))
+    if described.get("digest") == there["digest"]:
+        return ""
+    other = different(described, there)
+    if not other and "digest" not in described:
+        return ""
+    more = f" and {len(other) - MOST_NAMED} more" if len(other) > MOST_NAMED else ""
+    return f"not that of the catalogue, which has another {', '.join(other[:MOST_NAMED]) or 'table'}{more}"
+
+
+def different(one: Mapping[str, Any], other: Mapping[str, Any], place: str = "") -> list[str]:
+    """Return where two descriptions of machines have another figure, of those that both have."""
+    found = []
+    for key in one.keys() & other.keys() - WORDS:
+        here, there = one[key], other[key]
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            found += different(here, there, f"{place}{key}.")
+        elif here != there:
+            found.append(f"{place}{key}")
+    return sorted(found)
+
+
+WHOLE: Final = 0.75
+"""Share of the FLOPs of a block from which it is taken to be computed again as a whole."""
+
+Block = tuple[str, int, int, int]
+"""Name of a block of a layer, its spans, their FLOPs, and when the first one began."""
+
+
+def recomputed(run: Run) -> str:
+    """Return ``"none"``, ``"full"``, or ``"part"``: of some layers, of their insides, all but some results.
+
+    A checkpoint stops once it has what the backward needs, so that the last block of a layer may lack its
+    last product, or be left out. Where nobody noted FLOPs, that a block is there counts for the whole of it.
+    """
+    found = set()
+    for rank in run.stored_ranks:
+        forward, again = _blocks(run, rank, "forward"), _blocks(run, rank, "recompute")
+        if again and (-1 in again or not set(again) <= set(forward)):
+            found.add("full")  # no layers to look into
+        elif again:
+            wholly = [_is_whole(forward[layer], again.get(layer, [])) for layer in forward if layer >= 0]
+            found.add("full" if all(wholly) else "part")
+    return "part" if "part" in found else "full" if found else "none"
+
+
+def _is_whole(forward: list[Block], again: list[Block]) -> bool:
+    """Return whether the blocks of a layer are computed *again* as in its *forward*, its last one aside."""
+    if not again:
+        return False
+    done = {name: flops / min(n for _, n, _, _ in again) for name, _, flops, _ in again}
+    n_passes = min(n for _, n, _, _ in forward)
+    last = max(forward, key=lambda block: block[3])[0]
+    return all(
+        name == last or (name in done and done[name] >= WHOLE * flops / n_passes)
+        for name, _, flops, _ in forward
+        if flops or not any(other for _, _, other, _ in forward)
+    )
+
+
+def _blocks(run: Run, rank: int, kind: str) -> dict[int, list[Block]]:
+    """Return the blocks of each layer of *rank* in passes of a kind."""
+    table = run.spans([rank])
+    codes, kinds = labels(table, "kind")
+    categories, of = labels(table, "category")
+    names, named = labels(table, "name")
+    step, layer, flops, start = (int64(table, name) for name in ("step", "layer", "flops", "start_ns"))
+    wanted = np.isin(codes, [i for i, one in enumerate(kinds) if one == kind])
+    wanted &= np.isin(categories, [i for i, one in enumerate(of) if one == "compute"]) & (step >= 0)
+    found: dict[int, list[Block]] = defaultdict(list)
+    pairs, inverse = np.unique(np.stack([layer[wanted], names[wanted]]), axis=1, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    for number, (at, code) in enumerate(pairs.T.tolist()):
+        own = inverse == number
+        block = (named[code], int(own.sum()), int(flops[wanted][own].sum()), int(start[wanted][own].min()))
+        found[at].append(block)
+    return found

@@ -17,11 +17,9 @@ import pyarrow as pa
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
-from foretrace.simulator.network.cost import Network
-from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.network.cost import job_network
 from foretrace.simulator.recorded.calibration import OTHERS, Factor
 from foretrace.simulator.recorded.least_squares import Floats, fit_factors, median_error
-from foretrace.topologies.placement import place
 from foretrace.traces.analysis.collectives import in_averaged_steps
 from foretrace.traces.columns import int64, is_one_of, labels
 from foretrace.traces.run import Run
@@ -133,11 +131,7 @@ def _seen(run: Run, job: Job, steps: Sequence[int]) -> dict[tuple[str, str], _Se
     whole = seen & (int64(table, "size_bytes") > 0)
     table = table.take(np.flatnonzero(whole & np.isin(int64(table, "step"), list(steps))))
     members = {group.id: group.ranks for group in run.info.groups}
-    network = Network(
-        job.cluster,
-        place(job.layout.world_size, job.cluster, job.placement),
-        choice(job.nccl_algo, job.nccl_proto),
-    )
+    network = job_network(job)
     groups: dict[tuple[str, str], dict[int, tuple[tuple[int, ...], list[float]]]] = defaultdict(dict)
     for kind, size, group, took in _rows(table):
         ranks = members.get(group, tuple(range(run.info.world_size)))[: 2 if kind == "p2p" else None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -12,20 +12,20 @@ import pyarrow as pa
 
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose
+from foretrace.simulator.engine.spans import STEP
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.network.nccl import choice
-from foretrace.simulator.program import Program
+from foretrace.simulator.profiles import load_framework
+from foretrace.simulator.program import Int64Array, Program
 from foretrace.simulator.rehearsed.figures import figures, pipeline_of, steps_of
-from foretrace.simulator.rehearsed.kernels import described, separate_parts
 from foretrace.simulator.rehearsed.notes import notes
 from foretrace.simulator.rehearsed.program import Joiner, RankTasks, assembled
 from foretrace.simulator.rehearsed.rank import OP, RankTask, RankWriter
-from foretrace.simulator.rehearsed.streams import on_device, rules
-from foretrace.simulator.rehearsed.windows import closed
 from foretrace.simulator.rehearsed.works import Priced, precision_of, priced
 from foretrace.simulator.simulate import Progress, Simulation
 from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.device import Device
 from foretrace.topologies.placement import place
 from foretrace.traces.info import RunInfo
 from foretrace.traces.rehearsal import (
@@ -249,3 +249,105 @@ def _memory(
             ).cast(MEMORY)
         )
     return pa.concat_tables(parts)
+
+
+PYTORCH: Final = "torchtitan"
+"""Profile of PyTorch itself, whose separate kernels a rehearsed script has but for those below."""
+
+ONE_NORM: Final = frozenset({"aten._fused_rms_norm", "aten.native_layer_norm"})
+"""Norms that are one kernel; others are written out, as transformers' ``LlamaRMSNorm``."""
+
+
+def separate_parts(tables: Iterable[RankTables]) -> list[str]:
+    """Return what runs as several kernels, of ``simulator.framework.EAGER_PARTS``.
+
+    What PyTorch runs as it is written runs so here: what a script compiles is not told apart. A norm is one
+    kernel or several, as its module is written.
+    """
+    names = {name for one in tables for name in one.works["name"].to_pylist()}
+    norm = [] if names & ONE_NORM else ["norm"]
+    return norm + [part for part in load_framework(PYTORCH).eager if part != "norm"]
+
+
+def head_dim(tables: Iterable[RankTables]) -> int:
+    """Return how wide the heads of attention are, 0 if no attention was seen."""
+    works = [row for one in tables for row in one.works.select(["kind", "k"]).to_pylist()]
+    return next((int(row["k"]) for row in works if row["kind"] == "attention"), 0)
+
+
+def described(model: Mapping[str, Any] | None, tables: Iterable[RankTables]) -> Mapping[str, Any] | None:
+    """Return the description *model* with the width of its heads, which no parameter tells."""
+    width = head_dim(tables)
+    return {**model, "head_dim": width} if model and width else model
+
+
+ASYNCHRONOUS: Final = "what is asynchronous runs beside the stream that issued it until it is waited for"
+
+ON_DEVICE: Final = (
+    "streams: those that the script and FSDP ask for; collectives of a group follow one another (NCCL)",
+    ASYNCHRONOUS,
+)
+ON_PROCESSOR: Final = (
+    "streams: a processor has none; what is not asynchronous is waited for",
+    ASYNCHRONOUS,
+)
+
+
+def rules(device: Device) -> tuple[str, ...]:
+    """Return what is supplied to a rehearsal on *device* beside what it shows, as sentences."""
+    return ON_PROCESSOR if device.kind == "cpu" else ON_DEVICE
+
+
+def on_device(tables: RankTables, device: Device) -> RankTables:
+    """Return what a rank issues as *device* takes it: on a processor all of it in one order.
+
+    A rehearsal asks for streams, as on a GPU. On a processor PyTorch runs what is put on any of them at once,
+    and a collective without ``async_op`` returns when it is done (gloo).
+    """
+    if device.kind != "cpu":
+        return tables
+    events = tables.events
+    at = events.schema.get_field_index("stream")
+    field = events.schema.field(at)
+    one = pa.array(np.zeros(events.num_rows, np.int64), field.type)
+    return tables._replace(events=events.set_column(at, field, one))
+
+
+TIMES: Final = ("start_ns", "duration_ns")
+
+
+def closed(spans: pa.Table, rehearsal: Rehearsal) -> pa.Table:
+    """Return *spans* with windows that hold what a stage idles between its own work of two steps.
+
+    A stage that is done before others has nothing to do until they are: the next step begins on all of them
+    when it does on the first. As in a recording, a step ends on each rank with its own work, and the next one
+    begins there, with the idle time behind it. Nothing was simulated before the first step: what comes behind
+    it is taken to have come before it, too, by which all times are later. The only step ends when its last
+    rank does instead.
+
+    Args:
+        spans: of a simulation.
+        rehearsal: what was simulated.
+    """
+    if rehearsal.layout is None or rehearsal.layout.pp < 2:
+        return spans
+    is_window = np.array([kind == STEP for kind in spans["category"].to_pylist()])
+    start, duration = (spans[name].to_numpy().copy() for name in TIMES)
+    if len(steps_of(rehearsal)) == 1:
+        duration[is_window] = (start + duration).max() - start[is_window]
+        return _timed(spans, start, duration)
+    first = np.flatnonzero(is_window & (start == 0))
+    idle = duration[first].max() - duration[first]
+    start += idle.max()
+    start[first] -= idle
+    duration[first] += idle
+    return _timed(spans, start, duration)
+
+
+def _timed(spans: pa.Table, *times: Int64Array) -> pa.Table:
+    """Return *spans* with other starts and durations."""
+    for name, values in zip(TIMES, times, strict=True):
+        at = spans.schema.get_field_index(name)
+        field = spans.schema.field(at)
+        spans = spans.set_column(at, field, pa.array(values, field.type))
+    return spans

@@ -26,8 +26,7 @@ from foretrace.simulator.engine import choose, require_numba
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
-from foretrace.simulator.network.cost import Network
-from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.network.cost import Network, job_network
 from foretrace.simulator.program import Program
 from foretrace.simulator.search.found import Counts, Found, Timed, best_of, order_of, summarised
 from foretrace.simulator.search.garbage import few_collections
@@ -36,7 +35,6 @@ from foretrace.simulator.search.least_memory import LeastMemory
 from foretrace.simulator.search.space import Family
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.variation import Variation
-from foretrace.topologies.placement import place
 
 Progress = Callable[[str], None]
 
@@ -243,8 +241,7 @@ class Search:
             return round(float(simulate(job, engine="compiled").summary["step_time_s"]) * 1e9)
         key = (job.cluster.name, job.cluster.n_gpus, job.placement, job.nccl_algo, job.nccl_proto)
         if key not in self._networks:
-            placed = place(job.layout.world_size, job.cluster, job.placement)
-            self._networks[key] = Network(job.cluster, placed, choice(job.nccl_algo, job.nccl_proto))
+            self._networks[key] = job_network(job)
         compute = ComputeModel(job.cluster.device, job.precision)
         program = build(job, self._networks[key], compute, groups=self._pipeline(job).units.groups(job))
         if job.variation == Variation():

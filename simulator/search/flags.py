@@ -8,9 +8,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from foretrace.simulator.flags import dollars, tool
-from foretrace.simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS
+from foretrace.simulator.job import OFFLOADS, RECOMPUTES
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.settings import MOST
+from foretrace.simulator.sharding import SHARDINGS
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -44,7 +45,7 @@ def several(kind: Callable[[str], Any], allowed: Sequence[Any] = ()) -> Callable
 
 
 def _names(which: str) -> Callable[[Any], tuple[Any, ...]]:
-    known = {"schedule": tuple(SCHEDULES), "sharding": SHARDINGS, "recompute": RECOMPUTES}
+    known = {"schedule": tuple(SCHEDULES), "sharding": tuple(SHARDINGS), "recompute": RECOMPUTES}
     return several(str, {**known, "offload": OFFLOADS}[which])
 
 

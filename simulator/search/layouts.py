@@ -21,7 +21,7 @@ from foretrace.simulator.builder.stages import Unit, job_pairs, layer_kind, scat
 from foretrace.simulator.builder.templates import Templates, gather_received
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.program import Int64Array
 from foretrace.simulator.schedules import ACTION_KINDS, has_pairs, has_two_copies, held_stages, plan
 from foretrace.simulator.search.least_memory import short_plan
@@ -88,7 +88,7 @@ class PipelineTimes:
 
     def _actions_ns(self, job: Job) -> Int64Array:
         """Return what actions take at least: under full sharding with what they gather, on idle streams."""
-        shards = job.sharding in FULLY_SHARDED and job.layout.dp * job.layout.cp > 1
+        shards = job.shards.parameters and job.layout.dp * job.layout.cp > 1
         times = self.units.sharded_action_ns if shards and not job.cluster.others else self.units.action_ns
         return times(job, _n_stages(job))
 
@@ -152,7 +152,7 @@ class PipelineTimes:
         forward, back = int(whole[FORWARD]), int(min(whole[BACKWARD], whole[INPUT] + whole[WEIGHT]))
         is_paired = job.overlap_pairs is not False and any(map(has_pairs, names))
         each = max(forward, back) if is_paired else forward + back
-        if job.sharding in FULLY_SHARDED and not any(map(has_two_copies, names)):
+        if job.shards.parameters and not any(map(has_two_copies, names)):
             each = max(each, int(self.units.traffic_ns(job, 1)[0]))
         return each * job.n_microbatches // job.layout.pp
 
@@ -273,10 +273,7 @@ def _alike(
 ) -> tuple[Hashable, ...]:
     """Return what tells an action of *stage* in a pair from others; last, whether it receives."""
     return (
-        *(
-            layer_kind(job.model, unit.layer) if unit.layer >= 0 else unit.blocks[0].name
-            for unit in units[stage]
-        ),
+        *(layer_kind(job, unit.layer) if unit.layer >= 0 else unit.blocks[0].name for unit in units[stage]),
         bool(found.receives[ACTION_KINDS.index(kind), stage]),
     )
 

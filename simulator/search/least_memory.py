@@ -84,7 +84,7 @@ class LeastMemory:
         key = (id(job.model), job.recompute_layers, job.recompute_every, layers)
         if key not in self._kinds:
             self._kinds[key] = tuple(
-                (layer_kind(job.model, layer), recomputes(job, layer, layers)) for layer in layers
+                (layer_kind(job, layer), recomputes(job, layer, layers)) for layer in layers
             )
         return self._kinds[key]
 

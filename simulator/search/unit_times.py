@@ -22,7 +22,7 @@ from foretrace.simulator.builder.program_builder import DP, DP_COPIES, Template
 from foretrace.simulator.builder.stages import Unit, layer_kind, stage_layers, units_by_stage
 from foretrace.simulator.builder.step import job_groups
 from foretrace.simulator.compute.timing import ComputeModel
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Int64Array
 from foretrace.simulator.schedules import ACTION_KINDS, has_two_copies
@@ -156,7 +156,7 @@ class UnitTimes:
             found: list[tuple[int, int]] = []
             for stage, held in enumerate(layers):
                 for layer in held:
-                    kind = (layer_kind(job.model, layer), recomputes(job, layer, held))
+                    kind = (layer_kind(job, layer), recomputes(job, layer, held))
                     at, _, _ = seen.setdefault(kind, (len(seen), layer, held))
                     found.append((at, stage))
             counts = np.zeros((len(seen), n_stages), np.int64)
@@ -181,7 +181,7 @@ class UnitTimes:
         parallel = DataParallel(job, self.groups(job))
         if parallel.is_alone or job.cluster.others or not parallel.reduces(is_last=False):
             return found
-        if job.sharding not in FULLY_SHARDED:
+        if not job.shards.parameters:
             alike: dict[Hashable, int] = {}
             for stage, units in enumerate(units_by_stage(job, n_stages)):
                 params = tuple((unit.params, unit.expert_params, unit.is_embedding) for unit in units)
@@ -240,7 +240,7 @@ def _kinds(job: Job, units: Sequence[Unit]) -> Iterator[Hashable]:
         if unit.layer < 0:
             yield unit.blocks[0].name
         else:
-            yield layer_kind(job.model, unit.layer), recomputes(job, unit.layer, layers)
+            yield layer_kind(job, unit.layer), recomputes(job, unit.layer, layers)
 
 
 def _alone_ns(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> int:

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from foretrace.simulator.validate.fit import FitValidation
+    from foretrace.simulator.validate.runs import FitValidation
     from foretrace.simulator.validate.scores import Validation
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -61,13 +61,8 @@ def report(found: Validation | FitValidation, show: Show[Any], worst: int, *, as
 
 @validate.command()
 @common
-@click.option("--device", help="Device of the catalogue, where the table does not name one.")
-@click.option(
-    "--burst/--sustained",
-    default=None,
-    help="Whether kernels ran at burst clocks, without sustained load. [default: from the form of the table]",
-)
-def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, as_json: bool) -> None:
+@click.option("--device", default="", help="Device, in place of the hardware of the rows.")
+def kernels(table: str, worst: int, device: str, *, as_json: bool) -> None:
     """Times of matrix products and attention kernels.
 
     For example: foretrace validate kernels kernels.csv
@@ -75,108 +70,73 @@ def kernels(table: str, worst: int, device: str | None, *, burst: bool | None, a
     from foretrace.simulator.validate.kernels import validate_kernels
     from foretrace.simulator.validate.render import show
 
-    report(validate_kernels(table, device=device, burst=burst), show, worst, as_json=as_json)
+    report(validate_kernels(table, device=device), show, worst, as_json=as_json)
 
 
 @validate.command()
 @common
-@click.option(
-    "--machine",
-    "machines",
-    multiple=True,
-    metavar="WORDS=MACHINE",
-    help="Machine, by name or as a TOML file, for rows whose hardware begins with WORDS. Repeatable.",
-)
-def collectives(table: str, worst: int, machines: tuple[str, ...], *, as_json: bool) -> None:
+def collectives(table: str, worst: int, *, as_json: bool) -> None:
     """Times of collectives and transfers between GPUs.
 
-    For example: foretrace validate collectives collectives.csv --machine "A100 DGX=dgx-a100-staged"
+    For example: foretrace validate collectives collectives.csv
     """
-    from foretrace.simulator.errors import TableError
     from foretrace.simulator.validate.collectives import validate_collectives
     from foretrace.simulator.validate.render import show
 
-    stated = []
-    for machine in machines:
-        words, equals, name = machine.rpartition("=")
-        if not (words.strip() and equals and name.strip()):
-            raise TableError(f"--machine {machine!r}: WORDS=MACHINE, as in 'A100 DGX=dgx-a100-staged'")
-        stated.append((words.strip(), name.strip()))
-    report(validate_collectives(table, stated), show, worst, as_json=as_json)
+    report(validate_collectives(table), show, worst, as_json=as_json)
 
 
 @validate.command()
 @common
-@click.option(
-    "--steps", type=click.Path(dir_okay=False), help="Table of step times. [default: steps.csv beside TABLE]"
-)
-def memory(table: str, worst: int, steps: str | None, *, as_json: bool) -> None:
+def memory(table: str, worst: int, *, as_json: bool) -> None:
     """Peak memory of a rank, allocated or reserved.
 
     For example: foretrace validate memory memory.csv
     """
-    from foretrace.simulator.validate.memory import validate_memory
     from foretrace.simulator.validate.render import show
+    from foretrace.simulator.validate.runs import validate_memory
 
-    report(validate_memory(table, steps=steps), show, worst, as_json=as_json)
+    report(validate_memory(table), show, worst, as_json=as_json)
 
 
 @validate.command()
 @common
-@click.option(
-    "--ran",
-    type=click.Path(dir_okay=False),
-    help="Table of runs that completed. [default: memory.csv beside TABLE]",
-)
-@click.option(
-    "--steps", type=click.Path(dir_okay=False), help="Table of step times. [default: steps.csv beside TABLE]"
-)
-def fit(table: str, worst: int, ran: str | None, steps: str | None, *, as_json: bool) -> None:
+def fit(table: str, worst: int, *, as_json: bool) -> None:
     """Whether runs fit into memory, those that failed too.
 
-    For example: foretrace validate fit failed_runs.csv
+    For example: foretrace validate fit runs.csv
     """
-    from foretrace.simulator.validate.fit import validate_fit
     from foretrace.simulator.validate.render import show_fit
+    from foretrace.simulator.validate.runs import validate_fit
 
-    report(validate_fit(table, ran=ran, steps=steps), show_fit, worst, as_json=as_json)
+    report(validate_fit(table), show_fit, worst, as_json=as_json)
 
 
 @validate.command()
 @common
-@click.option(
-    "--calibrate",
-    type=click.Choice(["one-run"]),
-    help="Calibrate each cluster on one of its runs, and score the rest; each machine and model likewise.",
-)
 @click.option("--workers", type=click.IntRange(min=1), help="Processes to use. [default: one per processor]")
 @click.option(
     "--html", type=click.Path(dir_okay=False), help="HTML page to write, predicted against measured."
 )
-def steps(
-    table: str, worst: int, calibrate: str | None, workers: int | None, html: str | None, *, as_json: bool
-) -> None:
+def steps(table: str, worst: int, workers: int | None, html: str | None, *, as_json: bool) -> None:
     """Time of a training step, each row simulated as a job.
 
-    For example: foretrace validate steps steps.csv --calibrate one-run --html steps.html
+    For example: foretrace validate steps steps.csv --html steps.html
     """
     from rich.console import Console
     from rich.progress import Progress
 
-    from foretrace.simulator.validate.render import show_steps
-    from foretrace.simulator.validate.steps import validate_steps
+    from foretrace.simulator.validate.render import show_steps, write_page
+    from foretrace.simulator.validate.runs import validate_steps
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=None)
         found = validate_steps(
             table,
-            calibrate=calibrate,
             workers=workers,
             tell=lambda done, total: progress.update(task, advance=done, total=total),
         )
     if html is not None:
-        from foretrace.simulator.validate.page import write_page
-
         write_page(html, found)
     report(found, show_steps, worst, as_json=as_json)

@@ -1,17 +1,22 @@
-"""Shows a validation to a person: score, classes, families, worst rows, and every reason for a failure."""
+"""Shows a validation to a person, in a terminal or as a page: scores, worst rows, reasons for failures."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from foretrace.simulator.validate.fit import FitValidation
+from foretrace.simulator.errors import TableError
+from foretrace.simulator.validate.runs import FitValidation
 from foretrace.simulator.validate.scores import Failed, Spread, Validation, reasons
+from foretrace.traces.replacing import replacing
 from foretrace.traces.report.format import format_share
 
 SHOWN_REASONS: Final = 12
@@ -25,14 +30,6 @@ MANY: Final = 1000
 
 UNITS: Final = 3.0
 """Median error (20-fold) from which the likely reason is that times are in another unit."""
-
-CALIBRATED: Final = {
-    "cluster with its framework and precision": "calibrated",
-    "machine": "calibrated_machine",
-    "model and machine": "calibrated_model",
-    "model, machine and release": "calibrated_release",
-}
-"""What one run was calibrated for, in words, and how its scores are called in ``--json``."""
 
 SHOWN_FAMILIES: Final = 15
 """Most families that are listed; all of them are in ``--json``."""
@@ -94,55 +91,11 @@ def show_steps(validation: Validation, console: Console, n_worst: int) -> None:
         console.print(
             f"[yellow]![/] off by {math.exp(validation.score):,.0f} times: is step_time_s in seconds?"
         )
-    for name, key in (("GPU", "score_by_gpu"), ("size", "score_by_size"), ("level", "score_by_level")):
-        if extra[key]:
-            console.print(_scores(name, extra[key]))
-    lines = [
-        (f"{extra['stress_rows']} rows flagged as stress", extra["stress_score"]),
-        (
-            f"with {extra['slow_rows']} rows flagged as slow",
-            extra["with_slow_score"] if extra["slow_rows"] else None,
-        ),
-        ("regret, median over groups", extra["regret_median"]),
-        ("regret, mean over groups", extra["regret_mean"]),
-    ]
-    for name, figure in lines:
-        if figure is not None:
-            console.print(f"{name}: {format_share(figure)}", highlight=False)
-    for name, key in CALIBRATED.items():
-        after, before = (extra.get(f"{key}_{when}") for when in ("score", "before"))
-        if after is not None and before is not None:
-            figures = f"{format_share(after)}, the same runs before {format_share(before)}"
-            console.print(f"calibrated on one run per {name}: {figures}", highlight=False)
-    if extra["kendall_tau"] is not None:
-        console.print(
-            f"Kendall tau {extra['kendall_tau']:.2f} over {extra['choice_groups']} groups of layouts",
-            highlight=False,
-        )
-        console.print(_choices(extra["choices_by_source"]))
+    if extra["rest_score"] is not None:
+        rest = f"{extra['rest_rows']} rows that do not count: {format_share(extra['rest_score'])}"
+        console.print(rest, highlight=False)
     for words, count in extra["assumed"].items():
         console.print(f"{count} rows: {escape(words)}", style="dim", highlight=False)
-
-
-def _choices(sources: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(box=None, header_style="dim")
-    table.add_column("layouts to choose from, of")
-    for head in ("groups", "Kendall tau", "regret, median", "mean"):
-        table.add_column(head, justify="right")
-    for name, found in sources.items():
-        tau = "-" if found["kendall_tau"] is None else f"{found['kendall_tau']:.2f}"
-        regrets = (format_share(found[key]) for key in ("regret_median", "regret_mean"))
-        table.add_row(escape(name), str(found["groups"]), tau, *regrets)
-    return table
-
-
-def _scores(name: str, scores: dict[str, float]) -> Table:
-    table = Table(box=None, header_style="dim")
-    table.add_column(name)
-    table.add_column("score", justify="right")
-    for key, value in scores.items():
-        table.add_row(escape(key), format_share(value))
-    return table
 
 
 def show_fit(found: FitValidation, console: Console, n_worst: int) -> None:
@@ -195,3 +148,60 @@ def _reasons(failures: Iterable[Failed], console: Console) -> None:
         )
     if more := sum(list(found.values())[SHOWN_REASONS:]):
         console.print(f"[yellow]![/] {more} not predicted for other reasons: --json has them all")
+
+
+ABOUT = (
+    "Every point is a measured training run that was simulated as described, on logarithmic axes. Runs that "
+    "could not be simulated: {failures}. The error of a run is |ln(predicted / measured)|; families (source, "
+    "model, GPU, precision) count the same, however many runs they have."
+)
+
+
+def write_page(path: str | Path, found: Validation) -> Path:
+    """Write the page of *found*, a validation of steps, to *path*, and return it.
+
+    Raises:
+        TableError: there is nothing to draw, or the file cannot be written.
+    """
+    target = Path(path)
+    if not found.rows:
+        raise TableError(f"{target}: no row was simulated, so there is nothing to draw")
+    try:
+        with replacing(target) as fresh:
+            fresh.write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise TableError(f"{target} cannot be written: {error.strerror or error}") from None
+    return target
+
+
+def page(found: Validation) -> str:
+    """Return a page of predicted against measured step times, in one HTML file, every run by its name."""
+    rows = [
+        {
+            "id": row.id,
+            "family": row.family,
+            "class": row.group,
+            "device": device_of(row.what),
+            "what": row.what,
+            "predicted": float(f"{row.predicted:.5g}"),
+            "measured": float(f"{row.measured:.5g}"),
+        }
+        for row in found.rows
+    ]
+    data = {
+        "about": ABOUT.format(failures=len(found.failures)),
+        "classes": sorted({row.group for row in found.rows}),
+        "devices": sorted({device_of(row.what) for row in found.rows}),
+        "rows": rows,
+    }
+    template = (resources.files("foretrace.simulator") / "pages" / "steps.html").read_text(encoding="utf-8")
+    return template.replace("/*DATA*/", json.dumps(data, separators=(",", ":")).replace("</", "<\\/"))
+
+
+def device_of(what: str) -> str:
+    """Return the GPU that the name of a row of steps ends with.
+
+    >>> device_of("llama3-8b pp1 dp8 zero1 mbs 1 x 4, 8 h100-sxm")
+    'h100-sxm'
+    """
+    return what.rpartition(" ")[2]

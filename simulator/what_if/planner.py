@@ -14,9 +14,10 @@ from urllib.parse import parse_qsl
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import JobError, SimulationError
-from foretrace.simulator.job import PRECISIONS, RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.job import PRECISIONS, RECOMPUTES, Job
 from foretrace.simulator.models.sources import names as model_names
 from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.what_if.words import Planned, words_of
 from foretrace.topologies.catalog import load_cluster
@@ -35,7 +36,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "model": tuple(model_names()),
     "cluster": tuple(cluster_names()),
     "schedule": tuple(SCHEDULES),
-    "sharding": SHARDINGS,
+    "sharding": tuple(SHARDINGS),
     "recompute": RECOMPUTES,
     "precision": PRECISIONS,
 }

@@ -122,7 +122,7 @@ def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     model, keys = job.model, job.seq_len
     heads, kv_heads, queries = shape(job, *_heads(job))
     width = model.head_dim + model.value_head_dim
-    window = model.window_of(layer)
+    window = job.window_of(layer)
     flops = 2 * job.micro_batch * heads * width * _seen(queries, keys, window, causal=model.causal)
     operands = job.micro_batch * (queries * heads + keys * kv_heads) * width * DTYPE_BYTES[job.precision]
     forward = Op(

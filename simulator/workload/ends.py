@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foretrace.simulator.compute.fusion import ADAM_EAGER_PASSES, ADAM_FUSED_PASSES, is_separate, traffic
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.models.model import Linear, share
 from foretrace.simulator.workload.linear import (
     gradient_sum,
@@ -32,7 +32,7 @@ def embedding_block(job: Job) -> Block:
     n_params = job.model.embedding_params(job.layout.tp)
     zeros = n_params * DTYPE_BYTES[dtype]
     scatter: list[Op | Comm] = [memory("embedding.backward", 3 * size + zeros, dtype, count=2)]
-    if job.sharding not in FULLY_SHARDED or job.keeps_stages_whole:
+    if not job.shards.parameters or job.keeps_stages_whole:
         scatter.append(gradient_sum(job, "embedding", n_params, dtype))
     if job.layout.tp > 1:
         lookup.append(

@@ -8,9 +8,8 @@ from typing import Final, NamedTuple
 
 from foretrace.simulator.compute.fusion import elementwise_piece, is_separate
 from foretrace.simulator.compute.gemm import ALIGNED_BYTES, UNALIGNED
-from foretrace.simulator.job import FULLY_SHARDED, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.models.model import Linear
-from foretrace.simulator.workload.autocast import cast, cast_gradients, in_fp32
 from foretrace.simulator.workload.lora import adapter, dequantised
 from foretrace.simulator.workload.ops import (
     DTYPE_BYTES,
@@ -182,7 +181,7 @@ def weight_gradients(job: Job, name: str, linear: Linear, n_tokens: int, dtype: 
     Where parameters are sharded the sums are over shards, after the gradients have been scattered. A pipeline
     stage that stays whole adds whole ones, each in a kernel (FSDP2's ``unsharded_accumulated_grad``).
     """
-    is_sharded = job.sharding in FULLY_SHARDED
+    is_sharded = job.shards.parameters
     in_shards = is_sharded and not job.keeps_stages_whole
     if job.profile.fused_wgrad and not is_sharded:
         return [weight_gradient(f"{name}.wgrad", n_tokens, linear, dtype, sum_dtype=job.gradient_dtype)]
@@ -262,3 +261,35 @@ def residual_out(job: Job, block: str) -> Piece:
         (memory(f"{block}.residual", moved, job.precision),),
         (memory(f"{block}.dropout.backward", 2 * size + mask, job.precision),),
     )
+
+
+def cast(job: Job, name: str, n_elements: int, count: int = 1) -> Op:
+    """Return *count* kernels that turn *n_elements* from fp32 to the precision of the job, or back."""
+    each = DTYPE_BYTES["fp32"] + DTYPE_BYTES[job.precision]
+    return replace(memory(name, n_elements * each, job.precision, count=count), launches=0)
+
+
+def in_fp32(op: Op) -> Op:
+    """Return *op*, with its operands in fp32 if it is a sum of gradients."""
+    if op.kind != "memory" or not op.name.endswith(".dgrad.sum"):
+        return op
+    wider = DTYPE_BYTES["fp32"] // DTYPE_BYTES[op.dtype]
+    return replace(op, bytes_moved=op.bytes_moved * wider, dtype="fp32")
+
+
+def cast_gradients(job: Job, name: str, n_params: int, dtype: str) -> Op:
+    """Return what becomes of gradients of *n_params* in *dtype*, on average over micro-batches.
+
+    Each micro-batch casts them to fp32 if they are not. The first hands them over, the others are added to
+    those; in the last one DDP scales them into a bucket and copies its sums back.
+
+    Reference: torch/csrc/autograd/functions/accumulate_grad.h, ``accumulateGrad``; torch/csrc/distributed/
+    c10d/reducer.cpp, ``mark_variable_ready_dense`` and ``finalize_bucket_dense``, without
+    ``gradient_as_bucket_view``.
+    """
+    wide, n = DTYPE_BYTES["fp32"], job.n_microbatches
+    in_step = 3 * wide * (n - 1) + (4 * wide if job.layout.dp * job.layout.cp > 1 else 0)
+    cast_bytes = 0 if dtype == "fp32" else wide + DTYPE_BYTES[dtype]
+    each = cast_bytes + in_step / n
+    op = memory(f"{name}.wgrad.sum", round(n_params * each), "fp32", count=3)
+    return replace(op, launches=1)

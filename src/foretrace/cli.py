@@ -81,12 +81,12 @@ def _module(name: str) -> ModuleType:
 
 def _promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Any:
     """Return what a device promises for measured kernels; the tracer, which measures, knows no devices."""
-    return _module("simulator.compute.promise").promise(against, kernels)
+    return _module("simulator.compute.benched").promise(against, kernels)
 
 
 def _promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return what a machine promises for collectives that were measured."""
-    return _module("simulator.compute.promise").promise_collectives(against, n_ranks, rows)
+    return _module("simulator.compute.benched").promise_collectives(against, n_ranks, rows)
 
 
 def _check_machine(name: str, calibration: str | None, n_gpus: int) -> None:
@@ -97,6 +97,11 @@ def _check_machine(name: str, calibration: str | None, n_gpus: int) -> None:
 def _time_rehearsal(path: str, settings: Mapping[str, Any], **wanted: Any) -> Any:
     """Time a rehearsal on a machine; the tracer that made it knows no machines."""
     return _module("simulator.rehearsed.cli").time_and_show(path, settings, **wanted)
+
+
+def _diagnose_dumps(paths: Sequence[str]) -> Any:
+    """Return what dumps of PyTorch's flight recorder tell, which the tracer reads; None for other files."""
+    return _module("tracer.ingest.flight").diagnose(paths)
 
 
 def with_examples(text: str) -> str:
@@ -138,6 +143,8 @@ class Verbs(click.Group):
             command.add_command(_module("simulator.network.cli").cost, "cost")
         if cmd_name == "rehearse":
             command.context_settings["obj"] = {"check": _check_machine, "time": _time_rehearsal}
+        if cmd_name == "analyze":
+            command.context_settings["obj"] = _diagnose_dumps
         if cmd_name == "bench":
             command.context_settings["obj"] = {"kernels": _promise, "collectives": _promise_collectives}
         for one in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):

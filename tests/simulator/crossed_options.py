@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.job import OFFLOADS, PRECISIONS, RECOMPUTES, SHARDINGS
+from foretrace.simulator.job import OFFLOADS, PRECISIONS, RECOMPUTES
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.profiles import framework_names
 from foretrace.simulator.schedules import SCHEDULES
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.recipes import RECIPES
 from foretrace.topologies.errors import TopologyError
@@ -34,7 +35,7 @@ SMALL: Final = Model(
 
 OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "framework": framework_names(),
-    "sharding": SHARDINGS,
+    "sharding": tuple(SHARDINGS),
     "shard_ranks": (0, 2),
     "tp": (1, 2, 4),
     "pp": (1, 2),

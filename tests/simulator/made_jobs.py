@@ -7,10 +7,11 @@ from functools import cache, partial
 
 from hypothesis.strategies import booleans, builds, sampled_from
 
-from foretrace.simulator.job import RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.job import RECOMPUTES, Job
 from foretrace.simulator.memory.stage import StageMemory, stage_memory
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Layout
 
@@ -61,7 +62,7 @@ short_jobs = builds(
     sampled_from([1, 2, 4]),
     sampled_from([1, 2]),
     booleans(),
-    sampled_from(SHARDINGS),
+    sampled_from(sorted(SHARDINGS)),
     sampled_from(RECOMPUTES),
     booleans(),
     sampled_from(["bf16", "fp16", "fp32"]),

@@ -20,10 +20,11 @@ from foretrace.simulator.builder.step import build
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import event
 from foretrace.simulator.folding import representatives
-from foretrace.simulator.job import FULLY_SHARDED, SHARDINGS, Job
+from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Program, Transfer
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.workload.dispatch import Routing
 from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from foretrace.simulator.workload.ops import DTYPE_BYTES
@@ -85,7 +86,7 @@ def jobs(draw: st.DrawFn) -> Job:
         cp=cp,
         tp=tp,
         schedule=draw(st.sampled_from(["1f1b", "gpipe", "naive"])),
-        sharding=draw(st.sampled_from(SHARDINGS)),
+        sharding=draw(st.sampled_from(sorted(SHARDINGS))),
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         sequence_parallel=draw(st.booleans()),
         n_steps=draw(st.integers(1, 2)),
@@ -222,7 +223,7 @@ def test_parameters_are_gathered_as_often_as_the_framework_does(sharding: str, t
     job = make_job(dp=2, m=3, sharding=sharding)
     rows = [row for row in rows_of(job) if row["axis"] == "dp" and row["kind"] == "all_gather"]
     head = job.model.head_params() + job.model.norm_params
-    n_params = job.model.n_params * times - head * times // 2 * (sharding in FULLY_SHARDED)
+    n_params = job.model.n_params * times - head * times // 2 * SHARDINGS[sharding].parameters
     assert sum(row["size_bytes"] for row in rows) == n_params * DTYPE_BYTES["bf16"]
 
 

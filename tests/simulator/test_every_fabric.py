@@ -17,6 +17,7 @@ from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.fabric import FabricSpec
 from foretrace.topologies.reach import Reach
+from foretrace.topologies.wiring import fabric
 from foretrace.traces.layout import Layout
 
 SPECS = {
@@ -47,7 +48,7 @@ def test_a_step_takes_longer_the_narrower_the_fabric(kind: str) -> None:
 def cut_bytes_per_s(cluster: Cluster) -> float:
     """Return what all links between the first half of the nodes and the second carry in one direction."""
     first = cluster.n_gpus // 2
-    graph = cluster.fabric().copy()
+    graph = fabric(cluster).copy()
     side: dict[str, set[str]] = {"near": set(), "far": set()}
     for gpu in range(cluster.n_gpus):
         side["near" if gpu < first else "far"].add(f"gpu:{gpu}")
@@ -88,7 +89,7 @@ def test_adding_idle_gpus_changes_nothing(kind: str, placed: set[int], data: Dat
     """
     ranks = sorted(placed)
     group = data.draw(lists(sampled_from(ranks), min_size=2, unique=True))
-    graph = machine(kind).fabric()
+    graph = fabric(machine(kind))
     bare = graph.copy()
     bare.remove_nodes_from(f"gpu:{gpu}" for gpu in range(32) if gpu not in placed)
     assert Reach(graph, ranks).shape(group) == Reach(bare, ranks).shape(group)

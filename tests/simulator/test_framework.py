@@ -20,7 +20,7 @@ from foretrace.simulator.memory.stage import stage_memory
 from foretrace.simulator.memory.states import bucket_bytes, sharding_units
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.profiles import OVERRIDABLE, framework_names, framework_of, load_framework
-from foretrace.simulator.validate.memory import stage_memories
+from foretrace.simulator.validate.runs import stage_memories
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Layout
 
@@ -132,10 +132,12 @@ def test_stages_by_cost_leave_the_head_its_share() -> None:
 def test_stages_hold_every_layer_once_and_fewer_micro_batches_each(
     name: str, pp: int, virtual: int, *, sp: bool
 ) -> None:
-    some = job(Layout(pp=pp), framework=name, sequence_parallel=sp)
+    schedule = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
+    stages: Any = {"schedule": schedule, "virtual_stages": virtual}
+    some = job(Layout(pp=pp), framework=name, sequence_parallel=sp, **stages)
     layers = stage_layers(some, pp)
     assert [layer for stage in layers for layer in stage] == list(range(32))
-    held = [memory.in_flight for _, memory in stage_memories(some, virtual)]
+    held = [memory.in_flight for memory in stage_memories(some)]
     assert held == sorted(held, reverse=True)
     assert 1 <= held[-1] <= held[0] <= some.n_microbatches
 

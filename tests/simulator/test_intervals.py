@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from measured.judge import quantile
 
 from foretrace.simulator.intervals import LEAST_FAMILIES, interval, intervals, layout_class
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.validate.ranking import quantile
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Layout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -11,11 +12,12 @@ from tests.simulator.made_jobs import cluster, cut, memory_of
 from tests.simulator.made_jobs import short_job as job
 from tests.simulator.made_jobs import short_jobs as jobs
 
-from foretrace.simulator.job import RECOMPUTE_MODULES, SHARDINGS, Job
+from foretrace.simulator.job import RECOMPUTE_MODULES, Job
 from foretrace.simulator.memory.activations import kept_bytes, logits_bytes, working_bytes
 from foretrace.simulator.memory.moments import AT_HEAD, AT_LAYER, IN_LOSS
 from foretrace.simulator.memory.stage import stage_memory, state_bytes
 from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.traces.layout import Layout
 
 
@@ -138,7 +140,7 @@ def test_more_zero_never_needs_more_state_memory(some: Job) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-@given(n=integers(1, 10**6), replicas=integers(1, 64), sharding=sampled_from(SHARDINGS))
+@given(n=integers(1, 10**6), replicas=integers(1, 64), sharding=sampled_from(sorted(SHARDINGS)))
 def test_replicas_together_hold_every_state(n: int, replicas: int, sharding: str) -> None:
     some = job(load_model("llama3-8b"), sharding=sharding)
     one, many = state_bytes(some, n, 1), state_bytes(some, n, replicas)
@@ -312,3 +314,11 @@ def test_weights_in_few_bits_stay_beside_those_in_16(machine: str, recipe: str, 
         less = memory_of(few).items["parameters"] - memory_of(alone).items["parameters"]
         assert less == 2 * matrices
     assert memory_of(replace(few, sharding="fsdp")).items["parameters"] == 4 * model.n_params
+
+
+def test_each_sharding_shares_out_what_the_one_before_it_does() -> None:
+    """So that a remedy for memory is any that comes later."""
+    names = ("stage", "optimizer", "gradients", "parameters", "updates_shards")
+    for one, other in pairwise(SHARDINGS.values()):
+        assert all(getattr(one, name) <= getattr(other, name) for name in names)
+        assert one != other

@@ -14,10 +14,11 @@ from hypothesis.strategies import builds, integers, sampled_from
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import JobError
-from foretrace.simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.job import OFFLOADS, RECOMPUTES, Job
 from foretrace.simulator.memory.remedies import changes, fits, peak_bytes, remedies
 from foretrace.simulator.memory.stage import StageMemory, stage_memory
 from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.workload.lora import NF4_BITS
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Layout
@@ -49,7 +50,7 @@ jobs = builds(
     ),
     sampled_from([1, 2, 8]),
     sampled_from([1, 2]),
-    sampled_from(SHARDINGS),
+    sampled_from(sorted(SHARDINGS)),
     sampled_from(RECOMPUTES),
     sampled_from([1, 2, 4]),
 )

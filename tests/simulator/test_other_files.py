@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from foretrace.cli import main
-from foretrace.simulator.other_files import other_file
+from foretrace.simulator.config import other_file
 from foretrace.simulator.recorded.calibration import Calibration
 from foretrace.simulator.settings import KINDS, TABLES
 

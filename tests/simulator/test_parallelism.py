@@ -19,10 +19,11 @@ from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import choose
 from foretrace.simulator.errors import JobError, SimulationError
-from foretrace.simulator.job import OFFLOADS, RECOMPUTES, SHARDINGS, Job
+from foretrace.simulator.job import OFFLOADS, RECOMPUTES, Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.profiles import OVERRIDABLE, framework_names
+from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
@@ -186,7 +187,7 @@ def products(draw: st.DrawFn) -> Callable[[], Job]:
         "seq_len": 512,
         "global_batch": layout.dp * draw(st.sampled_from([1, 4])),
         "schedule": draw(st.sampled_from(["1f1b", "gpipe", "interleaved-1f1b", "combined-1f1b", "zb-h1"])),
-        "sharding": draw(st.sampled_from(SHARDINGS)),
+        "sharding": draw(st.sampled_from(sorted(SHARDINGS))),
         "recompute": draw(st.sampled_from(RECOMPUTES)),
         "offload": draw(st.sampled_from(OFFLOADS)),
         "sequence_parallel": draw(st.booleans()),

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from foretrace.simulator.errors import LikeError
-from foretrace.simulator.recorded.like import job_like
-from foretrace.simulator.recorded.recomputed import recomputed
+from foretrace.simulator.recorded.like import job_like, recomputed
 from foretrace.traces.info import RunInfo
 from foretrace.traces.run import Part, Run
 from foretrace.traces.timeline import MEMORY, timeline

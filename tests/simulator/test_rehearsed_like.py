@@ -7,8 +7,7 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.simulator.recorded.like import job_like
-from foretrace.simulator.rehearsed.kernels import described, separate_parts
-from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.simulator.rehearsed.run import described, separate_parts, simulate_rehearsal
 from foretrace.simulator.settings import CONVENTIONS
 from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster

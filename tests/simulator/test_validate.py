@@ -12,26 +12,29 @@ import pytest
 from click.testing import CliRunner
 
 from foretrace.cli import main
+from foretrace.simulator.compute.benched import LOADS
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.validate.hardware import device_of
+from foretrace.simulator.table import read_table
 from foretrace.simulator.validate.kernels import validate_kernels
 from foretrace.simulator.validate.scores import Failed, Scored, Validation
-from foretrace.simulator.validate.table import read_table
+from foretrace.topologies.catalog import device_named
 
 HEAD = (
-    "id,source_group,hardware,kernel,dtype,direction,m,n,k,batch,seq,heads,kv_heads,head_dim,causal,impl,"
-    "time_us,tflops,notes"
+    "id,family,hardware,kernel,dtype,direction,m,n,k,batch,seq,heads,kv_heads,head_dim,causal,impl,"
+    "time_us,load"
 )
 ROWS = (
-    "k1,a,A100-SXM-80GB,gemm,fp16,fwd,4096,12288,4096,,,,,,,torch,1911.0,215.76,",
-    "k2,a,A100-SXM-80GB,gemm,fp16,fwd,1,4096,4096,,,,,,,torch,25.0,1.3,",
-    "k3,b,H100-SXM-80GB,attention,fp16/bf16,fwd,,,,1,16384,8,8,256,true,FlashAttention-3,,642.0,halved",
-    "k4,c,B200-SXM-180GB,grouped_gemm,bf16,fwd,308,3072,5120,80,,,,,,TE,890.714,870.21,80 groups",
-    "k5,d,TPU v5p,gemm,bf16,fwd,4096,4096,4096,,,,,,,XLA,300.0,458,",
-    "k6,d,A100-SXM-80GB,gemm,fp8,fwd,4096,4096,4096,,,,,,,torch,300.0,458,",
-    "k7,e,H100-SXM-80GB,gemm,bf16,fwd,8192,8192,8192,,,,,,,torch,,650,",
-    "k8,e,H100-SXM-80GB,grouped_gemm,bf16,sideways,512,4096,4096,8,,,,,,,300.0,,",
-    "k9,e,H100-SXM-80GB,convolution,bf16,fwd,512,4096,4096,8,,,,,,,300.0,,",
+    "k1,a,A100-SXM-80GB,gemm,fp16,fwd,4096,12288,4096,,,,,,,torch,1911.0,repeated",
+    "k2,a,A100-SXM-80GB,gemm,fp16,fwd,1,4096,4096,,,,,,,torch,25.0,burst",
+    "k3,b,H100-SXM-80GB,attention,bf16,fwd,,,,1,16384,8,8,256,true,flash3,1712.6,sustained",
+    "k4,c,B200-SXM-180GB,grouped_gemm,bf16,fwd,308,3072,5120,80,,,,,,,890.714,repeated",
+    "k5,d,TPU v5p,gemm,bf16,fwd,4096,4096,4096,,,,,,,XLA,300.0,burst",
+    "k6,d,A100-SXM-80GB,gemm,fp8,fwd,4096,4096,4096,,,,,,,torch,300.0,burst",
+    "k7,e,H100-SXM-80GB,gemm,bf16,fwd,8192,8192,8192,,,,,,,torch,1691.6,sustained",
+    "k8,e,H100-SXM-80GB,grouped_gemm,bf16,sideways,512,4096,4096,8,,,,,,,300.0,burst",
+    "k9,e,H100-SXM-80GB,convolution,bf16,fwd,512,4096,4096,8,,,,,,,300.0,burst",
+    "k10,e,H100-SXM-80GB,gemm,bf16,fwd,512,4096,4096,,,,,,,,300.0,gently",
+    "k11,e,H100-SXM-80GB,attention,bf16,fwd,,,,1,4096,8,8,128,true,abacus,300.0,burst",
 )
 
 
@@ -76,24 +79,26 @@ def test_every_row_is_predicted_or_refused_with_a_reason(table: Path) -> None:
     assert "fp8" in reasons["k6"]
     assert "sideways" in reasons["k8"]
     assert "convolution" in reasons["k9"]
+    assert "burst, sustained, repeated" in reasons["k10"]
+    assert "abacus" in reasons["k11"]
     assert found.score_by_group().keys() == {"gemm", "attention", "grouped_gemm"}
 
 
-def test_a_parquet_table_of_products_is_one_family_named_after_its_file(tmp_path: Path) -> None:
-    """Bursts: faster than the same products under lasting load."""
-    path = tmp_path / "gemm_bf16_b200_sxm.parquet"
-    pq.write_table(pa.table({"m": [8192], "n": [8192], "k": [8192], "us": [800.0]}), path)
-    burst, sustained = validate_kernels(path), validate_kernels(path, burst=False)
-    assert [spread.name for spread in burst.families] == ["gemm_bf16_b200_sxm gemm"]
-    assert burst.rows[0].predicted < sustained.rows[0].predicted
+def test_bursts_are_faster_than_lasting_load(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.parquet"
+    row = {"hardware": "b200-sxm", "kernel": "gemm", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192}
+    pq.write_table(pa.Table.from_pylist([{**row, "time_us": 800.0, "load": load} for load in LOADS]), path)
+    burst, sustained, repeated = (row.predicted for row in validate_kernels(path).rows)
+    assert burst < repeated < sustained
+    assert [one.name for one in validate_kernels(path).families] == ["b200-sxm gemm bf16"]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("none.csv", None, "cannot be read"),
-        ("empty.csv", "m,n,k\n", "no rows"),
-        ("other.csv", "a,b\n1,2\n", "no column m, n, k"),
+        ("empty.csv", "kernel,dtype\n", "no rows"),
+        ("other.csv", "a,b\n1,2\n", "no column kernel, dtype, load, time_us, hardware"),
         ("bad.parquet", "not parquet", "not a Parquet table"),
     ],
 )
@@ -130,7 +135,7 @@ def test_cells_are_typed(tmp_path: Path) -> None:
     ],
 )
 def test_hardware_is_recognised_as_people_write_it(hardware: str, device: str) -> None:
-    assert device_of(hardware).name == device
+    assert device_named(hardware).name == device
 
 
 def test_the_verb_prints_one_object_or_a_table(table: Path) -> None:
@@ -138,9 +143,9 @@ def test_the_verb_prints_one_object_or_a_table(table: Path) -> None:
     assert run.exit_code == 0
     document = json.loads(run.output)
     assert document["kind"] == "kernels"
-    assert document["rows"] == 9
+    assert document["rows"] == 11
     shown = CliRunner().invoke(main, ["validate", "kernels", str(table)])
-    assert "5 rows predicted, 4 failed" in shown.output
+    assert "5 rows predicted, 6 failed" in shown.output
 
 
 def test_a_missing_table_is_one_line(tmp_path: Path) -> None:

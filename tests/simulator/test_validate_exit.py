@@ -12,20 +12,22 @@ from click.testing import CliRunner, Result
 
 from foretrace.cli import main
 
-DEGREES = {"tp": 1, "pp": 1, "dp": 8, "hardware": "a slide rule"}
+JOB = {"model": "llama3-8b", "cluster": "a slide rule", "gpus": 8, "global_batch": 8}
 UNKNOWN: dict[str, dict[str, object]] = {
-    "kernels": {"m": 64, "n": 64, "k": 64, "us": 5.0, "hardware": "a slide rule"},
-    "collectives": {
-        "op": "all_reduce",
-        "bytes": 1024,
-        "gpus": 8,
-        "nodes": 1,
+    "kernels": {
+        "kernel": "gemm",
+        "dtype": "bf16",
+        "m": 64,
+        "n": 64,
+        "k": 64,
         "time_us": 5.0,
+        "load": "burst",
         "hardware": "a slide rule",
     },
-    "memory": {"model": "a model", "kind": "allocated", "peak_allocated_gb": 40.0, **DEGREES},
-    "fit": {"layers": 8, "hidden": 1024, "micro_batch": 1, **DEGREES},
-    "steps": {"id": "a", "model": "a model", "world_size": 8, "seq_len": 512, "step_time_s": 1.0, **DEGREES},
+    "collectives": {"op": "all_reduce", "bytes": 1024, "gpus": 8, "time_us": 5.0, "cluster": "a slide rule"},
+    "memory": {**JOB, "peak_allocated_gb": 40.0},
+    "fit": {**JOB, "completed": "true"},
+    "steps": {**JOB, "step_time_s": 1.0},
 }
 """One row for each table, on something that is in no catalogue."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.validate.page import page, write_page
+from foretrace.simulator.validate.render import page, write_page
 from foretrace.simulator.validate.scores import Scored, Validation
 
 

@@ -20,6 +20,7 @@ from foretrace.topologies.catalog import (
 from foretrace.topologies.errors import CatalogError, FabricError, TopologyError, UnitError
 from foretrace.topologies.facts import parts
 from foretrace.topologies.reach import Reach
+from foretrace.topologies.wiring import fabric
 
 HOME = Path(__file__).parents[2] / "topologies" / "catalog"
 FILES = sorted(HOME.rglob("*.toml"))
@@ -80,7 +81,7 @@ def test_every_machine_loads_and_describes_itself_in_json(name: str) -> None:
     assert all(
         described["device"]["sources"][key] for key in ("memory_bytes", "peak_flops_per_s", "gemm_efficiency")
     )
-    assert cluster.fabric().number_of_edges() >= 2 * (cluster.n_gpus - 1)
+    assert fabric(cluster).number_of_edges() >= 2 * (cluster.n_gpus - 1)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -128,7 +129,7 @@ def test_every_number_that_is_shown_of_a_machine_has_a_source(name: str) -> None
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_files_in_the_documentation_describe_machines(tmp_path: Path, example: str) -> None:
     cluster = load_cluster(written(tmp_path, example))
-    everybody = Reach(cluster.fabric(), range(cluster.n_gpus)).shape(range(cluster.n_gpus))
+    everybody = Reach(fabric(cluster), range(cluster.n_gpus)).shape(range(cluster.n_gpus))
     assert everybody.n_ranks == cluster.n_gpus > cluster.gpus_per_node
 
 
@@ -236,7 +237,7 @@ def test_a_device_that_cannot_be_is_refused(tmp_path: Path, line: str, says: str
 def test_two_nodes_without_nics_name_the_gpu_that_is_cut_off(tmp_path: Path) -> None:
     text = SMALL.replace("nics_per_node = 4", "")
     with pytest.raises(FabricError, match=r"gpu:8 cannot reach gpu:0.* no NICs"):
-        load_cluster(written(tmp_path, text)).fabric()
+        fabric(load_cluster(written(tmp_path, text)))
 
 
 def test_a_peak_that_a_device_does_not_have_is_refused() -> None:

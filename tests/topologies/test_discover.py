@@ -13,6 +13,7 @@ from foretrace.topologies.discover import discover, to_toml
 from foretrace.topologies.discover.matrix import from_matrix
 from foretrace.topologies.errors import CatalogError
 from foretrace.topologies.reach import Reach
+from foretrace.topologies.wiring import fabric
 
 HEAD = "\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\n"
 SWITCHED = HEAD + "".join(
@@ -54,7 +55,7 @@ def written(folder: Path, text: str, name: str = "topo.txt") -> Path:
 def width(folder: Path, text: str, device: str = "", n_gpus: int = 2) -> float:
     """Return what GPUs get in a machine that was read from *text*, in GB/s."""
     cluster = load_cluster(written(folder, to_toml(discover(written(folder, text)), device), "mine.toml"))
-    shape = Reach(cluster.fabric(), range(cluster.n_gpus)).shape(range(n_gpus))
+    shape = Reach(fabric(cluster), range(cluster.n_gpus)).shape(range(n_gpus))
     return shape.intra_bytes_per_s / 1e9
 
 
@@ -104,9 +105,9 @@ def test_bridged_pairs_with_a_nic_become_several_nodes(tmp_path: Path, device: s
     wiring = to_toml(discover(written(tmp_path, BRIDGED)), device)
     assert f'intra = "{link}-bridge"\nnode = {{ kind = "pairs"' in wiring
     several = written(tmp_path, wiring.replace("n_gpus = 4", "n_gpus = 16"), "several.toml")
-    fabric = load_cluster(several).fabric()
-    assert Reach(fabric, range(16)).shape(range(2)).intra_bytes_per_s == 300e9
-    assert Reach(fabric, range(16)).shape(range(16)).n_domains == 4
+    graph = fabric(load_cluster(several))
+    assert Reach(graph, range(16)).shape(range(2)).intra_bytes_per_s == 300e9
+    assert Reach(graph, range(16)).shape(range(16)).n_domains == 4
 
 
 def test_a_bridge_between_two_cards_does_not_reduce(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from foretrace.topologies.cli import topology
 from foretrace.topologies.draw import MOST_NODES, drawn, lines, narrow, page, svg
 from foretrace.topologies.errors import CatalogError
 from foretrace.topologies.fabric import FabricSpec
+from foretrace.topologies.wiring import fabric
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_machine_can_be_drawn_with_each_link_once(name: str) -> None:
     cluster = load_cluster(name)
     cluster = cluster.sized(2 * cluster.gpus_per_node) if cluster.nic else cluster
-    graph = cluster.fabric()
+    graph = fabric(cluster)
     picture = ET.fromstring(svg(graph))
     tags = [element.tag.rpartition("}")[2] for element in picture]
     peers = sum(a.partition(":")[0] == b.partition(":")[0] for a, b in graph.edges)
@@ -32,7 +33,7 @@ def test_every_machine_can_be_drawn_with_each_link_once(name: str) -> None:
 def test_links_that_carry_less_than_arrives_below_are_marked(oversubscription: float, n_narrow: int) -> None:
     spec = FabricSpec(kind="fat-tree", nodes_per_leaf=2, oversubscription=oversubscription)
     cluster = replace(load_cluster("dgx-h100", 32), fabric_spec=spec)
-    graph = cluster.fabric()
+    graph = fabric(cluster)
     found = {(a, b) for a, b in graph.edges if a < b and narrow(graph, a, b)}
     assert len(found) == n_narrow
     assert all({a[:4], b[:4]} == {"leaf", "spin"} for a, b in found)
@@ -52,7 +53,7 @@ def test_text_counts_links_by_kind() -> None:
 
 def test_of_a_large_machine_a_part_is_drawn_and_said() -> None:
     large = load_cluster("dgx-h100", 8192)
-    assert drawn(large).fabric().number_of_nodes() <= MOST_NODES
+    assert fabric(drawn(large)).number_of_nodes() <= MOST_NODES
     assert re.search(r"8192 GPUs in 1024 nodes, of which \d+ nodes are drawn", page(large))
     small = load_cluster("dgx-h100", 16)
     assert drawn(small) is small
@@ -88,13 +89,13 @@ def test_a_picture_says_what_its_marks_stand_for(tmp_path: Path) -> None:
     torus = replace(load_cluster("dgx-h100", 32), fabric_spec=FabricSpec(kind="torus", shape=(2, 2)))
     assert ">4 routers<" in page(torus)
     assert "A spine" not in page(torus)
-    assert ">200 GB/s<" in svg(torus.fabric())  # the arcs between routers
+    assert ">200 GB/s<" in svg(fabric(torus))  # the arcs between routers
 
 
 @pytest.mark.parametrize("n_gpus", [72, 144])
 def test_a_link_is_thicker_than_another_if_it_carries_more_and_leaves_room_beside_it(n_gpus: int) -> None:
     cluster = load_cluster("gb200-nvl72", n_gpus)
-    picture = ET.fromstring(svg(cluster.fabric()))
+    picture = ET.fromstring(svg(fabric(cluster)))
     drawn_as = {
         float(element.attrib["stroke-width"]): element[0].text or ""
         for element in picture

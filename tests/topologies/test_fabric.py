@@ -13,15 +13,15 @@ from foretrace.topologies.catalog import load_cluster, names
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import CatalogError, FabricError
 from foretrace.topologies.placement import place
-from foretrace.topologies.reach import Reach
-from foretrace.topologies.tiers import tiers
+from foretrace.topologies.reach import Reach, tiers
+from foretrace.topologies.wiring import fabric
 
 GPUS = [name for name in names() if name != "localhost"]
 
 
 def reach(cluster: Cluster) -> Reach:
     """Return what groups get when every GPU of *cluster* runs a rank."""
-    return Reach(cluster.fabric(), range(cluster.n_gpus))
+    return Reach(fabric(cluster), range(cluster.n_gpus))
 
 
 def from_toml(folder: Path, text: str) -> Cluster:
@@ -49,7 +49,7 @@ def machine(folder: Path, fabric: str, n_gpus: int, nics_per_node: int = 4) -> C
 
 @given(name=sampled_from(GPUS), n_gpus=integers(1, 200))
 def test_every_gpu_reaches_every_other_and_links_carry_both_ways(name: str, n_gpus: int) -> None:
-    graph = load_cluster(name, n_gpus).fabric()
+    graph = fabric(load_cluster(name, n_gpus))
     assert nx.is_strongly_connected(graph)
     assert sum(data["tier"] == "gpu" for _, data in graph.nodes(data=True)) == n_gpus
     for source, target, data in graph.edges(data=True):
@@ -58,7 +58,7 @@ def test_every_gpu_reaches_every_other_and_links_carry_both_ways(name: str, n_gp
 
 
 def test_the_graph_of_two_h100_nodes() -> None:
-    graph = load_cluster("dgx-h100", 16).fabric()
+    graph = fabric(load_cluster("dgx-h100", 16))
     assert graph.edges["gpu:0", "nvswitch:0"]["bandwidth_bytes_per_s"] == 450e9
     assert graph.edges["gpu:9", "nic:1.1"]["kind"] == "pcie"
     assert graph.edges["nic:1.3", "leaf:3"]["bandwidth_bytes_per_s"] == 50e9
@@ -68,11 +68,11 @@ def test_the_graph_of_two_h100_nodes() -> None:
 
 def test_the_graph_is_built_once() -> None:
     cluster = load_cluster("dgx-h100", 16)
-    assert cluster.fabric() is cluster.fabric()
+    assert fabric(cluster) is fabric(cluster)
 
 
 def test_a_machine_of_16384_gpus_is_built_in_links_of_its_size() -> None:
-    graph = load_cluster("dgx-h100", 16_384).fabric()
+    graph = fabric(load_cluster("dgx-h100", 16_384))
     assert graph.number_of_edges() == 2 * (16_384 * 3 + 16_384 // 32)
 
 
@@ -93,8 +93,8 @@ def test_nics_are_shared_out_evenly(tmp_path: Path, n_nics: int) -> None:
 
 def test_gpus_without_a_rank_leave_their_share_to_others(tmp_path: Path) -> None:
     cluster = machine(tmp_path, 'kind = "fat-tree"', 8, nics_per_node=1)
-    assert Reach(cluster.fabric(), [0, 4]).shape([0, 4]).inter_bytes_per_s == pytest.approx(10e9)
-    assert Reach(cluster.fabric(), [0, 1, 4, 5]).shape([0, 4]).inter_bytes_per_s == pytest.approx(5e9)
+    assert Reach(fabric(cluster), [0, 4]).shape([0, 4]).inter_bytes_per_s == pytest.approx(10e9)
+    assert Reach(fabric(cluster), [0, 1, 4, 5]).shape([0, 4]).inter_bytes_per_s == pytest.approx(5e9)
 
 
 @pytest.mark.parametrize("kind", ["fat-tree", "multi-plane", "rail"])
@@ -180,7 +180,7 @@ def test_links_of_ones_own_make_a_fabric(tmp_path: Path) -> None:
 
 def test_a_gpu_that_no_link_reaches_is_named(tmp_path: Path) -> None:
     with pytest.raises(FabricError, match=r"gpu:3 cannot reach gpu:0 in cluster mine.*\[\[links\]\]"):
-        from_toml(tmp_path, LINKS).fabric()
+        fabric(from_toml(tmp_path, LINKS))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_gpu_that_no_link_reaches_is_named(tmp_path: Path) -> None:
 )
 def test_a_link_that_cannot_be_is_refused(tmp_path: Path, link: str, says: str) -> None:
     with pytest.raises((FabricError, CatalogError), match=says):
-        from_toml(tmp_path, f"{LINKS}\n[[links]]\n{link}\n").fabric()
+        fabric(from_toml(tmp_path, f"{LINKS}\n[[links]]\n{link}\n"))
 
 
 def test_gpus_that_meet_in_no_switch_are_named(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_wired_machine_keeps_its_size(tmp_path: Path) -> None:
 
 def test_one_node_without_nics_does_not_grow(tmp_path: Path) -> None:
     one = from_toml(tmp_path, 'device = "h100-sxm"\ngpus_per_node = 8\nintra = "nvlink4"')
-    assert one.fabric().number_of_nodes() == 9
+    assert fabric(one).number_of_nodes() == 9
     with pytest.raises(CatalogError, match="16 do not fit"):
         one.sized(16)
 

@@ -13,6 +13,7 @@ from foretrace.topologies.fabric import FabricSpec
 from foretrace.topologies.folded import FOLDABLE, Folded, reach
 from foretrace.topologies.reach import Reach
 from foretrace.topologies.shape import GroupShape
+from foretrace.topologies.wiring import fabric
 
 BASE = load_cluster("dgx-h100")
 
@@ -53,7 +54,7 @@ def test_a_folded_fabric_answers_as_the_whole_one(
     """Groups with any stride and start, packed nodes, strings of far ones, and pairs."""
     n_gpus = cluster.n_gpus
     gpus = list(dict.fromkeys((seed + at * stride) % n_gpus for at in range(size)))
-    folded, whole = reach(cluster, range(n_gpus)), Reach(cluster.fabric(), range(n_gpus))
+    folded, whole = reach(cluster, range(n_gpus)), Reach(fabric(cluster), range(n_gpus))
     assert isinstance(folded, Folded)
     assert folded.domain(gpus[0]) == gpus[0] // cluster.gpus_per_node
     for group in (gpus, sorted(gpus), list(range(n_gpus)), list(range(0, n_gpus, cluster.gpus_per_node))):

@@ -8,6 +8,7 @@ from foretrace.topologies.catalog import device_names, load_cluster, load_device
 from foretrace.topologies.catalog.aliases import ALIASES, plain
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import CatalogError, TopologyError
+from foretrace.topologies.wiring import fabric
 
 
 def test_every_alias_is_plain_and_stands_for_a_machine() -> None:
@@ -46,7 +47,7 @@ ASKED_FOR = (
 def test_every_machine_that_is_asked_for_exists_by_a_plain_name(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.n_gpus >= 2
-    assert cluster.sized(2 * cluster.gpus_per_node).fabric().number_of_nodes() > 2 * cluster.gpus_per_node
+    assert fabric(cluster.sized(2 * cluster.gpus_per_node)).number_of_nodes() > 2 * cluster.gpus_per_node
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_a_machine_that_cannot_be_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, more: str, says: str
 ) -> None:
     with pytest.raises(TopologyError, match=says) as caught:
-        written(tmp_path_factory, f"{MINE}{more}\n").fabric()
+        fabric(written(tmp_path_factory, f"{MINE}{more}\n"))
     assert "\n" not in str(caught.value)
 
 
@@ -185,10 +186,10 @@ def test_a_fabric_too_large_to_build_is_refused_before_it_is(
 ) -> None:
     cluster = written(tmp_path_factory, MINE.replace(old, new))
     if not says:
-        assert cluster.fabric().number_of_edges() == 16 * 15
+        assert fabric(cluster).number_of_edges() == 16 * 15
         return
     with pytest.raises(TopologyError, match=says):
-        cluster.fabric()
+        fabric(cluster)
 
 
 @pytest.mark.parametrize("name", device_names())

@@ -8,6 +8,7 @@ from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import CatalogError
 from foretrace.topologies.reach import Reach
+from foretrace.topologies.wiring import fabric
 
 MIXED = 'base = "dgx-h100"\nn_gpus = 64\n[[others]]\nmachine = "dgx-a100"\nnodes = 2\n'
 
@@ -22,7 +23,7 @@ def test_the_last_nodes_are_of_the_other_kind(tmp_path: Path) -> None:
     cluster = mixed(tmp_path)
     assert [cluster.kind_of(node).device.name for node in range(8)] == ["h100-sxm"] * 6 + ["a100-80gb"] * 2
     assert cluster.describe()["others"] == [{"machine": "dgx-a100", "nodes": 2}]
-    reach = Reach(cluster.fabric(), range(64))
+    reach = Reach(fabric(cluster), range(64))
     own, theirs, both = (reach.shape(gpus) for gpus in (range(48), range(48, 64), range(64)))
     assert (own.intra_bytes_per_s, own.inter_bytes_per_s) == (450e9, 400e9)
     assert (theirs.intra_bytes_per_s, theirs.inter_bytes_per_s) == (300e9, 200e9)

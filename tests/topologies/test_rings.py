@@ -15,6 +15,7 @@ from foretrace.topologies.errors import CatalogError
 from foretrace.topologies.node import CUBE_LINKS, NODES, NodeSpec
 from foretrace.topologies.reach import Reach
 from foretrace.topologies.rings import ring_bytes_per_s
+from foretrace.topologies.wiring import fabric
 
 GB = 1e9
 
@@ -82,7 +83,7 @@ def test_what_a_group_gets_inside_a_node_follows_from_its_wiring(
     name: str, n_gpus: int, gb_per_s: float
 ) -> None:
     cluster = load_cluster(name)
-    shape = Reach(cluster.fabric(), range(cluster.n_gpus)).shape(range(n_gpus))
+    shape = Reach(fabric(cluster), range(cluster.n_gpus)).shape(range(n_gpus))
     assert shape.intra_bytes_per_s == pytest.approx(gb_per_s * GB)
 
 

@@ -11,11 +11,10 @@ from hypothesis.strategies import integers, sampled_from
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import FabricError
-from foretrace.topologies.fabric import FabricSpec
-from foretrace.topologies.reach import Reach
+from foretrace.topologies.fabric import KINDS, FabricSpec
+from foretrace.topologies.reach import Reach, tiers
 from foretrace.topologies.shape import GroupShape
-from foretrace.topologies.tiers import tiers
-from foretrace.topologies.wiring import KINDS
+from foretrace.topologies.wiring import BUILDERS, fabric
 
 NIC = 50e9
 
@@ -28,7 +27,7 @@ def machine(n_nodes: int, **spec: object) -> Cluster:
 
 def shape(cluster: Cluster, gpus: Sequence[int]) -> GroupShape:
     """Return what *gpus* get when every GPU communicates."""
-    return Reach(cluster.fabric(), range(cluster.n_gpus)).shape(gpus)
+    return Reach(fabric(cluster), range(cluster.n_gpus)).shape(gpus)
 
 
 def any_machine(kind: str, n_nodes: int) -> Cluster:
@@ -44,7 +43,7 @@ def any_machine(kind: str, n_nodes: int) -> Cluster:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "node"])
 def test_every_kind_joins_all_gpus_and_no_group_gets_more_than_its_nics(kind: str) -> None:
     cluster = any_machine(kind, 8)
-    assert nx.is_strongly_connected(cluster.fabric())
+    assert nx.is_strongly_connected(fabric(cluster))
     for gpus in (range(64), range(0, 64, 8), (3, 40), range(12)):
         found = shape(cluster, gpus)
         assert 0 < found.inter_bytes_per_s <= found.n_local * NIC
@@ -63,7 +62,7 @@ def test_equal_groups_get_the_same(kind: str, a: int, b: int) -> None:
 def test_one_switch_is_felt_by_nobody() -> None:
     cluster = machine(64, kind="switch")
     assert shape(cluster, range(0, 512, 8)).inter_bytes_per_s == pytest.approx(NIC)
-    assert "spine:0" not in cluster.fabric()
+    assert "spine:0" not in fabric(cluster)
 
 
 def test_two_sites_share_the_way_between_them() -> None:
@@ -77,7 +76,7 @@ def test_two_sites_share_the_way_between_them() -> None:
 
 def test_planes_are_joined_by_nvlink_alone() -> None:
     cluster = machine(8, kind="multi-plane", nodes_per_leaf=2)
-    outside = cluster.fabric().subgraph([name for name in cluster.fabric() if name[:3] in {"lea", "spi"}])
+    outside = fabric(cluster).subgraph([name for name in fabric(cluster) if name[:3] in {"lea", "spi"}])
     assert nx.number_weakly_connected_components(outside) == 8
     assert shape(cluster, (0, 9)).inter_bytes_per_s == pytest.approx(NIC)
     assert shape(cluster, range(0, 64, 8)).inter_bytes_per_s == pytest.approx(NIC)
@@ -88,7 +87,7 @@ def test_planes_are_joined_by_nvlink_alone() -> None:
 def test_planes_are_joined_by_the_nics_of_idle_gpus_too(n_gpus: int, placed: tuple[int, ...]) -> None:
     """Of nodes that are partly filled, by ranks or by GPUs, no rank need sit on the rail of another."""
     cluster = machine(2, kind="multi-plane").sized(n_gpus)
-    found = Reach(cluster.fabric(), placed).shape((0, 9))
+    found = Reach(fabric(cluster), placed).shape((0, 9))
     assert found.n_domains == 2
     assert found.inter_bytes_per_s == pytest.approx(NIC)
 
@@ -98,7 +97,7 @@ def test_a_torus_goes_round_in_every_dimension(sides: tuple[int, ...], n_links: 
     n_nodes = 1
     for side in sides:
         n_nodes *= side
-    graph = machine(n_nodes, kind="torus", shape=sides).fabric()
+    graph = fabric(machine(n_nodes, kind="torus", shape=sides))
     peers = [edge for edge in graph.edges if edge[0].startswith("leaf") and edge[1].startswith("leaf")]
     assert len(peers) == 2 * n_links
 
@@ -113,12 +112,16 @@ def test_neighbours_on_a_torus_get_more_than_those_far_apart() -> None:
 
 def test_a_torus_of_another_size_is_refused() -> None:
     with pytest.raises(FabricError, match=r"shape = \[4, 4\] is a torus of 16 nodes, but cluster .* has 8"):
-        machine(8, kind="torus", shape=(4, 4)).fabric()
+        fabric(machine(8, kind="torus", shape=(4, 4)))
 
 
 def test_an_idle_gpu_changes_nothing() -> None:
     """Reach looks at GPUs that run a rank; others do not send."""
     small, large = load_cluster("dgx-h100", 64), load_cluster("dgx-h100", 128)
     for group in (range(64), range(0, 64, 8), (1, 62)):
-        shapes = {Reach(cluster.fabric(), range(64)).shape(group) for cluster in (small, large)}
+        shapes = {Reach(fabric(cluster), range(64)).shape(group) for cluster in (small, large)}
         assert len(shapes) == 1
+
+
+def test_every_kind_of_fabric_is_wired() -> None:
+    assert tuple(BUILDERS) == KINDS

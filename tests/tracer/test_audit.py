@@ -241,7 +241,7 @@ def test_calls_on_nccl_are_confirmed_as_its_flight_recorder_holds_them(
     before = nccl(1, "all_reduce", [[5]])  # of the time before the recording
     monkeypatch.setattr("foretrace.tracer.internals.call_numbers", dict)
     monkeypatch.setattr("foretrace.tracer.internals.flight_recorders", lambda: [[], [before]])
-    group = GroupInfo(id=1, axis="tp", ranks=(4, 5), on_nccl=True, name="7")
+    group = GroupInfo(id=1, axis="tp", ranks=(4, 5), name="7")
     auditor = Auditor(Names(group))
     calls: list[tuple[Any, ...]] = [
         ("all_reduce", 12, -1, nccl(2, "all_reduce", [[3]])),

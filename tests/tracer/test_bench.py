@@ -13,7 +13,7 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 
 from foretrace.cli import main
-from foretrace.simulator.compute.promise import promise
+from foretrace.simulator.compute.benched import promise
 from foretrace.simulator.validate.kernels import validate_kernels
 from foretrace.topologies.catalog import load_device
 from foretrace.tracer import detect
@@ -59,7 +59,7 @@ def test_every_kernel_is_timed_and_large_products_also_under_lasting_load(measur
     kinds = {one.kernel for one in measured.kernels}
     assert kinds == {"gemm", "attention", "norm", "activation", "stream", "optimizer", "launch"}
     assert all(one.time_us > 0 and one.hardware == "cpu" for one in measured.kernels)
-    lasting = [one for one in measured.kernels if one.notes == "sustained"]
+    lasting = [one for one in measured.kernels if one.load == "sustained"]
     assert {one.direction for one in lasting} == {"fwd", "bwd_grad_act", "bwd_grad_w"}
     assert all(one.kernel == "gemm" for one in lasting)
     work = {
@@ -87,7 +87,7 @@ def test_a_device_has_the_figures_that_were_measured(measured: Bench, tmp_path: 
     path = tmp_path / "device.toml"
     path.write_text(to_toml(measured), encoding="utf-8")
     device, figures = load_device(str(path)), device_of(measured)
-    products = [one for one in measured.kernels if one.kernel == "gemm" and one.notes == "burst"]
+    products = [one for one in measured.kernels if one.kernel == "gemm" and one.load == "burst"]
     assert device.peak("fp32") == pytest.approx(max(one.tflops for one in products) * 1e12, rel=1e-3)
     assert device.sustained_clock_fraction == pytest.approx(figures.sustained_clock, abs=1e-3)
     assert (device.kind, device.sources["gemm.efficiency"][:4]) == ("cpu", "line")
@@ -95,15 +95,15 @@ def test_a_device_has_the_figures_that_were_measured(measured: Bench, tmp_path: 
 
 def test_lasting_load_at_half_the_speed_is_half_the_clock(measured: Bench) -> None:
     product = next(one for one in measured.kernels if one.kernel == "gemm")
-    slow = replace(product, notes="sustained", time_us=2 * product.time_us)
+    slow = replace(product, load="sustained", time_us=2 * product.time_us)
     assert sustained_share(replace(measured, kernels=[product, slow])) == 0.5
     assert sustained_share(replace(measured, kernels=[product])) == 1.0
 
 
 def test_a_promise_is_what_the_simulator_takes_at_the_clock_of_the_measurement() -> None:
     rows = [
-        {"kernel": "gemm", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "time_us": 1.0, "notes": notes}
-        for notes in ("burst", "sustained")
+        {"kernel": "gemm", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "time_us": 1.0, "load": load}
+        for load in ("burst", "sustained")
     ]
     found = promise("NVIDIA H100 80GB HBM3", [*rows, {**rows[0], "dtype": "fp4"}])
     assert found.device == "h100-sxm"

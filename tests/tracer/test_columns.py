@@ -33,13 +33,14 @@ FOUND = st.lists(
         SMALL,
         SMALL,
         SMALL,
+        st.sampled_from(["compute", "compute.1"]),
     ),
     max_size=12,
 )
 
 
 def _written(segments: Segments, after_ns: int = 0) -> list[dict[str, Any]]:
-    worth = segments.after(after_ns)
+    worth = segments.after(dict.fromkeys(("compute", "compute.1"), after_ns))
     columns = [worth.columns(SHIFT_NS)] if len(worth.rows) else []
     found: list[dict[str, Any]] = table([], columns, rank=3).to_pylist() if columns else []
     return found
@@ -52,10 +53,10 @@ def _of(found: list[Any]) -> Segments:
 @given(FOUND.filter(bool))
 def test_every_segment_is_a_row_that_says_the_same(found: list[Any]) -> None:
     """Without overlap among them: each begins where the ones before have ended, if they end later."""
-    expected, ended_ns = [], 0
+    expected, ends_ns = [], {"compute": 0, "compute.1": 0}
     for one in found:
-        start_ns = max(one.start, ended_ns)
-        ended_ns = max(one.end, ended_ns)
+        start_ns = max(one.start, ends_ns[one.stream])
+        ends_ns[one.stream] = max(one.end, ends_ns[one.stream])
         if one.end - start_ns >= (MIN_GLUE_NS if one.block.is_glue else 1):
             expected.append((one, start_ns))
     rows = _written(_of(found))
@@ -64,6 +65,7 @@ def test_every_segment_is_a_row_that_says_the_same(found: list[Any]) -> None:
         assert row == {
             **DEFAULTS,
             "rank": 3,
+            "stream": one.stream,
             "category": "compute",
             "kind": one.kind,
             "name": one.block.name,
@@ -79,9 +81,11 @@ def test_every_segment_is_a_row_that_says_the_same(found: list[Any]) -> None:
 
 @given(FOUND.filter(bool), st.integers(0, 200_000))
 def test_rows_never_overlap_each_other_or_the_batch_before(found: list[Any], after_ns: int) -> None:
-    found_ns = [(row["start_ns"], row["duration_ns"]) for row in _written(_of(found), after_ns)]
-    for (started_ns, took_ns), (start_ns, _) in pairwise([(0, after_ns + SHIFT_NS), *found_ns]):
-        assert started_ns + took_ns <= start_ns
+    rows = _written(_of(found), after_ns)
+    for stream in ("compute", "compute.1"):
+        found_ns = [(row["start_ns"], row["duration_ns"]) for row in rows if row["stream"] == stream]
+        for (started_ns, took_ns), (start_ns, _) in pairwise([(0, after_ns + SHIFT_NS), *found_ns]):
+            assert started_ns + took_ns <= start_ns
 
 
 @given(FOUND.filter(bool), st.sets(SMALL))
@@ -95,9 +99,9 @@ def test_rows_of_all_kinds_are_one_table() -> None:
     group = GroupInfo(id=5, axis="dp", ranks=(0, 1))
     sent = Communication("send", group, 4, 1, 64, "fp32", Block("activations"), (2, 0, 0, 9), 10, end=20)
     rows = [communication_row(sent, "dp.send", 110, 10), step_row(StepWindow(2, 5, 50), 105, 45)]
-    raw = np.array([(1, 2, 30, 40, 2, -1, -1, -1)], SEGMENT)
+    raw = np.array([(1, 2, 30, 40, 2, -1, -1, -1, 0)], SEGMENT)
     blocks = [Block("never"), Block("nor this"), Block("layers.3", 3)]
-    found = table(rows, [Segments(raw, ["forward", "backward"], blocks).columns(100)], rank=1)
+    found = table(rows, [Segments(raw, ["forward", "backward"], blocks, ["compute"]).columns(100)], rank=1)
     assert found.schema.equals(TIMELINE)
     assert found["name"].combine_chunks().dictionary.to_pylist() == ["activations", "step", "layers.3"]
     shown = found.select(["category", "kind", "start_ns", "duration_ns", "axis", "sequence"])

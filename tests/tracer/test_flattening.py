@@ -4,6 +4,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
@@ -23,28 +24,29 @@ def test_segments_follow_each_other_and_cover_the_time_that_is_owned(
     now, owned, waits, stack = 0, 0, 0, [NOBODY]
     segments: list[Segment] = []
     lane = Lane(Position(), segments.append)
-    lane.stamp = lambda: now
-    for name, which, passed in actions:
-        now += passed
-        owned += passed * (not waits and stack[-1] is not NOBODY)
-        block = BLOCKS[which]
-        if name == "push":
-            lane.push("forward", block)
-            stack.append(block)
-        elif name == "pop" and len(stack) > 1:
-            lane.pop(lane.depth - 1)
-            stack.pop()
-        elif name == "replace" and len(stack) > 1:
-            lane.replace("backward", block)
-            stack[-1] = block
-        elif name == "pause":
-            assert lane.pause()
-            waits += 1
-        elif name == "resume" and waits:
-            lane.resume(is_paused=True)
-            waits -= 1
-        assert lane.block == stack[-1]
-    lane.pop(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foretrace.tracer.lane.now_ns", lambda: now)
+        for name, which, passed in actions:
+            now += passed
+            owned += passed * (not waits and stack[-1] is not NOBODY)
+            block = BLOCKS[which]
+            if name == "push":
+                lane.push("forward", block)
+                stack.append(block)
+            elif name == "pop" and len(stack) > 1:
+                lane.pop(lane.depth - 1)
+                stack.pop()
+            elif name == "replace" and len(stack) > 1:
+                lane.replace("backward", block)
+                stack[-1] = block
+            elif name == "pause":
+                assert lane.pause()
+                waits += 1
+            elif name == "resume" and waits:
+                lane.resume(is_paused=True)
+                waits -= 1
+            assert lane.block == stack[-1]
+        lane.pop(0)
     assert sum(s.end - s.start for s in segments) == owned  # type: ignore[operator, misc]
     ends, starts = [s.end for s in segments], [s.start for s in segments]
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))  # type: ignore[operator]
@@ -78,7 +80,7 @@ def test_streams_never_overlap_and_ends_are_kept(spans: list[tuple[int, int, str
 
 @given(durations=lists(integers(1, 30), min_size=1, max_size=12))
 def test_collectives_of_one_group_use_no_more_streams_than_it_has_workers(durations: list[int]) -> None:
-    """All issued at once: gloo works on two at a time, NCCL on one."""
+    """All issued at once: gloo works on two at a time, others on one."""
     for on_gloo, n_workers in ((True, GLOO_THREADS), (False, 1)):
         streams, free = Streams(), [0] * n_workers
         for duration in durations:
@@ -100,34 +102,100 @@ def test_an_empty_lane_owns_nothing() -> None:
     assert lane.block is NOBODY
 
 
-class Stream:
-    """A compute stream without a device: its time is that of a counter."""
+class Device:
+    """Compute streams of a device: the time of each is its own, and known when something is given to it."""
 
     def __init__(self) -> None:
-        self.now, self.current = 0, "compute"
+        self.now = 0
+        self.own = {name: Stream(self, name) for name in ("compute", "compute.1")}
+        self.at: Any = self.own["compute"]
+
+    def current(self) -> Any:
+        return self.at
 
     def stamp(self) -> int:
-        self.now += 1
-        return self.now
+        return int(self.at.stamp())
 
-    def is_current(self) -> bool:
-        return self.is_same(self.current)
+
+class Stream:
+    def __init__(self, device: Device, name: str) -> None:
+        self._device, self.name = device, name
+
+    def stamp(self) -> int:
+        self._device.now += 1
+        return self._device.now
 
     def is_same(self, stream: Any) -> bool:
-        return bool(stream == "compute")
+        return bool(stream == self.name)
 
 
 def test_only_waits_of_the_compute_stream_are_cut_out_of_its_time() -> None:
     emitted: list[Any] = []
-    lane, device = Lane(Position(), emitted.append), Stream()
+    lane, device = Lane(Position(), emitted.append), Device()
     lane.move_to(cast("Any", device))
     lane.push("forward", BLOCKS[1])  # at 1
-    device.current = "copy"
+    device.at = None
     lane.resume(lane.pause())  # another stream waits while this thread has it current
     lane.resume(lane.pause_stream("gather"))
-    device.current = "compute"
+    device.at = device.own["compute"]
     lane.resume(lane.pause())  # from 2 to 3
-    device.current = "copy"
+    device.at = None
     lane.resume(lane.pause_stream("compute"))  # from 4 to 5, told from elsewhere
     lane.pop(0)  # at 6
     assert [(segment.start, segment.end) for segment in emitted] == [(1, 2), (3, 4), (5, 6)]
+
+
+def test_a_block_on_another_stream_has_the_times_of_that_stream() -> None:
+    """The block around it owns nothing meanwhile, and goes on, on its own stream, when it is over."""
+    emitted: list[Segment] = []
+    lane, device = Lane(Position(), emitted.append), Device()
+    lane.move_to(cast("Any", device))
+    lane.push("forward", BLOCKS[0])
+    device.at = device.own["compute.1"]
+    depth = lane.push("forward", BLOCKS[1])
+    inner = lane.push("forward", BLOCKS[2])
+    lane.resume(lane.pause_stream("compute"))  # the main stream waits, which does not own the time
+    lane.pop(inner)
+    lane.pop(depth)
+    device.at = device.own["compute"]
+    lane.pop(0)
+    found = [(one.block.name, one.stream, one.start, one.end) for one in emitted]
+    assert found == [
+        ("model", "compute", 1, 2),
+        ("layers.0", "compute.1", 3, 4),
+        ("layers.0.mlp", "compute.1", 4, 5),
+        ("layers.0", "compute.1", 5, 6),
+        ("model", "compute", 7, 8),
+    ]
+
+
+@given(
+    actions=lists(
+        tuples(
+            sampled_from(["push", "pop", "replace", "pause"]),
+            integers(0, 3),
+            sampled_from(["compute", "compute.1"]),
+        ),
+        max_size=40,
+    )
+)
+def test_spans_of_one_stream_never_overlap(actions: list[tuple[str, int, str]]) -> None:
+    emitted: list[Segment] = []
+    lane, device = Lane(Position(), emitted.append), Device()
+    lane.move_to(cast("Any", device))
+    for name, which, stream in actions:
+        device.at = device.own[stream]
+        if name == "push":
+            lane.push("forward", BLOCKS[which])
+        elif name == "pop":
+            lane.pop(max(lane.depth - 1, 0))
+        elif name == "replace":
+            lane.replace("backward", BLOCKS[which])
+        else:
+            lane.resume(lane.pause())
+    lane.pop(0)
+    by_stream: dict[str, list[Any]] = defaultdict(list)
+    for one in emitted:
+        by_stream[one.stream].append(one)
+    for found in by_stream.values():
+        assert all(before.end <= after.start for before, after in pairwise(found))

@@ -137,6 +137,20 @@ def test_a_pickle_that_calls_something_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
+def test_a_pickle_that_would_need_gigabytes_is_refused(tmp_path: Path) -> None:
+    """A memo index of 200,000,000 in 19 bytes."""
+    index = (200_000_000).to_bytes(4, "little")
+    (tmp_path / "rank_0").write_bytes(b"\x80\x02" + b"]r" + index + b"j" + index + b"X\x07\x00entries.")
+    with pytest.raises(IngestError, match="not a dump"):
+        ingest([tmp_path / "rank_0"], tmp_path / "run")
+
+
+@pytest.mark.parametrize("ranks", ["[0, 1", "[" * 100_000, "{}", 7, [[0]], ["x", -1]])
+def test_members_that_cannot_be_read_are_unknown(tmp_path: Path, ranks: Any) -> None:
+    (tmp_path / "rank_0").write_text(json.dumps(dump(), default=str).replace('"[0, 1]"', json.dumps(ranks)))
+    assert opened(tmp_path / "rank_0", tmp_path / "run").spans().num_rows == 1
+
+
 def test_a_chakra_graph_without_durations_is_refused(tmp_path: Path) -> None:
     timeless = [{**one, "runtime": 0} for one in NODES]
     (tmp_path / "g.json").write_text(json.dumps({"workload_graph": timeless}))

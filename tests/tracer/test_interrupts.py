@@ -1,13 +1,18 @@
-"""What a handler of signals raises is the training's, also where code of the recording runs just then."""
+"""Signals are the training's: each reaches it once, and what a handler raises passes through our code."""
 
 import functools
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import TIMEOUT_S
 
 from foretrace.tracer.guarded import Guarded, is_interrupt
 from foretrace.traces.store import open_run
@@ -118,3 +123,88 @@ def test_an_alarm_within_a_hook_reaches_the_training_and_its_steps_are_recorded(
     assert (done.returncode, done.stdout) == (0, "late\n[] []\n"), done.stderr
     rows = open_run(tmp_path / "run").spans().to_pylist()
     assert sum(row["kind"] == "forward" for row in rows) >= 3
+
+
+COUNTING = """
+import os, signal, sys, time
+
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, lambda number, frame: os.write(1, b"%d\\n" % number))
+signal.signal(signal.SIGALRM, lambda number, frame: sys.exit())
+os.write(1, b"ready\\n")
+while True:
+    time.sleep(1)
+"""
+
+SENT = tuple(f"SIG{name}" for name in "INT TERM HUP QUIT USR1 USR2 CONT WINCH RTMIN".split())
+STOPS = {"the group": os.killpg, "the recorder": os.kill}
+
+
+@pytest.fixture
+def counting(tmp_path: Path, ranks: Any) -> Iterator[subprocess.Popen[str]]:
+    """A recorder, first of its group as a shell starts it, whose command says what signals reach it."""
+    numbers = [str(int(getattr(signal, name))) for name in SENT]
+    command = [sys.executable, "-m", "foretrace", "record", "-o", "run", "--", sys.executable, "-c", COUNTING]
+    with subprocess.Popen(
+        [*command, *numbers],
+        cwd=tmp_path,
+        env=ranks.env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+    ) as process:
+        timer = threading.Timer(TIMEOUT_S, process.kill)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            timer.cancel()
+            with suppress(ProcessLookupError):  # all of the group has ended
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_each_signal_reaches_the_command_once(counting: subprocess.Popen[str]) -> None:
+    """Whether it is sent to the recorder, as a scheduler does, or to all of the group, as a terminal does."""
+    assert counting.stdout is not None
+    for send in STOPS.values():
+        for name in SENT:
+            number = int(getattr(signal, name))
+            send(counting.pid, number)
+            assert counting.stdout.readline() == f"{number}\n", name
+    counting.send_signal(signal.SIGTERM)  # the end of what was sent before
+    assert counting.stdout.readline() == f"{signal.SIGTERM:d}\n"
+    os.kill(child_of(counting.pid), signal.SIGALRM)
+    assert counting.stdout.read() == ""
+    assert counting.wait() == 0
+
+
+@pytest.mark.parametrize("send", STOPS.values(), ids=STOPS)
+def test_ctrl_z_stops_the_recorder_with_the_command(
+    counting: subprocess.Popen[str], send: Callable[[int, int], None]
+) -> None:
+    """So that the shell takes the job for stopped; and goes on with it."""
+    command = child_of(counting.pid)
+    send(counting.pid, signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(counting.pid, os.WUNTRACED)[1])
+    assert Path(f"/proc/{command}/stat").read_text().rpartition(") ")[2][0] == "T"
+    send(counting.pid, signal.SIGCONT)
+    assert counting.stdout is not None
+    assert counting.stdout.readline() == f"{signal.SIGCONT:d}\n"
+    os.kill(command, signal.SIGALRM)
+    assert counting.wait() == 0
+
+
+def child_of(recorder: int) -> int:
+    """Return the process of the command; the other child of a recorder is its witness, a fork of it."""
+    own = Path(f"/proc/{recorder}/cmdline").read_bytes()
+    children = Path(f"/proc/{recorder}/task/{recorder}/children").read_text().split()
+    (command,) = [int(one) for one in children if Path(f"/proc/{one}/cmdline").read_bytes() != own]
+    return command
+
+
+def test_a_recorder_has_one_thread_while_its_command_runs(counting: subprocess.Popen[str]) -> None:
+    """Others could be given the signals that it waits for, and die of them."""
+    assert "Threads:\t1\n" in Path(f"/proc/{counting.pid}/status").read_text()

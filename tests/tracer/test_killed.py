@@ -75,10 +75,10 @@ from foretrace.tracer import sink
 
 write_batch = sink.Sink._flush
 
-def noted(self, *, last):
+def noted(self, **given):
     # Write a batch, and then note which step was the last that waited for it, and when that had ended.
     steps = [one for one in list(self._records) if isinstance(one, sink.StepWindow)]
-    write_batch(self, last=last)
+    write_batch(self, **given)
     if steps:
         os.write(noting, b"%d %d\\n" % (steps[-1].step, steps[-1].end))
 

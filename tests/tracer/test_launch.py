@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from foretrace.tracer.errors import LaunchError, RecordError
 from foretrace.tracer.finish import finish, why_nothing
 from foretrace.tracer.launch import SITE, environment, launch
 from foretrace.tracer.launched import RANKS, is_first
+from foretrace.tracer.run_directory import CLAIM, claimed
 from foretrace.traces.info import RunInfo
 from foretrace.traces.store import open_run, write_info
 
@@ -63,6 +66,36 @@ def test_what_is_there_is_never_recorded_over(tmp_path: Path) -> None:
     (run / "spans").mkdir(parents=True)
     with pytest.raises(RecordError, match="holds a run already"):
         launch([sys.executable, "-c", ""], run)
+
+
+def test_a_second_recording_into_a_directory_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+    """Unless it is of another rank of the same job; a recorder that was killed is in nobody's way."""
+    run = tmp_path / "run"
+    with claimed(run, "job 1.0"), claimed(run, "job 1.0"):
+        for job in ("job 1.1", "process 7 on here"):
+            with (
+                pytest.raises(
+                    RecordError, match=re.escape(f"{run} is being recorded into by job 1.0: nothing")
+                ),
+                claimed(run, job),
+            ):
+                pass
+        result = record("-o", "run", "--", "touch", "started", cwd=tmp_path)
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+        assert not (tmp_path / "started").exists()
+    assert [*run.iterdir()] == []
+    (run / CLAIM).write_text("process 8 on here, which was killed")
+    with claimed(run, "process 7 on here"):
+        pass
+
+
+def test_ranks_that_come_and_go_at_once_share_a_directory(tmp_path: Path) -> None:
+    def come(_: int) -> None:
+        with claimed(tmp_path / "run", "job 1.0"):
+            pass
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len([*pool.map(come, range(200))]) == 200
 
 
 def test_a_command_without_torch_is_said_to_have_recorded_nothing(tmp_path: Path) -> None:

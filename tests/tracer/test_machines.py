@@ -33,6 +33,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, ranks: Any, config: Path) ->
 def test_what_two_machines_recorded_becomes_one_run(nodes: Path, tmp_path: Path, ranks: Any) -> None:
     parts = [nodes / "node0", nodes / "node1"]
     assert [open_run(part).stored_ranks for part in parts] == [(0,), (1,)]
+    for part in parts:
+        (note,) = (said for said in open_run(part).warnings if "a part of the run" in said)
+        assert "on other machines, foretrace record --merge joins them" in note
     output = tmp_path / "all"
     command = [sys.executable, "-m", "foretrace", "record", "--merge", "-o", str(output), *map(str, parts)]
     result = subprocess.run(command, env=ranks.env(), capture_output=True, text=True, check=False)

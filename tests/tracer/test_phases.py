@@ -287,8 +287,9 @@ def test_what_a_checkpoint_runs_without_gradients_trains(tmp_path: Path, *, is_r
             script.train(2, call=lambda x: checkpoint(script.model, x, use_reentrant=is_reentrant))
             script.evaluate()
 
-    done, found, _ = recorded(tmp_path / "run", training)
+    done, found, rows = recorded(tmp_path / "run", training)
     assert found == done
+    assert {row["microbatch"] for row in rows if row["kind"] == "forward" and row["step"] >= 0} == {0}
 
 
 def test_a_model_that_trains_in_eval_mode_trains(tmp_path: Path) -> None:
@@ -311,6 +312,22 @@ def test_a_model_that_trains_in_eval_mode_trains(tmp_path: Path) -> None:
     for training in (from_the_beginning, forgotten):
         done, found, _ = recorded(tmp_path / training.__name__, training)
         assert found == done
+
+
+def test_what_an_optimizer_steps_by_without_a_backward_trains(tmp_path: Path) -> None:
+    """As an evolution strategy does, which needs no gradients."""
+
+    def training(script: Script) -> None:
+        script.model.eval()
+        for _ in range(4):
+            with torch.no_grad():
+                for parameter in script.model.parameters():
+                    parameter.grad = torch.ones_like(parameter) * script.model(torch.ones(2, 4)).sum()
+            script.optimizer.step()
+            script.done.append(STEP)
+
+    done, found, _ = recorded(tmp_path / "run", training)
+    assert found == done
 
 
 def test_gradients_inside_of_a_model_are_no_training(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.events.rounds import SMALLER, UNLIKE
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.session import EVALUATES
 
 pytest.importorskip("torch")
 
@@ -29,23 +30,22 @@ for step in range(8):
 """
 
 
-def _ratio(kept: int, rounds: int) -> float:
-    """Return what the first step has over a mean of steps: three products each, more where it generates."""
-    return (3 + N_GENERATED) / (3 + N_GENERATED * rounds / kept)
+RATIO = (3 + N_GENERATED) / 3
+"""What the first step has over others: three products each, and what it generates."""
 
 
 @pytest.mark.parametrize(
     ("warmup", "steps", "said"),
     [
         (0, 1, ""),
-        (1, 1, UNLIKE.format(step=0, ratio=_ratio(1, 0), what="FLOPs", kept="step 1")),
-        (1, 2, UNLIKE.format(step=0, ratio=_ratio(2, 0), what="FLOPs", kept="each of steps 1 to 2")),
-        (1, 3, UNLIKE.format(step=0, ratio=_ratio(3, 1), what="FLOPs", kept="each of steps 1 to 3")),
-        (3, 1, ""),
+        (1, 1, UNLIKE.format(step=0, ratio=RATIO, what="FLOPs", kept="step 1")),
+        (1, 2, UNLIKE.format(step=0, ratio=RATIO, what="FLOPs", kept="each of steps 1 to 2")),
+        (1, 3, UNLIKE.format(step=0, ratio=RATIO, what="FLOPs", kept="each of steps 1 to 3")),
+        (3, 1, UNLIKE.format(step=0, ratio=RATIO, what="FLOPs", kept="step 3")),
     ],
 )
 def test_a_step_before_that_did_more_is_said(tmp_path: Path, warmup: int, steps: int, said: str) -> None:
-    """It generates in every third step: one round of three has a third of that."""
+    """It generates before every third step: in the first step that counts, behind a step in none."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     found = rehearse(
@@ -54,6 +54,7 @@ def test_a_step_before_that_did_more_is_said(tmp_path: Path, warmup: int, steps:
     assert [note for note in found.notes if note.startswith("steps are not alike")] == (
         [said] if said else []
     )
+    assert (EVALUATES in found.notes) == (warmup + steps > EVERY)
 
 
 def test_many_small_operations_count_too(tmp_path: Path) -> None:

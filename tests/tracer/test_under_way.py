@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrace.tracer.device_works import DeviceTimes
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Block, Communication
 from foretrace.tracer.stamps import Resolver
@@ -42,7 +43,7 @@ def issued(group: int, sequence: int, *, peer: int = -1, kind: str = "all_reduce
 
 def followed(communications: Iterable[Communication], most: int = 10_000) -> UnderWay:
     """Return what follows *communications*."""
-    found = UnderWay(Resolver(), most)
+    found = UnderWay(DeviceTimes(Resolver()), most)
     for one in communications:
         found.add(one)
     return found

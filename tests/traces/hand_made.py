@@ -22,6 +22,7 @@ class Span(NamedTuple):
     sequence: int = -1
     peer: int = -1
     step: int = 0
+    is_bound: bool = False
 
 
 def opened(spans: list[Span], **values: Any) -> Run:

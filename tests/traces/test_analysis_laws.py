@@ -16,6 +16,7 @@ from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps_on_path
 from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.kernels import kernel_groups, kernels
+from foretrace.traces.analysis.metrics import breakdown, summarize
 from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Group
 from foretrace.traces.run import Run
@@ -127,3 +128,26 @@ def test_the_bubble_of_a_pipeline_is_nobodys_fault() -> None:
     waiting_ns = sum(row["waiting_ns"] for row in collectives(run).to_pylist())
     assert 0 < sum(one.cost_ns for one in held_up(run)) < 0.5 * waiting_ns
     assert held_up(run)[0].text.startswith("stage 3 (rank 6-7) computes")  # which has the head of the model
+
+
+def test_a_communication_whose_times_are_bounds_is_in_no_time() -> None:
+    """All but the counts is as it would be without it: it may have moved data, or not, at each moment."""
+    passes = [span(rank, 0, 30) for rank in range(2)]
+    windows = [span(rank, 0, 100, "step", category="step", stream="step") for rank in range(2)]
+    exact = [reduced(rank, 20 + 5 * rank, 60, size_bytes=100) for rank in range(2)]
+    bound = [
+        reduced(rank, 10, 90, sequence=1, stream="dp.1", size_bytes=100, is_bound=rank == 1)
+        for rank in range(2)
+    ]
+    plain = [{"is_bound": False, **row} for row in passes + windows + exact]
+    without, run = made(plain, (0, 1)), made([*plain, bound[1]], (0, 1))
+    assert [row.ns for row in breakdown(run)] == [row.ns for row in breakdown(without)]
+    assert [row.hidden_ns for row in breakdown(run)] == [row.hidden_ns for row in breakdown(without)]
+    assert [row.hidden_ns["dp"] > 0 for row in breakdown(run)] == [True, True]
+    assert device_times(run) == device_times(without)
+    assert (summarize(run)["n_bounds"], summarize(without)["n_bounds"]) == (1, 0)
+    # One member of which the times are bounds takes its communication out of all figures of both.
+    (row,) = bandwidths(made([*plain, *({"is_bound": False, **one} for one in bound)], (0, 1)))
+    (same,) = bandwidths(without)
+    assert (row["count"], row["n_bounds"], same["count"], same["n_bounds"]) == (2, 1, 1, 0)
+    assert {**row, "count": 1, "n_bounds": 0} == same

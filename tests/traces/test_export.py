@@ -225,7 +225,11 @@ def test_folded_ranks_are_expanded_when_asked() -> None:
 def test_tables_come_back() -> None:
     run = opened(PIPELINE, layout=Layout(pp=2, tp=2))
     rows = list(csv.DictReader(io.StringIO(written(run, "t.csv.gz").decode())))
-    assert [{k: str(v) for k, v in row.items()} for row in run.spans().to_pylist()] == rows
+    as_text = {True: "true", False: "false"}
+    spans = run.spans().to_pylist()
+    assert [
+        {k: as_text[v] if isinstance(v, bool) else str(v) for k, v in row.items()} for row in spans
+    ] == rows
     with tempfile.TemporaryDirectory() as folder:
         path = export(run, Path(folder) / "t.parquet")
         again = open_run(path)

@@ -114,6 +114,18 @@ def test_a_rank_that_has_left_the_collective_behind_has_come(tmp_path: Path) -> 
     assert "all have come" in wait.text
 
 
+def test_what_was_under_way_when_a_rank_said_so_may_be_over_since(tmp_path: Path) -> None:
+    """Rank 1 writes two seconds later, and has come to it: nobody says that rank 0 still waits."""
+    first = told(0, 6, under_way(5, start_ns=8_900_000_000))
+    path = run_with(tmp_path / "run", first, told(1, 6) | {"t_ns": 11_000_000_000}, world_size=2)
+    assert hang(path) == ()
+
+
+def test_ranks_that_are_a_moment_apart_hang_nowhere(tmp_path: Path) -> None:
+    path = run_with(tmp_path / "run", told(0, 6, under_way(5, start_ns=8_500_000_000)), told(1, 5))
+    assert not diagnose(path, open_run(path))
+
+
 @pytest.mark.parametrize("sender", [0, 2])
 def test_collectives_of_a_rank_are_no_transfers(tmp_path: Path, sender: int) -> None:
     """It has issued five collectives of the group and no transfer: the one that it should send is missing."""

@@ -51,6 +51,19 @@ def test_what_is_written_is_read(rows: list[tuple[int, str, int, int, int]]) -> 
         assert run.spans().schema.equals(TIMELINE, check_metadata=True)
 
 
+def test_files_of_the_version_before_are_read(tmp_path: Path) -> None:
+    """They know of no times that are bounds: all were taken for exact."""
+    path = write_run(tmp_path / "run", info(4), table([(0, "forward", 5, 7, 0)]))
+    (file,) = (path / "spans").iterdir()
+    with ipc.open_file(file) as reader:
+        spans = reader.read_all()
+    old = spans.drop_columns(["is_bound"])
+    old = old.replace_schema_metadata({"foretrace.format": "1"})
+    with ipc.new_file(str(file), old.schema) as writer:
+        writer.write_table(old)
+    assert open_run(path).spans().to_pylist() == spans.to_pylist()
+
+
 @given(rows=st.lists(ROWS, min_size=1, max_size=5))
 @settings(max_examples=40)
 def test_a_recording_reads_the_same_before_and_after_it_is_closed(

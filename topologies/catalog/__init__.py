@@ -7,12 +7,14 @@ own file has the same keys as a cluster of the catalogue and may name its device
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from foretrace.topologies.catalog.aliases import ALIASES, plain
+from foretrace.topologies.catalog.aliases import ALIASES, DEVICES, plain
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
 from foretrace.topologies.errors import CatalogError, TopologyError
@@ -60,9 +62,19 @@ def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster
     wanted = str(name_or_path)
     path = Path(wanted) if wanted.endswith(".toml") or "/" in wanted else _machine(wanted)
     with _naming(path):
-        table = _with_base(read_toml(path), _HOME, "cluster")
-        cluster = cluster_from(Section(table, str(path)), path.stem, load_device, load_link, load_cluster)
+        cluster = _own(path) if path.parent == _HOME else _read_cluster(path)
     return cluster if n_gpus is None else cluster.sized(n_gpus)
+
+
+@cache
+def _own(path: Path) -> Cluster:
+    """Return a cluster of the catalogue, whose files do not change."""
+    return _read_cluster(path)
+
+
+def _read_cluster(path: Path) -> Cluster:
+    table = _with_base(read_toml(path), _HOME, "cluster")
+    return cluster_from(Section(table, str(path)), path.stem, load_device, load_link, load_cluster)
 
 
 def load_device(name: str) -> Device:
@@ -77,6 +89,32 @@ def load_device(name: str) -> Device:
     folder = _HOME / "devices"
     path = Path(name) if name.endswith(".toml") else _find(folder, name, "device")
     return device_from(Section(_with_base(read_toml(path), folder, "device"), str(path)))
+
+
+@cache
+def device_named(hardware: str) -> Device:
+    """Return the device that *hardware* names: of the catalogue, as a GPU calls itself, or in a TOML file.
+
+    A machine of the catalogue, or the file of a machine, stands for its device.
+
+    Raises:
+        CatalogError: no device of the catalogue is meant, or a file does not describe a device or a machine.
+
+    >>> device_named("NVIDIA H100 80GB HBM3").name, device_named("dgx-a100").name
+    ('h100-sxm', 'a100-80gb')
+    """
+    if hardware.endswith(".toml"):
+        is_machine = not read_toml(Path(hardware)).keys().isdisjoint(("device", "gpus_per_node"))
+        return load_cluster(hardware).device if is_machine else load_device(hardware)
+    name = hardware.lower().replace("_", "-")
+    if name in names():
+        return load_cluster(name).device
+    if name in device_names():
+        return load_device(name)
+    for pattern, device in DEVICES:
+        if re.search(pattern, name):
+            return load_device(device)
+    raise CatalogError(f"hardware {hardware!r} is not a device of the catalogue")
 
 
 def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]:

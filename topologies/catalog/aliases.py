@@ -1,4 +1,4 @@
-"""What people call machines: other names by which one of the catalogue is found."""
+"""What people call machines and devices: other names by which those of the catalogue are found."""
 
 from __future__ import annotations
 
@@ -115,6 +115,46 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Other names of machines of the catalogue, as ``plain`` writes them."""
+
+
+DEVICES: Final = (
+    (r"gb300", "gb300"),
+    (r"gb200", "gb200"),
+    (r"b300", "b300-sxm"),
+    (r"b200", "b200-sxm"),
+    (r"gh200", "gh200"),
+    (r"h200", "h200-sxm"),
+    (r"h100.*nvl\b", "h100-nvl"),
+    (r"h100.*pcie", "h100-pcie"),
+    (r"h100.*(96 ?gb|hbm2e)", "h100-96gb"),
+    (r"h100", "h100-sxm"),
+    (r"h800", "h800"),
+    (r"h20\b", "h20"),
+    (r"a(100|800).*pcie", "a100-pcie"),
+    (r"a(100|800).*40 ?gb", "a100-40gb"),
+    (r"a(100|800)", "a100-80gb"),
+    (r"v100.*16 ?gb", "v100-16gb"),
+    (r"v100", "v100-32gb"),
+    (r"p100", "p100"),
+    (r"l40s", "l40s"),
+    (r"l40", "l40"),
+    (r"\bl4\b", "l4"),
+    (r"\bt4\b", "t4"),
+    (r"a10g", "a10g"),
+    (r"\ba10\b", "a10"),
+    (r"\ba30\b", "a30"),
+    (r"6000.?ada", "rtx-6000-ada"),
+    (r"a6000", "a6000"),
+    (r"a40", "a40"),
+    (r"3090", "rtx-3090"),
+    (r"4090", "rtx-4090"),
+    (r"5090", "rtx-5090"),
+    (r"mi250", "mi250x"),
+    (r"mi300x?\b", "mi300x"),
+    (r"mi325", "mi325x"),
+    (r"mi355", "mi355x"),
+)
+"""What GPUs call themselves, and people them, and the device meant; the first that is found counts."""
 
 
 def plain(name: str) -> str:

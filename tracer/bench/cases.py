@@ -106,6 +106,7 @@ class Kernel:
     time_us: float = 0.0
     tflops: float = 0.0
     gb_per_s: float = 0.0
+    load: str = ""
     notes: str = ""
 
 

@@ -233,8 +233,8 @@ def _verdict(measured: Bench, promised: Any) -> None:
 
 
 def _how(one: Kernel) -> str:
-    """Return what the notes say beyond a short burst, which is how everything is timed unless said."""
-    return one.notes.removeprefix("burst").lstrip("; ")
+    """Return what there is to say beyond a short burst, which is how everything is timed unless said."""
+    return "; ".join(filter(None, [one.load.removeprefix("burst"), one.notes]))
 
 
 def _percent(share: float) -> str:

@@ -20,7 +20,7 @@ def device_of(measured: Bench) -> DeviceFigures:
     The peak is the fastest product, the bandwidth that of ``x + 1`` in place on an array that no cache holds:
     what a data sheet promises beyond that is not known here, and efficiencies are over what was reached.
     """
-    bursts = [one for one in measured.kernels if one.notes.startswith("burst")]
+    bursts = [one for one in measured.kernels if one.load == "burst"]
     products = [one for one in bursts if one.kernel == "gemm"]
     peak = max(_flops_per_s(one) for one in products)
     slope, latency_s = line([(_flops_per_s(one) * one.time_us / 1e6, one.time_us / 1e6) for one in products])
@@ -61,7 +61,7 @@ def sustained_share(measured: Bench) -> float:
     for one in measured.kernels:
         if one.kernel == "gemm":
             key = (one.direction, one.m, one.n, one.k)
-            by_shape.setdefault(key, {})[one.notes] = one.time_us
+            by_shape.setdefault(key, {})[one.load] = one.time_us
     shares = [times["burst"] / times["sustained"] for times in by_shape.values() if "sustained" in times]
     return median(shares) if shares else 1.0
 

@@ -164,5 +164,5 @@ def _timed(case: Case, time_s: float, hardware: str, how: str) -> Kernel:
         time_us=time_s * 1e6,
         tflops=case.flops / time_s / 1e12,
         gb_per_s=case.moved / time_s / 1e9,
-        notes="; ".join(filter(None, [how, row.notes])),
+        load=how,
     )

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from foretrace.tracer import internals
 from foretrace.tracer.importing import Expectation
@@ -39,6 +39,12 @@ from foretrace.tracer.rehearse.script.threads import passes_of_threads
 from foretrace.tracer.rehearse.script.trainings import Trainings
 from foretrace.tracer.rehearse.values.stated import Stated
 from foretrace.tracer.training import Training
+
+EVALUATES: Final = (
+    "passes between steps that do not train, as in an evaluation, are in no step: they count in memory, not "
+    "in time, rows and MFU"
+)
+"""What to say where a phase that is no training was run."""
 
 _Result = TypeVar("_Result")
 
@@ -196,7 +202,9 @@ class RehearsalSession(Training[IssueLane]):
         from_outside = not self._is_inside() and self.backward.forward_kind == "forward"  # parts recompute
         if from_outside and self.lane.is_own():
             self.lane.trains = self.has_gradients()
-            if _has_parameters(module):
+            if self.steps.is_evaluating:
+                self.warn(EVALUATES)
+            elif _has_parameters(module):
                 self._sides = sides_of(module)
                 self.learning.begin(module, trains=self.lane.trains)
                 self.learning.note_input(self.input_job(args), args)

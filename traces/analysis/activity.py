@@ -15,7 +15,8 @@ Every nanosecond is in exactly one state, by the table in docs/architecture.md, 
 ========================  ==========================================================================
 
 If several axes compete for one state, the innermost one of ``traces.layout.AXES`` takes precedence. A run
-without copies of offloaded data or batches has no ``exposed:host``.
+without copies of offloaded data or batches has no ``exposed:host``. A communication whose times are bounds
+is in none of these states: when it moved data, and when it waited, is not known.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from foretrace.traces.analysis.offloaded import (
     offloaded_states,
 )
 from foretrace.traces.analysis.windows import Window, windows
-from foretrace.traces.columns import BoolArray, Int64Array, distinct, int64, is_one_of, labels
+from foretrace.traces.columns import BoolArray, Int64Array, distinct, flags, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import rank_list
 from foretrace.traces.layout import AXES
@@ -215,7 +216,7 @@ def sweep(run: Run, rank: int) -> Sweep:
         return covered_by(point, begin[rows], until[rows])
 
     computing = covered(is_work(table), start, end)
-    communication = is_one_of(table, "category", COMMUNICATION)
+    communication = is_one_of(table, "category", COMMUNICATION) & ~flags(table, "is_bound")
     blocked = is_one_of(table, "category", ("wait",)) & ~is_one_of(table, "axis", ("",))
     of_axis = {axis: _on_axis(table, axis) for axis in axes(run)}
     moving = {axis: covered(communication & rows, last, end) for axis, rows in of_axis.items()}

@@ -3,7 +3,7 @@
 Bandwidths follow nccl-tests (doc/PERFORMANCE.md): algorithm bandwidth is size over time, bus bandwidth is
 that times what each rank must send per byte of the result. The time is that of the transfer: the shortest
 duration over ranks, which is that of the last to arrive, so that waiting does not count and clocks need not
-agree.
+agree. Where the times of a member are bounds only, there is none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foretrace.traces.analysis.arrivals import COMMUNICATION
 from foretrace.traces.analysis.bus_limits import group_limits
 from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels
+from foretrace.traces.columns import Int64Array, factorized, flags, int64, is_one_of, labels
 from foretrace.traces.run import Run
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
@@ -37,10 +37,11 @@ COLLECTIVES: Final = pa.schema(
         ("last_arrival_ns", pa.int64()),
         ("last_rank", pa.int32()),
         ("end_ns", pa.int64()),
-        ("transfer_ns", pa.int64()),  # shortest duration of a member
+        ("transfer_ns", pa.int64()),  # shortest duration of a member, 0 if unknown, as all below
         ("waiting_ns", pa.int64()),  # what the members wait for the last one, added up
         ("algbw_bytes_per_s", pa.float64()),
         ("busbw_bytes_per_s", pa.float64()),
+        ("is_bound", pa.bool_()),  # the times of a member are bounds
     ]
 )
 """Columns of ``collectives``."""
@@ -99,6 +100,7 @@ def bandwidths(
     """Return by kind, axis and size how fast data moved: counts, total times, median and best bus bandwidth.
 
     Sizes are put together by powers of two; rows without a size have ``size_bytes`` 0 and no bandwidth.
+    ``n_bounds`` of them have times that are bounds, and are in no other figure than ``count``.
     ``transfer_s`` counts each communication once. ``rank_s`` is how long ranks are busy with them, added up
     over ranks: what a rank transfers at the same time counts once.
     ``limit_bytes_per_s`` is the bus bandwidth that the links of the slowest of their groups allow, and
@@ -121,6 +123,7 @@ def bandwidths(
     key = factorized(kinds, axes, bucket)
     busbw = table["busbw_bytes_per_s"].to_numpy()
     transfer, waiting = int64(table, "transfer_ns"), int64(table, "waiting_ns")
+    is_bound = flags(table, "is_bound")
     group, limits = int64(table, "group"), group_limits(run, limit_bytes_per_s)
     weight, found = len(run.ranks) / max(len(run.stored_ranks), 1), []
     for number in range(int(key.max()) + 1):
@@ -135,9 +138,10 @@ def bandwidths(
                 "axis": axis_names[axes[rows[0]]],
                 "size_bytes": int(np.median(size[rows])),
                 "count": len(rows),
+                "n_bounds": int(is_bound[rows].sum()),
                 "transfer_s": float(transfer[rows].sum()) / 1e9,
                 "waiting_s": float(waiting[rows].sum()) / 1e9,
-                "rank_s": _busy_ns(joined, chosen[rows]) * weight / 1e9,
+                "rank_s": _busy_ns(joined, chosen[rows[~is_bound[rows]]]) * weight / 1e9,
                 "median_busbw_bytes_per_s": median,
                 "best_busbw_bytes_per_s": float(known.max()) if len(known) else None,
                 "limit_bytes_per_s": limit,
@@ -150,6 +154,8 @@ def bandwidths(
 def _busy_ns(joined: Joined, rows: Int64Array) -> int:
     """Return how long ranks transfer any of the communications *rows*, added up over ranks, in ns."""
     spans = np.flatnonzero(np.isin(joined.row, rows))
+    if not len(spans):
+        return 0
     end = joined.end_ns[spans] - joined.end_ns.min()
     start = end - int64(joined.rows, "transfer_ns")[joined.row[spans]]
     apart = joined.rank[spans] * (
@@ -198,7 +204,8 @@ def _columns(
     duration = int64(table, "duration_ns")
     last = np.append(first[1:], len(order)) - 1
     came, n_seen = order[last], last - first + 1
-    transfer = np.minimum.reduceat(duration[order], first)
+    is_bound = np.logical_or.reduceat(flags(table, "is_bound")[order], first)
+    transfer = np.where(is_bound, 0, np.minimum.reduceat(duration[order], first))
     stands_for = represented(run)
     weight = np.array([stands_for[r] for r in rank.tolist()], np.int64)
     wait = np.maximum(duration - np.repeat(transfer, n_seen)[np.argsort(order, kind="stable")], 0)
@@ -221,9 +228,10 @@ def _columns(
         "last_rank": rank[came],
         "end_ns": np.maximum.reduceat((start + duration)[order], first),
         "transfer_ns": transfer,
-        "waiting_ns": np.add.reduceat((wait * weight)[order], first),
+        "waiting_ns": np.where(is_bound, 0, np.add.reduceat((wait * weight)[order], first)),
         "algbw_bytes_per_s": speed,
         "busbw_bytes_per_s": speed * np.array(factor, np.float64),
+        "is_bound": is_bound,
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrace.traces.analysis.activity import covered_by
 from foretrace.traces.analysis.arrivals import COMMUNICATION
-from foretrace.traces.columns import BoolArray, distinct, int64, is_one_of
+from foretrace.traces.columns import BoolArray, distinct, flags, int64, is_one_of
 from foretrace.traces.run import Run
 
 
@@ -24,7 +24,8 @@ class DeviceTime:
         window_ns: from the first start to the last end of a span on the device.
         idle_ns: nothing runs.
         compute_ns: a compute kernel runs, whatever else does.
-        communication_ns: a communication runs, waiting included, whatever else does.
+        communication_ns: a communication runs, waiting included, whatever else does; not those whose times
+            are bounds.
         overlap_ns: both run.
         other_ns: only copies, or communication without compute: ``window - idle - compute``.
     """
@@ -44,6 +45,7 @@ def device_times(run: Run) -> list[DeviceTime]:
     for rank in run.stored_ranks:
         table = run.spans([rank])
         of_device = is_one_of(table, "category", ("compute", "copy", *COMMUNICATION))
+        of_device &= ~flags(table, "is_bound")
         start = int64(table, "start_ns")
         end = start + int64(table, "duration_ns")
         if not of_device.any():
@@ -56,7 +58,7 @@ def device_times(run: Run) -> list[DeviceTime]:
 
         busy = runs(of_device)
         compute = runs(is_one_of(table, "category", ("compute",)))
-        communication = runs(is_one_of(table, "category", COMMUNICATION))
+        communication = runs(is_one_of(table, "category", COMMUNICATION) & of_device)
         window = int(point[-1] - point[0])
         idle, computing = int(lengths[~busy].sum()), int(lengths[compute].sum())
         found.append(

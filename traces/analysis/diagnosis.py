@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,7 +61,9 @@ class Evidence:
         last: the last that it has issued, None if unknown.
         last_ns: when.
         seen_ns: its last sign of life, on the clock of the run.
+        noted_ns: when it last said what is under way.
         is_exact: whether *counts* are those at its end, and not those of its last batch or note.
+        unseen: tracks of which it is not known what it has issued.
         is_blind: whether nothing is known of its calls, e.g. because the recorder had stopped.
         under_way: keys of what had not ended when it last said so.
         place: where its main thread was, "" if unknown.
@@ -76,7 +78,9 @@ class Evidence:
     last: Mapping[str, Any] | None = None
     last_ns: int = -1
     seen_ns: int = -1
+    noted_ns: int = -1
     is_exact: bool = False
+    unseen: frozenset[Track] = frozenset()
     is_blind: bool = False
     under_way: tuple[Key, ...] = ()
     place: str = ""
@@ -86,7 +90,19 @@ class Evidence:
     @property
     def was_sent_away(self) -> bool:
         """Whether its launcher has ended it, as launchers do once another rank has failed."""
-        return self.ended_by is not None and self.ended_by.signal_sent != 0
+        if self.ended_by is None or not self.ended_by.signals_sent:
+            return False
+        return not self.is_killed or -self.ended_by.status in self.ended_by.signals_sent
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether a signal ended it that somebody has sent."""
+        return self.ended_by is not None and self.ended_by.status < 0 and -self.ended_by.status not in CRASHES
+
+    @property
+    def is_killed_by_others(self) -> bool:
+        """Whether neither it nor its launcher has ended it, so that no peer can be the cause."""
+        return (self.is_killed and not self.was_sent_away) or self.is_wordless
 
     @property
     def ended_itself(self) -> bool:
@@ -112,7 +128,8 @@ class Evidence:
         if self.ended_by is not None:
             return True
         here = Process.here()
-        if (self.process.host, self.process.namespace) != (here.host, here.namespace):
+        is_here = (self.process.host, self.process.namespace) == (here.host, here.namespace)
+        if not is_here or not here.namespace:
             return None
         return not Path(f"/proc/{self.process.pid}").exists()
 
@@ -145,7 +162,7 @@ class Evidence:
             "is_exact": self.is_exact,
             "end": self.end,
             "exit_status": None if self.ended_by is None else self.ended_by.status,
-            "signal_sent": 0 if self.ended_by is None else self.ended_by.signal_sent,
+            "signals_sent": () if self.ended_by is None else self.ended_by.signals_sent,
         }
 
 
@@ -160,6 +177,7 @@ class Wait:
         silent: members of whom that is not known.
         sequence: -1 for a receive from whichever rank sends first.
         age_s: how long the first of them had waited when one of the ranks last gave a sign of life.
+        state: how far the device is with it, "" if nobody says.
         places: by missing rank, where it is.
     """
 
@@ -174,6 +192,7 @@ class Wait:
     missing: tuple[int, ...]
     silent: tuple[int, ...]
     age_s: float
+    state: str
     places: Mapping[int, str]
 
     @property
@@ -186,7 +205,8 @@ class Wait:
         """What is known, in a sentence for a person."""
         size = f", {format_si(self.size_bytes, 'B')}" if self.size_bytes else ""
         plural = "" if len(self.waiting) > 1 else "s"
-        said = f"rank {rank_list(self.waiting)} wait{plural} in {self.call}{size}"
+        state = f" ({self.state})" if self.state else ""
+        said = f"rank {rank_list(self.waiting)} wait{plural} in {self.call}{size}{state}"
         said += f" for {format_time(self.age_s)}" if self.age_s > 0 else ""
         said += f", step {self.step}" if self.step >= 0 else ""
         if self.sequence < 0 and not self.missing:  # a receive from anybody
@@ -237,9 +257,9 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as entries of a JSON object."""
-        failure = {"text": self.text, "failed": self.failed, "ranks": [one.to_dict() for one in self.ranks]}
         return {
-            "failure": failure if self.text else None,
+            "failure": {"text": self.text, "failed": self.failed} if self.text else None,
+            "evidence": [one.to_dict() for one in self.ranks],
             "hang": [wait.to_dict() for wait in self.waits],
             "mismatches": [one.to_dict() for one in self.mismatches],
         }
@@ -257,11 +277,21 @@ def diagnose(path: str | Path, run: Run | None) -> Diagnosis:
     if info is not None and (info.origin != "recorded" or _came_to_its_end(info, run)):
         return Diagnosis(mismatches=differing)
     groups = {} if info is None else {group.id: group.ranks for group in info.groups}
-    return judge(_evidence(path, run, info), groups, differing)
+    known = _evidence(path, run, info)
+    found = judge(known, groups, differing)
+    absent = () if info is None else [rank for rank in info.recorded_ranks if rank not in known]
+    if not found.text or not absent:
+        return found
+    here = f"of the ranks here ({rank_list(known)})"
+    return replace(found, text=f"{here} {found.text}; nothing is known of rank {rank_list(absent)}")
 
 
 def judge(
-    known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], differing: Sequence[Mismatch] = ()
+    known: Mapping[int, Evidence],
+    groups: Mapping[int, Sequence[int]],
+    differing: Sequence[Mismatch] = (),
+    *,
+    is_stuck: bool = False,
 ) -> Diagnosis:
     """Return why ranks hang or have died.
 
@@ -269,11 +299,12 @@ def judge(
         known: what is known of each rank.
         groups: by number of a process group, its members; of one that is not in it everybody is a member.
         differing: where ranks do not agree, which explains that nothing goes on in that group.
+        is_stuck: nothing went on any more when all of it was written, and every rank was there to write it.
     """
     ends = [one for one in known.values() if one.ended_itself]
     until_ns = min(
         (one.process.error_ns or one.seen_ns for one in ends),
-        default=max((one.seen_ns for one in known.values()), default=0),
+        default=0 if is_stuck else max((one.seen_ns for one in known.values()), default=0),
     )
     settled = {one.group: one.sequence for one in differing}
     found = [
@@ -282,9 +313,9 @@ def judge(
         if wait.sequence < settled.get(wait.group, wait.sequence + 1)
     ]
     roots = _roots(found)
-    failed, text = _failure(known, found, roots)
+    failed, text = ((), "") if is_stuck else _failure(known, found, roots)
     stuck = {rank for wait in found for rank in wait.waiting}
-    long = [wait for wait in found if wait.age_s * 1e9 >= LONG_NS]
+    long = [wait for wait in found if is_stuck or wait.age_s * 1e9 >= LONG_NS]
     shown = [wait for wait in long if wait.missing or wait.silent] or long
     shown.sort(key=lambda wait: (bool(set(wait.missing) & stuck), -wait.age_s))
     return Diagnosis(
@@ -305,46 +336,46 @@ def _failure(
     came_ns = min((known[rank].last_ns for wait in found for rank in wait.waiting), default=0)
     # Who lives on while others wait for it has not died then, however it ended later.
     lived = any(known[rank].seen_ns - came_ns >= LONG_NS for rank in roots)
+    ended = {rank for rank, one in known.items() if one.ended_itself}
     if alike := _end_of_all(known):
         if long_ns < LONG_NS:
             who = f"ranks {rank_list(everybody)}" if len(everybody) > 1 else f"rank {everybody[0]}"
             first = "" if len(everybody) == 1 else ": no rank is known to have gone first"
             return (), f"{who} {alike}{first}"
-        return ((), "") if lived else _sentence(known, found, roots)
-    ended = {rank for rank, one in known.items() if one.ended_itself}
+        raised = {rank for rank in roots if known[rank].process.error}
+        return ((), "") if lived and not raised else _sentence(known, found, raised or roots)
     # While others say how they ended, or their launcher does, one that says nothing was killed or is stuck.
-    wordless = {rank for rank, one in known.items() if one.is_wordless}
-    suspects = ended | wordless if ended else ended
+    suspects = ended | {rank for rank, one in known.items() if ended and one.is_wordless}
+    killed = {rank for rank in suspects if known[rank].is_killed_by_others}
     over = {rank for rank in roots if known[rank].process.is_finished and not known[rank].ended_itself}
-    if chosen := roots & suspects or over:
-        return _sentence(known, found, chosen)
+    if chosen := (roots & killed) or (roots & suspects) or over:
+        return _sentence(known, found, (killed & chosen) or _first_to_end(known, chosen))
     if roots and long_ns >= LONG_NS:
         return ((), "") if lived else _sentence(known, found, roots)
-    if not ended:
-        return (), ""
-    killed = {rank for rank in suspects if not known[rank].process.error and not _aborted(known[rank])}
-    if not killed:
-        first_ns = min(known[rank].process.error_ns or known[rank].seen_ns for rank in ended)
-        killed = {rank for rank in ended if (known[rank].process.error_ns or first_ns) == first_ns}
-    return _sentence(known, found, killed)
+    return _sentence(known, found, killed or _first_to_end(known, ended)) if ended else ((), "")
 
 
-def _aborted(one: Evidence) -> bool:
-    """Whether a library gave up, as those of communication do when a peer is gone or late."""
-    return one.ended_by is not None and CRASHES.get(-one.ended_by.status) == "SIGABRT"
+def _first_to_end(known: Mapping[int, Evidence], ended: set[int]) -> set[int]:
+    """Return those of *ended* that nobody else can have made fail: the abrupt, or else who raised first."""
+    abrupt = {rank for rank in ended if not known[rank].process.error and not known[rank].process.is_finished}
+    if abrupt:
+        return abrupt
+    raised = {rank: known[rank].process.error_ns for rank in ended if known[rank].process.error}
+    return {min(raised, key=raised.__getitem__)} if raised else ended
 
 
 def _end_of_all(known: Mapping[int, Evidence]) -> str:
-    """Return how all ranks have ended, if they have and it was the same for all of them."""
-    ends = {(one.end, one.was_sent_away) for one in known.values()}
-    first = next(iter(known.values()), None)
-    if first is None or len(ends) > 1 or (first.process.is_finished and not first.ended_itself):
+    """Return how all ranks have ended, if that was the same for all of them and none can be the cause."""
+    ranks = list(known.values())
+    if not ranks:
         return ""
-    if not first.end:
-        is_over = all(one.is_wordless and one.is_gone for one in known.values())
-        return "ended, and nobody saw how" if is_over else ""
-    is_signal = first.ended_by is not None and first.ended_by.status < 0 and not first.process.error
-    return f"{first.end.replace('was ', 'were ')}{' together' if is_signal else ''}"
+    if len({one.process.error for one in ranks}) == 1 and ranks[0].process.error:
+        return ranks[0].end
+    statuses = {0 if one.ended_by is None else one.ended_by.status for one in ranks}
+    is_same = len(statuses) == 1 and len({one.was_sent_away for one in ranks}) == 1
+    if is_same and all(one.is_killed for one in ranks):
+        return f"were killed (signal {-statuses.pop()}) together"
+    return "ended, and nobody saw how" if all(one.is_wordless and one.is_gone for one in ranks) else ""
 
 
 def _sentence(
@@ -368,6 +399,8 @@ def _sentence(
         is_one = len(ranks) == 1
         verb = end if is_one else end.replace("was ", "were ", 1).replace(" its ", " their ", 1)
         clauses.append(f"rank{'' if is_one else 's'} {rank_list(ranks)} {verb}{after}")
+    if len(failed) > 1 and all(known[rank].is_wordless for rank in failed):
+        clauses.append("which of them went first is not known")
     axes = {str(one.last["axis"]) for one in map(known.__getitem__, failed) if one.last is not None}
     direct = sorted(found, key=lambda wait: not set(wait.missing) & failed)
     told: set[int] = set(failed)
@@ -404,7 +437,8 @@ def _waits(known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], u
     for track in tracks:
         group, sender, receiver = track
         members = (sender, receiver) if sender >= 0 else groups.get(group) or sorted(sees)
-        counts = {rank: sees[rank].counts.get(track, 0) for rank in members if rank in sees}
+        told = [sees[rank] for rank in members if rank in sees and track not in sees[rank].unseen]
+        counts = {one.rank: one.counts.get(track, 0) for one in told}
         placed: set[int] = set()
         for number in sorted(set(counts.values()))[:-1]:
             key = (group, number, sender, receiver)
@@ -444,14 +478,18 @@ def _wait(
     members: Sequence[int] = (sender, receiver)
     if sender < 0:  # of a receive from anybody nobody in particular is missing
         members = (groups.get(group) or sorted(sees)) if sequence >= 0 else ()
-    missing, silent = [], []
+    missing: list[int] = []
+    silent: list[int] = []
     for rank in members:
         one = sees.get(rank)
         if one is not None and one.counts.get(_track(key), 0) > sequence:
             continue
         # Counts of a note or a batch tell nothing of what came after it.
         is_known = one is not None and (one.is_exact or one.seen_ns >= min(times, default=-1))
+        is_known = is_known and one is not None and _track(key) not in one.unseen
         (missing if is_known else silent).append(rank)
+    if not missing and not silent:  # only their notes tell that it goes on, and only until they were written
+        until_ns = max(sees[rank].noted_ns for rank in waiting)
     return Wait(
         kind=str(row.get("kind", "collective" if sender < 0 else "transfer")),
         axis=str(row.get("axis", "")),
@@ -464,6 +502,7 @@ def _wait(
         missing=tuple(missing),
         silent=tuple(silent),
         age_s=max(until_ns - min(times, default=until_ns), 0) / 1e9,
+        state=", ".join(sorted({str(one["state"]) for one in rows if one.get("state")})),
         places={rank: sees[rank].place for rank in missing},
     )
 
@@ -526,7 +565,7 @@ def _of_rank(
     spans_ns = _add_spans(found, run) if run is not None else -1
     if note is None:
         return found
-    found.seen_ns = max(found.seen_ns, note.t_ns)
+    found.seen_ns, found.noted_ns = max(found.seen_ns, note.t_ns), note.t_ns
     for group, count in note.collectives.items():
         found.reach((group, -1, -1), count)
     for (group, sender, receiver), count in note.transfers.items():

@@ -218,9 +218,9 @@ def _small(run: Run, window_s: float, n_steps: int) -> list[tuple[str, str, floa
     """Say where many small collectives take the time of few large ones."""
     said = []
     for row in bandwidths(run, averaged=True):
-        per_step = row["count"] / n_steps
-        if not row["size_bytes"] and per_step >= MANY and row["transfer_s"] < row["count"] * SHORT_S:
-            each = format_time(row["transfer_s"] / row["count"])
+        per_step, n_timed = row["count"] / n_steps, row["count"] - row["n_bounds"]
+        if not row["size_bytes"] and per_step >= MANY and row["transfer_s"] < n_timed * SHORT_S:
+            each = format_time(row["transfer_s"] / n_timed)
             text = (
                 f"{per_step:,.0f} {row['kind']} {along(row['axis'])}, {each} each on average, of unknown size"
                 ": if they are small, fewer and larger ones cost less"

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from foretrace.traces.analysis.activity import in_window, sweep
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import factorized, int64, is_one_of, labels
+from foretrace.traces.columns import factorized, flags, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.run import Run
 
@@ -72,6 +72,7 @@ def summarize(run: Run) -> dict[str, Any]:
         exposed_comm_fraction: data moving and nobody computing, over step time; ``exposed_by_axis`` by axis.
         waiting_fraction: waiting for other ranks in collectives, over step time.
         hidden_by_axis: communication behind compute over step time; beside the shares.
+        n_bounds: communications of all ranks whose times are bounds: they are in no share and not hidden.
         kinds: ``[{category, kind, axis, count, total_s, size_bytes, flops}]``, the sums over all ranks and
             steps of spans as they are, waiting included.
 
@@ -104,6 +105,10 @@ def summarize(run: Run) -> dict[str, Any]:
         "waiting_fraction": sum(_by_axis(shares, "wait").values()),
         "hidden_by_axis": _mean(
             counted, [{axis: ns / row.window_ns for axis, ns in row.hidden_ns.items()} for row in counted]
+        ),
+        "n_bounds": sum(
+            int(flags(run.spans([rank], ["is_bound"]), "is_bound").sum()) * n
+            for rank, n in represented(run).items()
         ),
         "kinds": kinds(run),
     }

@@ -17,7 +17,7 @@ import numpy as np
 
 from foretrace.traces.columns import factorized, int64, is_one_of, labels
 from foretrace.traces.info import rank_list
-from foretrace.traces.pending import P2P, UNEVEN, Pending, communication, read_pending
+from foretrace.traces.pending import P2P, UNEVEN, Key, Pending, communication, read_pending
 from foretrace.traces.report.format import format_si
 from foretrace.traces.run import Run
 
@@ -75,21 +75,32 @@ def mismatches(path: str | Path, run: Run | None) -> list[Mismatch]:
     if run is not None and run.info.origin != "recorded":
         return []
     pending = read_pending(path)[0]
-    found: dict[int, tuple[Any, ...]] = {}
     suspects = _differing(run) if run is not None else set()
     calls = _told(pending)
     keys = suspects | set(calls)
     for key in keys:
         for rank, row in _ended(run, key):
             calls[key][rank] = row
-    for key in sorted(keys):
-        if len({_call(row) for row in calls[key].values()}) > 1 and key[0] not in found:
-            found[key[0]] = key
-    places = {one.rank: one.place for one in pending}
+    return disagreements(calls, {one.rank: one.place for one in pending})
+
+
+def disagreements(
+    calls: Mapping[Key, Mapping[int, Mapping[str, Any]]], places: Mapping[int, str]
+) -> list[Mismatch]:
+    """Return the first disagreement of each group.
+
+    Args:
+        calls: by communication and rank, what it has called.
+        places: by rank, where its main thread was.
+    """
+    found: dict[int, Key] = {}
+    for key in sorted(calls):
+        if len({_call(row) for row in calls[key].values()}) > 1:
+            found.setdefault(key[0], key)
     return [_described(key, calls[key], places) for key in found.values()]
 
 
-def _differing(run: Run) -> set[tuple[int, int, int, int]]:
+def _differing(run: Run) -> set[Key]:
     """Return group, sequence, sender and receiver of what ended with different sizes, types or kinds."""
     numbers: dict[str, int] = {}
     parts = [_columns(run, rank, numbers) for rank in run.stored_ranks]
@@ -128,16 +139,16 @@ def _numbered(table: Any, name: str, numbers: dict[str, int]) -> Any:
     return known[codes]
 
 
-def _told(pending: Sequence[Pending]) -> dict[tuple[int, int, int, int], dict[int, Mapping[str, Any]]]:
+def _told(pending: Sequence[Pending]) -> dict[Key, dict[int, Mapping[str, Any]]]:
     """Return what ranks say of themselves: by communication and rank, the row."""
-    calls: dict[tuple[int, int, int, int], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    calls: dict[Key, dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for one in pending:
         for row in (*one.issued, *one.under_way):
             calls[communication(one.rank, row)][one.rank] = row
     return calls
 
 
-def _ended(run: Run | None, key: tuple[int, int, int, int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _ended(run: Run | None, key: Key) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the ranks whose spans hold the communication *key*, and the row."""
     group, sequence, sender, receiver = key
     ends = {sender: ("send", receiver), receiver: ("recv", sender)} if sender >= 0 else {}
@@ -162,9 +173,7 @@ def _call(row: Mapping[str, Any]) -> Call:
     return ("" if row["kind"] in P2P else str(row["kind"])), size, str(row["dtype"])
 
 
-def _described(
-    key: tuple[int, int, int, int], rows: Mapping[int, Mapping[str, Any]], places: Mapping[int, str]
-) -> Mismatch:
+def _described(key: Key, rows: Mapping[int, Mapping[str, Any]], places: Mapping[int, str]) -> Mismatch:
     group, sequence, sender, receiver = key
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, row in sorted(rows.items()):

@@ -52,7 +52,7 @@ class Work:
 def collected(run: Run) -> tuple[Work, BoolArray]:
     """Return the spans of *run* as columns, sorted by rank, step and start; and which are passes.
 
-    Steps in which a pass does not say its micro-batch are left out: before its first step, PyTorch's pipeline
+    Steps in which a pass does not say its place are left out: before its first step, PyTorch's pipeline
     sends one through to learn the shapes of what stages exchange.
 
     Raises:
@@ -98,9 +98,13 @@ def _sorted(table: pa.Table) -> pa.Table:
 
 
 def _told(table: pa.Table) -> tuple[pa.Table, BoolArray]:
-    """Return the spans of the steps whose passes all say their micro-batch, and which spans are passes."""
+    """Return the spans of the steps whose passes all say their place, and which spans are passes.
+
+    Passes without a stage are those of a recording without a pipeline: what they wait for is not known.
+    """
     line = is_one_of(table, "kind", PASSES) & is_one_of(table, "category", ("compute",))
-    untold = np.unique(int64(table, "step")[line & (int64(table, "microbatch") < 0)])
+    is_untold = (int64(table, "microbatch") < 0) | (int64(table, "stage") < 0)
+    untold = np.unique(int64(table, "step")[line & is_untold])
     told = ~np.isin(int64(table, "step"), untold)
     return table.filter(told), line[told]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from foretrace.traces.analysis.activity import activity, states
 from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of
+from foretrace.traces.columns import BoolArray, Int64Array, flags, int64, is_one_of
 from foretrace.traces.report.labels import Labels
 from foretrace.traces.report.lanes import LaneKey, Pieces, communication_lanes, compute_lane, hidden_ns
 from foretrace.traces.report.pairs import FORWARD, pairs_of
@@ -150,11 +150,12 @@ def _transfers(run: Run, rank: int, rows: Int64Array, lane: Pieces, label: Int64
     end = (start + spans["duration_ns"].to_numpy()[rows]).clip(low, high)
     start = start.clip(low, high)
     moves = arrivals(run).last_ns[rank][rows].clip(start, end)
+    is_bound = flags(run.spans([rank], ["is_bound"]), "is_bound")[rows]
     return Cells(
         start_ns=start,
         end_ns=end,
         row=rows,
         label=label,
-        waited_ns=moves - start,
-        hidden_ns=hidden_ns(lane, moves, end),
+        waited_ns=np.where(is_bound, 0, moves - start),
+        hidden_ns=np.where(is_bound, 0, hidden_ns(lane, moves, end)),
     )

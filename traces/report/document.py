@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from foretrace.traces.analysis.activity import is_pipelined
+from foretrace.traces.analysis.diagnosis import diagnose
 from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize
 from foretrace.traces.compare import Comparison, compare
 from foretrace.traces.errors import RunError
@@ -274,7 +275,8 @@ def _subtitle_of_two(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 def _warnings(views: Sequence[View], found: Comparison | None, window: Window | None) -> list[str]:
     """Return what to know before trusting the page, said once."""
-    said = list(views[0].run.warnings if found is None else found.warnings)
+    said = [line for view in views for _, line in diagnose(view.run.path, view.run).lines]
+    said += views[0].run.warnings if found is None else found.warnings
     unfinished = [view.run.path for view in views if not view.run.info.finished]
     return list(
         dict.fromkeys(

@@ -15,7 +15,13 @@ from foretrace.traces.run import Run
 WHOLE: Final = ("total", "allocated")
 """Categories that are the sum of others; the first that a rank has is its curve."""
 
-_OUTSIDE: Final = {"total": ("total", "allocated"), "allocated": ("total", "allocated", "reserved")}
+_PEAKS: Final = ("peak", "peak_at_most")
+"""Categories that say what was reached within a step, not what is held."""
+
+_OUTSIDE: Final = {
+    "total": ("total", "allocated", *_PEAKS),
+    "allocated": ("total", "allocated", "reserved", *_PEAKS),
+}
 """Categories that are not part of such a sum; what an allocator reserves exceeds what is allocated."""
 
 _SLICES: Final = 4096

@@ -1,0 +1,1 @@
+"""Tables of published measurements: what their words mean, and how far predictions are off."""

@@ -1,0 +1,451 @@
+"""Algorithms of a collective between nodes: latency and wire time of each, in each protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf, log2
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.collectives import bus_factor, ring_steps, tree_factor, tree_hops
+from foretrace.simulator.network.exchange import Load
+from foretrace.simulator.network.nccl import (
+    COLLNET_S,
+    LL_TREE,
+    NVLS_INTRA_S,
+    NVLS_NET_S,
+    P2P_CHANNELS,
+    P2P_CHUNK_BYTES,
+    PAT_BASE_S,
+    PAT_NET,
+    PAT_RANK_S,
+    PAT_SHARE,
+    POST_S,
+    PROTOCOLS,
+    SENDS,
+    TREE_AS_COUNTED,
+    Choice,
+    Protocol,
+    unable,
+)
+from foretrace.simulator.network.rates import (
+    channels_most,
+    counted,
+    fill_s,
+    most,
+    net_hop_s,
+    rate,
+    ring_hop_s,
+    wait_s,
+)
+from foretrace.simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
+from foretrace.simulator.workload.dispatch import CROWD_SHARE
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.shape import GroupShape
+
+
+class Way(NamedTuple):
+    """One way to do a collective: what it costs before the first byte, what the bytes take, its name.
+
+    ``near_s`` and ``far_s`` are what the bytes take inside the nodes and between them; the longer is
+    ``wire_s``.
+    """
+
+    latency_s: float
+    wire_s: float
+    name: str
+    near_s: float = 0.0
+    far_s: float = 0.0
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Share of its wire time for which the way inside a node, and the way out of it, is full."""
+        if not self.wire_s:
+            return 0.0, 0.0
+        return min(self.near_s / self.wire_s, 1.0), min(self.far_s / self.wire_s, 1.0)
+
+    @property
+    def total_s(self) -> float:
+        """Time if nothing else uses the links."""
+        return self.latency_s + self.wire_s
+
+
+def way_of(latency_s: float, far_s: float, near_s: float, name: str, *, serial: bool = False) -> Way:
+    """Return a way whose bytes flow inside nodes and between them at once, or one after the other."""
+    wire_s = far_s + near_s if serial else max(far_s, near_s)
+    return Way(latency_s, wire_s, name, near_s, far_s)
+
+
+Inside = Callable[[str, float, int, float], tuple[float, float]]
+"""Latency and wire time of a collective inside a node: kind, bytes, ranks, bytes per second of a rank."""
+
+
+class Out(NamedTuple):
+    """The way out of a node.
+
+    Attributes:
+        bytes_per_s: what the members of one node send out of it together.
+        hop_s: what a hop between nodes takes.
+    """
+
+    bytes_per_s: float
+    hop_s: float
+
+
+Cost = tuple[float, float, float]
+"""Latency, time of the bytes between nodes, and time of those inside them, both flowing at once."""
+
+
+def collnet(kind: str, size_bytes: int, shape: GroupShape, out: Out, inside: Inside) -> Cost:
+    """Return the cost where switches between nodes reduce (SHARP): each node sends ``S``.
+
+    For an all-reduce a chain leads through each node to them, and another way back (NCCL's CollNetChain),
+    which moves ``2 S`` over each link. Reference: Graham et al. 2016, doi:10.1109/COMHPC.2016.006.
+    """
+    net_s = size_bytes / out.bytes_per_s
+    latency_s = shape.inter_latency_s + COLLNET_S
+    if shape.n_local < 2:
+        return latency_s, net_s, 0.0
+    if kind == "all_reduce":
+        return latency_s, net_s, chain_s(size_bytes, shape, inside)
+    return latency_s, net_s, inside(kind, size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
+
+
+def chain_s(size_bytes: int, shape: GroupShape, inside: Inside) -> float:
+    """Return the wire time of a chain through a node, up and down again: ``2 S`` over each link."""
+    halves = (
+        inside(half, size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
+        for half in ("reduce_scatter", "all_gather")
+    )
+    return sum(halves) * 2 / bus_factor("all_reduce", shape.n_local)
+
+
+def pat(kind: str, size_bytes: int, shape: GroupShape, out: Out, inside: Inside) -> Cost:
+    """Return the cost of NCCL's parallel aggregated trees, for one rank per node."""
+    n = shape.n_ranks
+    latency_s = PAT_BASE_S + ceil(log2(n)) * PAT_NET * out.hop_s + n * PAT_RANK_S
+    return latency_s, bus_factor(kind, n) * size_bytes / (PAT_SHARE * out.bytes_per_s), 0.0
+
+
+def halving_doubling(kind: str, size_bytes: int, shape: GroupShape, out: Out, inside: Inside) -> Cost:
+    """Return the cost of recursive halving and doubling: ``log2 n`` steps each way.
+
+    Reference: Thakur, Rabenseifner & Gropp 2005, doi:10.1177/1094342005051521. Ranks beyond a
+    power of two are folded in first: one more step, and all bytes once more.
+    """
+    simple, n = PROTOCOLS["simple"], shape.n_ranks
+    passes = 2 if kind == "all_reduce" else 1
+    odd = n & (n - 1) > 0
+    steps = passes * (n.bit_length() - 1 + odd)
+    wire = (bus_factor(kind, 1 << (n.bit_length() - 1)) + passes * odd) * size_bytes
+    return simple.ring_base_s + steps * out.hop_s, shape.n_local * wire / out.bytes_per_s, 0.0
+
+
+def direct(kind: str, size_bytes: int, shape: GroupShape, out: Out, inside: Inside) -> Cost:
+    """Return the cost where every rank sends its part to every other at once."""
+    simple, n, far = PROTOCOLS["simple"], shape.n_ranks, shape.n_ranks - shape.n_local
+    passes = 2 if kind == "all_reduce" else 1
+    hop_s = out.hop_s + far * POST_S
+    wire = passes * shape.n_local * far / n * size_bytes
+    return simple.ring_base_s + passes * hop_s, wire / out.bytes_per_s, 0.0
+
+
+def hierarchical(kind: str, size_bytes: int, shape: GroupShape, out: Out, inside: Inside) -> Cost:
+    """Return the cost of three steps, one after another: inside the nodes, between them, inside again.
+
+    Members of a node scatter the array among them, each of them works with its own kind in other nodes,
+    and they gather it. A gather leaves out the first step, a scatter the last. Nothing overlaps, so that
+    the ways inside and between never are full at once. Reference: Jia et al. 2018, arXiv:1807.11205.
+    """
+    simple, nodes, n_local = PROTOCOLS["simple"], shape.n_domains, shape.n_local
+    latency_s = simple.ring_base_s + ring_steps(kind, nodes) * out.hop_s
+    net_s = bus_factor(kind, nodes) * size_bytes / out.bytes_per_s
+    if n_local < 2:
+        return latency_s, net_s, 0.0
+    steps = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
+    parts = [inside(step, size_bytes, n_local, shape.intra_bytes_per_s) for step in steps]
+    return latency_s + sum(part[0] for part in parts), net_s, sum(part[1] for part in parts)
+
+
+IN_SIMPLE: Final[Mapping[str, Callable[[str, int, GroupShape, Out, Inside], Cost]]] = MappingProxyType(
+    {
+        "collnet": collnet,
+        "pat": pat,
+        "halving_doubling": halving_doubling,
+        "direct": direct,
+        "hierarchical": hierarchical,
+    }
+)
+"""Algorithms in the protocol with fences alone, which pass on whole chunks: SHARP, PAT, those of textbooks.
+
+Each takes the kind, the bytes, the shape of the group, the way out of a node, and what a collective inside a
+node takes; and returns latency, time between nodes and time inside them.
+"""
+
+ANYWHERE: Final = ("pat", "halving_doubling", "direct")
+"""Those that send across all nodes at once, not to neighbours in a ring or a tree."""
+
+SERIAL: Final = ("hierarchical",)
+"""Those whose parts inside and between nodes follow one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Finds the ways of groups that span nodes.
+
+    Attributes:
+        cluster: the machine.
+        inside: what the part inside a node takes.
+        choice: algorithms and protocols that may be used.
+    """
+
+    cluster: Cluster
+    inside: Inside
+    choice: Choice
+
+    def ways(self, kind: str, size_bytes: int, shape: GroupShape, *, tuned: bool = True) -> Iterator[Way]:
+        """Yield the ways to move *size_bytes* by *kind* in a group of *shape*.
+
+        Of ring and tree for an all-reduce only the one that NCCL takes, unless *tuned* is false.
+
+        Raises:
+            SimulationError: the choice leaves no protocol that the network bears, or no algorithm.
+        """
+        shape = self._crowded(shape)
+        names = self._protocols(shape, kind, size_bytes)
+        taken = self._tuned(size_bytes, shape, names) if tuned and kind == "all_reduce" else None
+        for name in names:
+            for algorithm, way in self._by_protocol(kind, size_bytes, shape, name):
+                if taken is None or (algorithm, name) == taken:
+                    yield way_of(*way, f"{algorithm}/{name}")
+        for algorithm, way in self._in_simple(kind, size_bytes, shape) if "simple" in names else ():
+            yield way_of(*way, f"{algorithm}/simple", serial=algorithm in SERIAL)
+
+    def _protocols(self, shape: GroupShape, kind: str, size_bytes: float) -> list[str]:
+        """Return the protocols that may be used for *kind* in a group of *shape*.
+
+        Sends, and those of an all-to-all, are in LL only up to ``P2P_LL_BYTES``, else in Simple, whatever
+        ``NCCL_PROTO`` says (``addP2pToPlan`` in src/enqueue.cc).
+
+        NCCL takes LL128 by default only where nothing passes a host's memory, which might hand on half a
+        line: over NVLink inside nodes, and NICs that reach the memory of GPUs (``ncclTopoTuneModel`` in
+        src/graph/tuning.cc: ``typeIntra <= PATH_NVB``, ``typeInter <= PATH_PXB``).
+
+        Raises:
+            SimulationError: the network bears none of them.
+        """
+        nic = self.cluster.nic
+        allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
+        if kind in SENDS:
+            message_bytes = size_bytes / (shape.n_ranks if kind == "all_to_all" else 1)
+            return [
+                name for name in ("ll", "simple") if name in allowed and message_bytes <= _most_sent(name)
+            ]
+        asked = self.choice.of(kind).protocols
+        names = [name for name in asked if name in allowed]
+        if not names:
+            raise SimulationError(
+                f"protocol {', '.join(asked)}: link {nic.name if nic else 'none'} bears only "
+                f"{', '.join(allowed)}"
+            )
+        hosts = (nic and not nic.gpu_direct) or (shape.n_local > 1 and self.cluster.intra.kind == "pcie")
+        return [name for name in names if not (hosts and name == "ll128")] or names
+
+    def _crowded(self, shape: GroupShape) -> GroupShape:
+        """Return *shape* with what other jobs leave of its ways out.
+
+        Where they fill a share ``u`` of a link, ``1 - u`` of its bandwidth is left, and a message waits
+        ``1 / (1 - u)`` times as long (M/M/1, Kleinrock 1975, Queueing Systems I, section 3.2).
+        """
+        left = self.cluster.fabric_spec.left_by_others(shape.n_domains)
+        if left == 1:
+            return shape
+        return replace(
+            shape,
+            inter_bytes_per_s=shape.inter_bytes_per_s * left,
+            inter_latency_s=shape.inter_latency_s / left,
+            ring_bytes_per_s=shape.ring_bytes_per_s * left,
+            ring_latency_s=shape.ring_latency_s / left,
+        )
+
+    def _tuned(self, size_bytes: int, shape: GroupShape, names: Sequence[str]) -> tuple[str, str] | None:
+        """Return which of ring and tree NCCL takes for an all-reduce, and its protocol.
+
+        None where the software of a link has a tuner of its own, that takes the fastest.
+        """
+        nic = self.cluster.nic
+        algorithms = self._algorithms("all_reduce", shape)
+        if (nic and nic.algorithms) or not {"ring", "tree"} <= set(algorithms):
+            return None
+        estimates = {"ring": ring_estimate_s, "tree": tree_estimate_s}
+        found = {
+            (algorithm, name): estimate(
+                size_bytes,
+                shape,
+                name,
+                PROTOCOLS[name],
+                Rates(
+                    counted(self.cluster, shape),
+                    most(self.cluster, PROTOCOLS[name], shape.n_domains),
+                    ring_hop_s(self.cluster, PROTOCOLS[name]),
+                    channels_most(self.cluster, shape, f"{algorithm}/{name}"),
+                ),
+            )
+            for algorithm, estimate in estimates.items()
+            for name in names
+        }
+        return min(found, key=lambda key: found[key])
+
+    def _by_protocol(
+        self, kind: str, size_bytes: int, shape: GroupShape, name: str
+    ) -> Iterator[tuple[str, Cost]]:
+        protocol = PROTOCOLS[name]
+        if kind == "all_to_all":
+            yield "pairwise", self._pairwise(size_bytes, shape, protocol)
+            return
+        if "ring" in self._algorithms(kind, shape):
+            yield "send" if kind == "p2p" else "ring", self._ring(kind, size_bytes, shape, protocol)
+        if "tree" in self._algorithms(kind, shape):
+            yield "tree", self._tree(size_bytes, shape, name)
+
+    def _in_simple(self, kind: str, size_bytes: int, shape: GroupShape) -> Iterator[tuple[str, Cost]]:
+        simple = PROTOCOLS["simple"]
+        for algorithm in self._algorithms(kind, shape):
+            goes = "all_to_all" if algorithm in ANYWHERE else kind
+            out = Out(
+                rate(self.cluster, shape, simple, goes),
+                net_hop_s(self.cluster, shape, simple, simple.ring_net_s, goes),
+            )
+            if algorithm == "nvls_tree":
+                yield algorithm, self._nvls_tree(size_bytes, shape)
+            elif algorithm in IN_SIMPLE:
+                yield algorithm, IN_SIMPLE[algorithm](kind, size_bytes, shape, out, self.inside)
+
+    def _algorithms(self, kind: str, shape: GroupShape) -> tuple[str, ...]:
+        """Return the algorithms that may do *kind*. Raises SimulationError if none asked for does."""
+        nic, asked = self.cluster.nic, self.choice.of(kind)
+        if kind in SENDS:
+            return ("ring",)
+        allowed = nic.algorithms if nic and nic.algorithms and not asked.forced else asked.algorithms
+        fit = [name for name in _ABLE.get(kind, ("ring",)) if self._applies(name, shape)]
+        found = tuple(name for name in allowed if name in fit)
+        if not found and asked.forced:
+            raise unable(asked, kind, f"over {shape.n_domains} nodes of {self.cluster.name}", fit)
+        return found or ("ring",)
+
+    def _applies(self, algorithm: str, shape: GroupShape) -> bool:
+        nic = self.cluster.nic
+        return {
+            "nvls_tree": self.cluster.intra.reduces and shape.n_local > 1,
+            "collnet": bool(nic and nic.reduces),
+            "pat": shape.n_local == 1,
+        }.get(algorithm, True)
+
+    def _ring(self, kind: str, size_bytes: int, shape: GroupShape, protocol: Protocol) -> Cost:
+        """Return the cost of one ring through all ranks, on as many rails as the group has."""
+        n, n_local = shape.n_ranks, shape.n_local
+        net_steps = ring_steps(kind, shape.n_domains)
+        hop_s = net_hop_s(self.cluster, shape, protocol, protocol.net_s(n_local))
+        latency_s = protocol.ring_base_s + net_steps * hop_s
+        latency_s += (ring_steps(kind, n) - net_steps) * ring_hop_s(self.cluster, protocol)
+        latency_s += wait_s(self.cluster, shape, size_bytes / (1 if kind in WHOLE else n))
+        net_s = bus_factor(kind, n) * size_bytes / rate(self.cluster, shape, protocol, kind)
+        if kind == "p2p":
+            net_s += size_bytes / P2P_CHUNK_BYTES * POST_S
+        if n_local < 2:
+            return latency_s, net_s, 0.0
+        kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
+        local_s = sum(self.inside(part, size_bytes, n_local, shape.intra_bytes_per_s)[1] for part in kinds)
+        return latency_s, net_s, local_s * bus_factor(kind, n) / bus_factor(kind, n_local)
+
+    def _tree(self, size_bytes: int, shape: GroupShape, name: str) -> Cost:
+        """Return the cost of an all-reduce by two trees over chains inside the nodes, in the protocol *name*.
+
+        A chain moves ``2 S`` over each link instead of the ``2(n-1)/n S`` of a ring.
+        """
+        protocol = PROTOCOLS[name]
+        n_local, hops = shape.n_local, tree_hops(shape.n_domains)
+        hop_s = net_hop_s(self.cluster, shape, protocol, protocol.tree_net_s)
+        latency_s = protocol.tree_base_s + 2 * (n_local - 1) * protocol.tree_intra_s + hops * hop_s
+        slow = LL_TREE if protocol.share <= PROTOCOLS["ll"].share else 1.0
+        carried = protocol._replace(share=slow * protocol.share)
+        net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, carried)
+        if shape.n_domains > 2 or self.cluster.device.compute_capability >= TREE_AS_COUNTED:
+            net_s = max(net_s, 2 * size_bytes / channels_most(self.cluster, shape, f"tree/{name}"))
+        latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (n_local - 1), protocol)
+        latency_s += wait_s(self.cluster, shape, size_bytes)
+        if n_local < 2:
+            return latency_s, net_s, 0.0
+        return latency_s, net_s, chain_s(size_bytes, shape, self.inside)
+
+    def _nvls_tree(self, size_bytes: int, shape: GroupShape) -> Cost:
+        """Return the cost of switches that reduce in each node and two trees between them.
+
+        On EFA it fills as slowly as a chain through the node would: 8 MiB to 1 GiB on two AWS p5.
+        """
+        simple, hops = PROTOCOLS["simple"], tree_hops(shape.n_domains)
+        latency_s = NVLS_INTRA_S + hops * net_hop_s(self.cluster, shape, simple, NVLS_NET_S)
+        latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (shape.n_local - 1), simple)
+        latency_s += wait_s(self.cluster, shape, size_bytes, hidden_s=NVLS_INTRA_S)
+        net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, simple)
+        local_s = self.inside("all_reduce", size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
+        return latency_s, net_s, local_s
+
+    def _pairwise(self, size_bytes: float, shape: GroupShape, protocol: Protocol) -> Cost:
+        """Return the cost of every rank sending to every other, near and far at once."""
+        n, n_local = shape.n_ranks, shape.n_local
+        far, near = (n - n_local) / n * size_bytes, (n_local - 1) / n * size_bytes
+        return self._sends(far, near, n - n_local, shape, protocol)
+
+    def _sends(
+        self, far_bytes: float, near_bytes: float, far_peers: int, shape: GroupShape, protocol: Protocol
+    ) -> Cost:
+        """Return the cost where the busiest rank sends so much out of its node and so much inside it.
+
+        From three nodes on, senders of several meet at each port.
+        """
+        n_local = shape.n_local
+        hop_s = net_hop_s(self.cluster, shape, protocol, protocol.ring_net_s, "all_to_all")
+        latency_s = protocol.ring_base_s + hop_s + far_peers * POST_S
+        latency_s += wait_s(self.cluster, shape, far_bytes / max(far_peers, 1))
+        left = CROWD_SHARE if shape.n_domains > 2 else 1.0
+        net_s = n_local * far_bytes / (left * rate(self.cluster, shape, protocol, "all_to_all"))
+        net_s += far_bytes / P2P_CHUNK_BYTES * POST_S
+        if n_local < 2:
+            return latency_s, net_s, 0.0
+        array_bytes = near_bytes * n_local / (n_local - 1)
+        return latency_s, net_s, self.inside("all_to_all", array_bytes, n_local, shape.intra_bytes_per_s)[1]
+
+    def exchange(self, load: Load, shape: GroupShape) -> Iterator[Way]:
+        """Yield the ways of an all-to-all with a *load* of its own, in a group of *shape* over nodes.
+
+        A rank uses the NICs that are nearest to it, so that the busiest rank sets the pace.
+        """
+        shape = self._crowded(shape)
+        message_bytes = load.far_bytes / max(load.far_peers, 1)
+        for name in self._protocols(shape, "p2p", message_bytes):
+            way = self._sends(load.far_bytes, load.near_bytes, load.far_peers, shape, PROTOCOLS[name])
+            yield way_of(*way, f"pairwise/{name}")
+
+
+WHOLE: Final = ("p2p", "broadcast", "reduce")
+"""What passes the whole array along a ring, not the part of one rank after another."""
+
+P2P_LL_BYTES: Final = P2P_CHANNELS * 16384
+"""Largest message that NCCL sends in a low-latency protocol: ``NCCL_P2P_LL_THRESHOLD`` in each channel."""
+
+
+def _most_sent(protocol: str) -> float:
+    return P2P_LL_BYTES if protocol == "ll" else inf
+
+
+_ABLE: Final = {
+    "all_reduce": ("ring", "tree", "nvls_tree", "collnet", "halving_doubling", "direct", "hierarchical"),
+    **dict.fromkeys(
+        ("all_gather", "reduce_scatter"),
+        ("ring", "collnet", "pat", "halving_doubling", "direct", "hierarchical"),
+    ),
+}
+"""What does a collective between nodes; others go round a ring."""

@@ -1,0 +1,290 @@
+"""Ways to die, with and without a recording: the same status and output, and the recording is readable."""
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import pytest
+from tests.processes import TIMEOUT_S, Done, Runner, split_off
+
+from foretrace.traces.errors import RunError
+from foretrace.traces.store import open_run
+
+RECORD = (sys.executable, "-m", "foretrace", "record", "-o", "run", "--")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+N_STEPS = 3
+
+TRAINING = """
+import ctypes, os, signal, sys, time
+import torch, torch.distributed as dist
+
+how, rank, world = sys.argv[1], int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+if world > 1:
+    dist.init_process_group("gloo")
+else:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+print("trained", rank, flush=True)
+
+def wait():
+    while True:
+        time.sleep(0.1)
+
+def wait_twice():
+    try:
+        wait()
+    except KeyboardInterrupt:
+        print("cleaning up", flush=True)
+        wait()
+
+def die_hard(number):
+    if (path := os.environ.get("FORETRACE_RUN")) is not None:  # what is written each second is there
+        import foretrace
+        while True:
+            try:
+                run = foretrace.open_run(path)
+                if all("step" in run.spans([one])["category"].to_pylist() for one in range(world)):
+                    break
+            except foretrace.traces.errors.RunError:
+                pass
+            time.sleep(0.05)
+    if number == signal.SIGSEGV:
+        ctypes.string_at(0)
+    os.kill(os.getpid(), number)
+
+def end(number, frame):
+    print("asked to end by", number, flush=True)
+    sys.exit(7)
+
+if how == "raises":
+    raise RuntimeError("the loss is not a number")
+elif how == "exits":
+    sys.exit(3)
+elif how == "exits at once":
+    os._exit(4)
+elif how == "waits":
+    wait()
+elif how == "waits twice":
+    wait_twice()
+elif how == "handles":
+    signal.signal(signal.SIGTERM, end)
+    print("handles", flush=True)
+    wait()
+elif how in ("one rank", "one rank once"):
+    if rank == 1 and not (how == "one rank once" and is_restarted):
+        die_hard(signal.SIGKILL)
+    if not is_restarted:
+        wait()
+else:
+    die_hard(getattr(signal, how))
+"""
+
+
+class Ended(NamedTuple):
+    """How a command has ended, recorded or not."""
+
+    status: int
+    output: list[str]
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> list[str]:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAINING)
+    return [sys.executable, "-W", "ignore", "train.py"]
+
+
+def marked() -> dict[str, str]:
+    """Return an environment by which its processes can be found."""
+    return {**Runner.env(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MARK": uuid4().hex}
+
+
+def nothing_is_left(env: Mapping[str, str]) -> bool:
+    """Return whether no process with the mark of *env* runs, as soon as that is so."""
+    mark = f"MARK={env['MARK']}".encode()
+
+    def runs(environ: Path) -> bool:
+        with suppress(OSError):  # of somebody else, or gone
+            return mark in environ.read_bytes()
+        return False
+
+    until = time.monotonic() + 30
+    while left := any(map(runs, Path("/proc").glob("[0-9]*/environ"))):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    return not left
+
+
+def ended(done: Done) -> Ended:
+    return Ended(done.returncode, sorted(done.stdout.splitlines()))
+
+
+def steps(path: Path, rank: int = 0) -> int:
+    """Return how many steps of *rank* can be read in *path*."""
+    return [row["category"] for row in open_run(path).spans([rank]).to_pylist()].count("step")
+
+
+@pytest.mark.parametrize("how", ["raises", "exits", "exits at once", "SIGKILL", "SIGSEGV"])
+def test_a_process_dies_as_it_does_unrecorded(tmp_path: Path, training: Sequence[str], how: str) -> None:
+    env = marked()
+    alone = split_off([sys.executable, "-W", "ignore", str(tmp_path / "train.py"), how], env)
+    output, _ = alone.communicate(timeout=TIMEOUT_S)
+    (done,) = Runner.launch([*RECORD, *training, how], cwd=tmp_path, fresh=tmp_path / "run", MARK=env["MARK"])
+    assert ended(done) == (alone.returncode, output.splitlines()), done.stderr
+    assert nothing_is_left(env)
+    if how == "exits at once":  # before anything was written
+        with suppress(RunError):
+            open_run(tmp_path / "run")
+    else:
+        assert steps(tmp_path / "run") >= (N_STEPS if how in {"raises", "exits"} else 1)
+        assert f"run: 1 rank, {len(open_run(tmp_path / 'run').spans([0]))} spans" in done.stderr
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_one_rank_is_killed_as_by_a_lack_of_memory(
+    tmp_path: Path, training: Sequence[str], restarts: int
+) -> None:
+    """And torchrun ends the other one, or starts both again.
+
+    Ranks that it starts again find in the store that they share with it how to reach gloo in those before
+    them, which are gone (torch 2.13, recorded or not): so they do not share one.
+    """
+    how = ["one rank", "one rank once"][restarts]
+    command = [*TORCHRUN, "--max-restarts", str(restarts), "train.py", how]
+    env = marked()
+    alone, done = Runner.launch(
+        command,
+        [*RECORD, *command],
+        cwd=tmp_path,
+        fresh=tmp_path / "run",
+        MARK=env["MARK"],
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+    )
+    assert ended(done) == ended(alone), done.stderr
+    assert done.returncode == 1 - restarts
+    assert nothing_is_left(env)
+    for name in ("run", "run-restart1")[: 1 + restarts]:
+        assert min(steps(tmp_path / name, rank) for rank in (0, 1)) >= 1
+
+
+def on_terminal(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path, keys: Mapping[str, bytes]
+) -> Ended:
+    """Run *command* in the foreground of a terminal of its own, and press *keys*, each behind its line."""
+    terminal, its_end = pty.openpty()
+
+    def own() -> None:
+        fcntl.ioctl(its_end, termios.TIOCSCTTY, 0)
+
+    with (cwd / "said").open("w") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=its_end,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+            preexec_fn=own,  # noqa: PLW1509 - threads of torch hold nothing that it needs
+        )
+    os.close(its_end)
+    lines = []
+    with process, watched(process):
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            os.write(terminal, keys.get(lines[-1], b""))
+    os.close(terminal)
+    return Ended(process.returncode, lines)
+
+
+@contextmanager
+def watched(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill *process* if it takes too long, so that whoever reads its output goes on."""
+    timer = threading.Timer(TIMEOUT_S, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+CTRL_C = b"\x03"
+
+
+@pytest.mark.parametrize(
+    ("how", "keys"),
+    [("waits", {"trained 0": CTRL_C}), ("waits twice", {"trained 0": CTRL_C, "cleaning up": CTRL_C})],
+)
+def test_ctrl_c_reaches_the_training_once(
+    tmp_path: Path, training: Sequence[str], how: str, keys: Mapping[str, bytes]
+) -> None:
+    """It ends by that signal, and so does the recorder, once it has said what there is."""
+    env = marked()
+    command = [*training, how]
+    alone = on_terminal(command, env, tmp_path, keys)
+    assert on_terminal([*RECORD, *command], env, tmp_path, keys) == alone
+    assert (alone.status, alone.output) == (-signal.SIGINT, [*keys])
+    assert nothing_is_left(env)
+    assert steps(tmp_path / "run") == N_STEPS
+    assert "run: 1 rank, " in (tmp_path / "said").read_text()
+
+
+def kill_recorder(process: subprocess.Popen[str]) -> None:
+    process.kill()
+
+
+def terminate(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+
+
+@pytest.mark.parametrize("send", [kill_recorder, terminate])
+def test_what_is_sent_to_the_recorder_is_for_the_training(
+    tmp_path: Path, training: Sequence[str], send: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    """A scheduler knows the recorder only; where that is killed, the training is asked to end."""
+    env = marked()
+    found = []
+    for before in ((), RECORD):
+        process = subprocess.Popen(
+            [*before, *training, "handles"],
+            cwd=tmp_path,
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        with process, watched(process):
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(2)]
+            send(process)
+            lines += process.stdout
+        found.append((process.returncode, lines))
+        assert nothing_is_left(env)
+    if send is kill_recorder:
+        assert [status for status, _ in found] == [-signal.SIGKILL] * 2
+        assert found[1][1][2:] == [f"asked to end by {signal.SIGTERM:d}\n"]
+    else:
+        assert found[0] == found[1]
+        assert found[0][0] == 7
+    assert steps(tmp_path / "run") == N_STEPS
