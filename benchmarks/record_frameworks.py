@@ -35,11 +35,12 @@ LIMIT_S: Final = 400
 
 
 def _texts(folder: Path) -> None:
-    """Write 400 texts."""
+    """Write 400 texts, and a choice of the first FSDP."""
     draw = random.Random(0)
     words = [f"w{n}" for n in range(50)]
     lines = [json.dumps({"text": " ".join(draw.choices(words, k=40))}) for _ in range(400)]
     (folder / "data").mkdir()
+    (folder / "fsdp1.json").write_text('{"version": 1}')
     (folder / "data" / "train.jsonl").write_text("\n".join(lines))
 
 
@@ -111,7 +112,8 @@ _PP: Final = (
     "--pipeline-model-parallel-size 2 --mock-data --tokenizer-type NullTokenizer --vocab-size 128 "
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
     "--micro-batch-size 2 --global-batch-size 8 --train-iters 4 --lr 1e-4 --eval-iters 0 --eval-interval 100 "
-    "--transformer-impl local --clip-grad 0 --no-gradient-accumulation-fusion --no-persist-layer-norm --log-interval 1"
+    "--transformer-impl local --clip-grad 0 --no-gradient-accumulation-fusion --no-persist-layer-norm "
+    "--log-interval 1"
 )
 _BF16: Final = "--hidden_dim 64 --num_layers 2 --num_heads 2 --vocab_size 200 --batch_size 2 --seq_length 32"
 
@@ -143,10 +145,18 @@ CASES: Final[Mapping[str, Case]] = {
     ),
     "trainer": Case("Trainer of transformers, DDP", *TRL, "trl/scripts/sft.py", _SFT, prepare=_model),
     "trainer-fsdp": Case(
-        "Trainer of transformers, FSDP",
+        "Trainer of transformers, FSDP2",
         *TRL,
         "trl/scripts/sft.py",
         f"{_SFT.replace('--use_cpu ', '')} --fsdp full_shard",
+        on_cpu=True,
+        prepare=_model,
+    ),
+    "trainer-fsdp1": Case(
+        "Trainer of transformers, FSDP1",
+        *TRL,
+        "trl/scripts/sft.py",
+        f"{_SFT.replace('--use_cpu ', '')} --fsdp full_shard --fsdp_config fsdp1.json",
         on_cpu=True,
         prepare=_model,
     ),
@@ -229,7 +239,7 @@ def witness(folder: Path, script: str) -> None:
     torch.manual_seed(0)
     Witness(folder / f"rank{os.environ['RANK']}.txt")
     if sys.version_info < (3, 12):  # a file of Megatron-LM that is not used needs it
-        typing.override = lambda function: function
+        vars(typing)["override"] = lambda function: function
     sys.path[0] = str(Path(script).parent)
     runpy.run_path(script, run_name="__main__")
 
