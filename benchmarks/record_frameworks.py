@@ -40,7 +40,7 @@ def _texts(folder: Path) -> None:
     words = [f"w{n}" for n in range(50)]
     lines = [json.dumps({"text": " ".join(draw.choices(words, k=40))}) for _ in range(400)]
     (folder / "data").mkdir()
-    (folder / "fsdp1.json").write_text('{"version": 1}')
+    (folder / "fsdp1.json").write_text('{"version": 1, "state_dict_type": "SHARDED_STATE_DICT"}')
     (folder / "data" / "train.jsonl").write_text("\n".join(lines))
 
 
