@@ -21,7 +21,7 @@ Argument = tuple[str, Any]
 
 def text(job: Job) -> str:
     """Return the command that launches *job*, one group of arguments per line."""
-    per_node = min(job.cluster.gpus_per_node, job.cluster.n_gpus)
+    per_node = min(job.most_ranks_per_node, job.cluster.n_gpus)
     launch = [("nproc-per-node", per_node), ("nnodes", -(-job.cluster.n_gpus // per_node))]
     lines = [f"torchrun {_line(launch)} pretrain_gpt.py"]
     for part in (_model(job.model, job), _parallel(job), _batch(job), _memory(job), _overlap(job)):

@@ -124,7 +124,7 @@ def _checkpoints(job: Job) -> Table:
 def accelerate(job: Job) -> str:
     """Return the YAML that Accelerate takes: FSDP, or DDP. The batch is the training script's."""
     is_sharded = job.shards.parameters
-    per_node = min(job.cluster.gpus_per_node, job.cluster.n_gpus)
+    per_node = min(job.most_ranks_per_node, job.cluster.n_gpus)
     lines = [
         f"distributed_type: {'FSDP' if is_sharded else 'MULTI_GPU'}",
         f"mixed_precision: '{'no' if job.precision == 'fp32' else job.precision}'",
@@ -154,7 +154,7 @@ def accelerate(job: Job) -> str:
 def fsdp2(job: Job) -> str:
     """Return the launch command and the lines of a training script that shard *job* as FSDP 2 does."""
     shard, replicate = _degrees(job)
-    per_node = min(job.cluster.gpus_per_node, job.cluster.n_gpus)
+    per_node = min(job.most_ranks_per_node, job.cluster.n_gpus)
     axes = {"pp": job.layout.pp, "dp_replicate": replicate, "dp_shard": shard, "cp": job.layout.cp}
     axes = {name: size for name, size in (axes | {"tp": job.layout.tp}).items() if size > 1} or {
         "dp_shard": 1

@@ -125,7 +125,7 @@ def _layouts(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"ep={ep}", {"layout": replace(job.layout, ep=ep)}
     for axis in ("tp", "pp", "cp"):
         degree = getattr(job.layout, axis) * 2
-        if job.layout.dp % 2 or (axis == "tp" and degree > job.cluster.gpus_per_node):
+        if job.layout.dp % 2 or (axis == "tp" and degree > job.most_ranks_per_node):
             continue
         try:
             layout = replace(job.layout, **{axis: degree, "dp": job.layout.dp // 2})

@@ -143,3 +143,8 @@ def test_fsdp2_is_code_that_compiles_and_names_every_axis() -> None:
     compile(text, "fsdp2.py", "exec")
     assert "(2, 4, 8), mesh_dim_names=('dp_replicate', 'dp_shard', 'tp')" in text
     assert "torchrun --nnodes 8 --nproc-per-node 8" in text
+
+
+def test_as_many_ranks_are_launched_on_a_node_as_the_job_has_there() -> None:
+    text = written(job(ranks_per_node=4), "megatron").text
+    assert "--nproc-per-node 4 --nnodes 16" in text
