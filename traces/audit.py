@@ -6,7 +6,6 @@ result into its sidecar; here the results of the ranks become one, and words.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,9 +13,6 @@ from typing import Any, Final, Self
 
 SHOWN_DIFFERENCES: Final = 6
 """Differences that a person reads; all are in the JSON."""
-
-_PLURAL: Final = re.compile(r"^(\w+)s\b")
-"""The noun that begins a reason: reasons are written for several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +79,7 @@ class Audit:
         """Return what a person should read: what is confirmed, what is not and why, and what differs."""
         sorts = (("collectives", self.collectives), ("transfers", self.transfers))
         found = [tally.words(sort) for sort, tally in sorts if tally.recorded]
-        found += [
-            f"{n:,} {why}" if n > 1 else f"1 {_PLURAL.sub(r'\1', why)}" for why, n in self.reasons.items()
-        ]
+        found += [f"{n:,} {why if n > 1 else _singular(why)}" for why, n in self.reasons.items()]
         shown = [f"differs from c10d: {text}" for text in self.differences[:SHOWN_DIFFERENCES]]
         if (n_more := len(self.differences) - len(shown)) > 0:
             shown.append(f"differs from c10d: {n_more} more, see --json")
@@ -113,3 +107,9 @@ def joined(audits: Iterable[Audit | None], n_ranks: int) -> Audit | None:
         reasons=dict(reasons),
         differences=tuple(text for audit in made for text in audit.differences),
     )
+
+
+def _singular(reason: str) -> str:
+    """Return a reason, which begins with a noun for several, for one."""
+    noun, _, rest = reason.partition(" ")
+    return f"{noun.removesuffix('s')} {rest}"
