@@ -74,7 +74,7 @@ def main() -> None:
     distributed.destroy_process_group()
 
 
-def sized(strategy: str, step_ms: float, microbatches: int) -> Step:
+def sized(strategy: str, step_ms: float, microbatches: int = MICROBATCHES) -> Step:
     """Return a step of *strategy* in which the training's thread works for *step_ms* or somewhat longer.
 
     The number of rows of its batch decides, which a pipeline cuts into *microbatches*. Time in which that
