@@ -56,10 +56,15 @@ def settle(path: Path, target: Path) -> Path:
     if path == target:
         return target
     try:
-        return path.rename(target)
+        target.mkdir(exist_ok=True)  # there already where its recorder has claimed it
+        (path / "spans").rename(target / "spans")  # which one process can: the first
+        for rest in path.iterdir():
+            rest.rename(target / rest.name)
+        path.rmdir()
     except OSError:  # another process was there before
         sys.stderr.write(f"foretrace: recorded into {path}: {target.name} is of another process\n")
         return path
+    return target
 
 
 def _process() -> str:

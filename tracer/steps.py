@@ -117,6 +117,8 @@ class Steps:
         if one.is_shell:
             if self._start is None:  # perhaps nothing else is called
                 self._begin_first()
+            elif not self.is_evaluating and model.training and self.has_gradients():
+                self.finish()  # whatever comes now, the step before is over
             return False
         if has_gradients is None:
             has_gradients = self.has_gradients()

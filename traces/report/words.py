@@ -60,7 +60,7 @@ def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
         figure(
             "Step time",
             format_time(summary["step_time_s"]),
-            "; ".join(filter(None, (_averaged_over(run), format_left_out(summary["left_out"])))),
+            "; ".join(filter(None, (_averaged_over(run), format_left_out(summary.get("left_out", ()))))),
             likely=likely(run, "step_time_s", format_time),
         ),
         figure("Computing", format_share(summary["shares"]["compute"]), "of the step, mean over ranks"),
