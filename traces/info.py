@@ -235,7 +235,7 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
         clock={rank: clock for info in reversed(known) for rank, clock in info.clock.items()},
         processes={rank: one for info in known for rank, one in info.processes.items()},
         summary={key: value for info in reversed(known) for key, value in info.summary.items()},
-        audit=joined([info.audit for info in ordered], len(first.recorded_ranks)) or first.audit,
+        audit=joined([info.audit for info in ordered], len(ordered)) or first.audit,
         versions={key: value for info in reversed(known) for key, value in info.versions.items()},
         warnings=(*own, *(said for said in _collected(parts) if said not in own), *clashes),
         dropped=dict(dropped),

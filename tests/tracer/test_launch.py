@@ -268,6 +268,7 @@ def test_a_machine_of_several_says_what_to_do_with_its_part(tmp_path: Path) -> N
     for rank, part in enumerate(Runner.launch(*commands, cwd=tmp_path, fresh=tmp_path)):
         assert part.returncode == 0, part.stderr
         assert f"node{rank}: 1 of 2 ranks, 1 spans" in part.stderr
+        assert "\n1 of 1 collectives confirmed by c10d\n" in part.stderr  # of other machines nothing is said
         assert f"foretrace record --merge -o ALL node{rank} ..." in part.stderr
     merged = record("--merge", "-o", "all", "node0", "node1", cwd=tmp_path)
     assert merged.stderr.startswith("all: 2 ranks, 2 spans")
