@@ -19,11 +19,8 @@ import foretrace
 def by_mesh():
     init_device_mesh("cpu", (2,))
 
-class Script:
-    join = staticmethod(init_process_group)
-
 def joined():
-    {"mesh": by_mesh, "name": lambda: init_process_group("gloo"), "class": lambda: Script.join("gloo"),
+    {"mesh": by_mesh, "name": lambda: init_process_group("gloo"),
      "module": lambda: dist.init_process_group("gloo")}.get(sys.argv[2], by_mesh)()
 
 def left():
@@ -44,7 +41,7 @@ for number in range(2):
 """
 
 
-@pytest.mark.parametrize("way", ["mesh", "name", "class", "module", "before"])
+@pytest.mark.parametrize("way", ["mesh", "name", "module", "before"])
 def test_a_group_begins_a_recording_whatever_it_is_made_by(tmp_path: Path, ranks: Any, way: str) -> None:
     """torch and scripts bind ``init_process_group`` by its name, before the block is entered.
 
