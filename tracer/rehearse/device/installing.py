@@ -101,7 +101,7 @@ def install(count: int, answers: Answers = nothing_is_known, *, gpu: Gpu | None 
     warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
     mode = make_mode(finder.driver, answers)
     _follow_sizes(torch, finder.driver)
-    return Device(finder.driver, mode, gpu, register(mode))
+    return Device(finder.driver, mode, gpu, register(mode, finder.driver))
 
 
 def _follow_sizes(torch: Any, driver: Driver) -> None:

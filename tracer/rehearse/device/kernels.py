@@ -14,9 +14,6 @@ from foretrace.tracer.rehearse.errors import RehearsalError
 MOST_ELEMENTS: Final = 262_144
 """Elements up to which a tensor on the host keeps its values."""
 
-FACTORIES: Final = ("empty.memory_format", "empty_strided")
-"""Operators of ATen by which every tensor of a device is made."""
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -123,13 +120,47 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
                     places(out.untyped_storage(), HOST)
             return out
 
+    def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
+        """Return a copy of *tensor* in the same mode: PyTorch would copy the mode, and constants unseen by it."""
+        if (known := memo.get(id(tensor))) is not None:
+            return known
+        if not tensor.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        out = tensor.detach().clone()
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        out = torch.nn.Parameter(out) if is_parameter else out
+        memo[id(tensor)] = out.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            out.grad = deepcopy(tensor.grad, memo)
+        return out
+
     def numpy(tensor: Any, *, force: bool = False) -> Any:
         """Return the elements of a tensor on the host, if they are known."""
         if tensor.constant is None:
             raise UnknownValueError(f"numpy() needs {_unknown(tensor)}")
         return tensor.constant.numpy(force=force)
 
-    fake.numpy = numpy
+    fake.numpy, fake.__deepcopy__ = numpy, deepcopy
+    own, swap_any = torch.Tensor.data, torch.utils.swap_tensors
+
+    def take_data(tensor: Any, of: Any) -> None:
+        """Let *tensor* have the data of another, with its device: parameters move so."""
+        own.__set__(tensor, of)
+        if type(of) is fake:
+            tensor.fake_device, tensor.constant = of.fake_device, of.constant
+            if tensor.constant is not None:
+                tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+
+    def swap(one: Any, other: Any) -> None:
+        """Swap the data of two tensors; PyTorch would swap the tensors, and refuse if anybody refers to one."""
+        if type(one) is not fake or type(other) is not fake:
+            swap_any(one, other)
+            return
+        kept = one.detach()
+        one.data = other
+        other.data = kept
+
+    fake.data, torch.utils.swap_tensors = property(own.__get__, take_data), swap
     return DeviceMode(allow_non_fake_inputs=True)
 
 
@@ -181,12 +212,26 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
         of = [torch.empty_like(one) if one is not None and wanted else None for one, wanted in zip((x, hx, cx), wants)]
         return (*of, [torch.empty_like(weight) for weight in weights] if wants[3] else [])
 
+    def per_channel(x: Any) -> Any:
+        wide = torch.float32 if x.dtype in {torch.float16, torch.bfloat16} else x.dtype
+        return x.new_empty(x.shape[1], dtype=wide)
+
+    def norm_stats(x: Any, *others: Any, **named: Any) -> Any:
+        return per_channel(x), per_channel(x)
+
+    def norm_backward_reduce(gradient: Any, x: Any, mean: Any, invstd: Any, weight: Any, *wants: bool) -> Any:
+        of_input, of_weight, of_bias = (per_channel(x) if want else None for want in wants)
+        return of_input, None if of_input is None else per_channel(x), of_weight, of_bias
+
     def ctc(scores: Any, targets: Any, lengths: Any, of_targets: Any, *others: Any, **named: Any) -> Any:
         steps, n = scores.shape[:2] if scores.dim() == 3 else (scores.shape[0], 1)
         return scores.new_empty(n), scores.new_empty(n, steps, 2 * max(of_targets, default=0) + 1)
 
-    def ctc_backward(gradient: Any, scores: Any, *others: Any, **named: Any) -> Any:
-        return torch.empty_like(scores)
+    def like_first(x: Any, *others: Any, **named: Any) -> Any:
+        return torch.empty_like(x)
+
+    def like_second(gradient: Any, x: Any, *others: Any, **named: Any) -> Any:
+        return torch.empty_like(x)
 
     def flatten_weights(weights: Any, *others: Any, **named: Any) -> Any:
         return weights[0].new_empty(0)  # they would share a buffer then, as large as they are
@@ -194,11 +239,16 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
     return {
         aten.record_stream.default: record_stream,
         aten.is_pinned.default: is_pinned,
+        aten.batch_norm_stats.default: norm_stats,
+        aten.batch_norm_gather_stats_with_counts.default: norm_stats,
+        aten.batch_norm_elemt.default: like_first,
+        aten.batch_norm_backward_reduce.default: norm_backward_reduce,
+        aten.batch_norm_backward_elemt.default: like_second,
         getattr(aten, "_pin_memory").default: pin_memory,  # noqa: B009 - a name of an operator, here and below
         getattr(aten, "_cudnn_rnn_backward").default: rnn_backward,  # noqa: B009
         getattr(aten, "_cudnn_rnn_flatten_weight").default: flatten_weights,  # noqa: B009
         getattr(aten, "_ctc_loss").default: ctc,  # noqa: B009
-        getattr(aten, "_ctc_loss_backward").default: ctc_backward,  # noqa: B009
+        getattr(aten, "_ctc_loss_backward").default: like_second,  # noqa: B009
     }
 
 
@@ -223,27 +273,28 @@ def _shaped() -> Mapping[Any, Callable[..., Any]]:
     }
 
 
-def register(mode: Any) -> Any:
+def register(mode: Any, driver: Driver) -> Any:
     """Register kernels of the device with PyTorch's dispatcher; return what must be kept for them.
 
     With them tensors of the device are fake where *mode* is not active, too, as in threads.
     """
     import torch
 
-    library = torch.library.Library("aten", "IMPL")
-    for name in FACTORIES:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-        def make(*args: Any, operator: Any = operator, **kwargs: Any) -> Any:
+    def making(operator: Any) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
             if internals.is_below_fakes():
                 raise _AsksGpuError
             with mode:
                 return operator(*args, **kwargs)
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a build for CUDA has kernels of its own
-            library.impl(name, make, "CUDA")
+        return make
+
+    aten, library = torch.ops.aten, torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a build for CUDA has kernels of its own
+        library.impl("empty.memory_format", making(aten.empty.memory_format), "CUDA")
+        library.impl("empty_strided", making(aten.empty_strided.default), "CUDA")
+        library.impl("record_stream", _rules(driver)[aten.record_stream.default], "CUDA")
     # Of fake tensors PyTorch leaves the lengths on the host; of others it reads them, as here.
     for overload in ("IntList", "Tensor"):
         library.impl(f"ctc_loss.{overload}", _ctc_loss, "AutogradCUDA")
