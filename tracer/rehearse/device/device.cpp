@@ -275,6 +275,19 @@ bool is_alike(const sdp_params& of) {
       !has_for_nested_inputs(of) && check_nonzero_sequence_lengths_dense(of, false);
 }
 
+// Which numbers of heads a kernel takes.
+#if TORCH_VERSION_MINOR >= 14
+bool groups_in_flash(const sdp_params& of) { return check_batch_size_and_num_heads_dense<true, true, true>(of, false); }
+bool groups_in_efficient(const sdp_params& of) { return check_batch_size_and_num_heads_dense<true, true, true>(of, false); }
+bool groups_in_cudnn(const sdp_params& of) { return check_batch_size_and_num_heads_dense<true, false, true>(of, false); }
+#else
+bool groups_in_flash(const sdp_params& of) { return check_batch_size_and_num_heads_dense<true>(of, false); }
+bool groups_in_efficient(const sdp_params& of) { return check_batch_size_and_num_heads_dense<false>(of, false); }
+#if TORCH_VERSION_MINOR >= 7
+bool groups_in_cudnn(const sdp_params& of) { return check_batch_size_and_num_heads_dense<true, false>(of, false); }
+#endif
+#endif
+
 bool by_flash(const sdp_params& of) {
   const auto width = of.query.sym_size(-1);
   const int64_t architecture = told.major * 10 + told.minor;
@@ -284,7 +297,7 @@ bool by_flash(const sdp_params& of) {
       width == of.value.sym_size(-1) && width <= 256 &&
       !(input_requires_grad(of) && is_small && width > 192 && (width <= 224 || of.dropout > 0.0)) &&
       !(of.is_causal && of.query.sym_size(-2) != of.key.sym_size(-2)) &&
-      check_batch_size_and_num_heads_dense<true>(of, false) && check_last_dim_stride_equals_1_dense<true>(of, false);
+      groups_in_flash(of) && check_last_dim_stride_equals_1_dense<true>(of, false);
 }
 
 bool by_memory_efficient(const sdp_params& of) {
@@ -294,7 +307,7 @@ bool by_memory_efficient(const sdp_params& of) {
   return check_runtime_disabled_mem_efficient(of, false) && told.major * 10 + told.minor <= NEWEST && is_alike(of) &&
       (type == at::kFloat || type == at::kHalf || (type == at::kBFloat16 && told.major >= 8)) &&
       width == of.key.sym_size(-1) && width > 0 && depth > 0 && width % unit == 0 && depth % unit == 0 &&
-      check_last_dim_stride_equals_1_dense<false>(of, false) && check_batch_size_and_num_heads_dense<false>(of, false);
+      check_last_dim_stride_equals_1_dense<false>(of, false) && groups_in_efficient(of);
 }
 
 bool by_cudnn(const sdp_params& of) {
@@ -310,10 +323,14 @@ bool by_cudnn(const sdp_params& of) {
   if (rows == 1) return false;
   const int64_t widest = 128;
 #else
-  if (!check_batch_size_and_num_heads_dense<true, false>(of, false)) return false;
+  if (!groups_in_cudnn(of)) return false;
   if ((of.dropout > 0.0 && told.cudnn > 91100 && told.cudnn < 91400) || (of.dropout != 0.0 && rows == 1)) return false;
   int64_t widest = told.cudnn >= 91000 && told.major == 9 && told.minor == 0 ? 256 : 128;
   if (told.cudnn >= 91100 && told.major == 10 && width == 192 && depth == 128) widest = 192;
+#endif
+#if TORCH_VERSION_MINOR >= 14
+  const bool has_backward = (width <= 128 && depth <= 128) || (width == 192 && depth == 128) || (width == 256 && depth == 256);
+  if (of.dropout != 0.0 || (input_requires_grad(of) && !has_backward)) return false;
 #endif
   return width <= widest && depth <= widest && width % 8 == 0 && depth % 8 == 0 && columns != 1;
 }

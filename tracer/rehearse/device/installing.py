@@ -18,13 +18,16 @@ from foretrace.tracer.rehearse.device.kernels import Answers, make_mode, nothing
 from foretrace.tracer.rehearse.errors import RehearsalError
 
 WHEELS: Final[Mapping[tuple[int, int], internals.Wheel]] = {
+    (2, 14): internals.Wheel("13.0", (2, 30, 7), 92400),
+    (2, 12): internals.Wheel("13.0", (2, 29, 7), 92000),
     (2, 11): internals.Wheel("13.0", (2, 28, 9), 91900),
-    (2, 7): internals.Wheel("12.8", (2, 27, 5), 91002),
+    (2, 8): internals.Wheel("12.8", (2, 27, 5), 91002),
+    (2, 7): internals.Wheel("12.6", (2, 26, 2), 90501),
     (0, 0): internals.Wheel("12.4", (2, 21, 5), 90100),
 }
 """Versions in the wheels of torch, by the version that they begin with. Scripts choose dtypes by them.
 
-Source: what the wheels of torch 2.6.0, 2.10.0 and 2.11.0 on PyPI require.
+Source: what the wheels of torch 2.6.0, 2.7.1, 2.8.0, 2.10.0, 2.11.0, 2.12.1 and 2.14.1 on PyPI require.
 """
 
 
