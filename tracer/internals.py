@@ -309,7 +309,11 @@ C_OF_TORCH: Final = "torch._C"
 
 SETTINGS: Final = (
     *("_cuda_clearCublasWorkspaces", "_cuda_ipc_collect", "_cuda_lock_mutex", "_cuda_recordMemoryHistory"),
-    *("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", "_cuda_resetAccumulatedHostMemoryStats"),
+    *(
+        "_cuda_record_memory_history",
+        "_cuda_record_memory_history_legacy",
+        "_cuda_resetAccumulatedHostMemoryStats",
+    ),
     *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats", "_cuda_setMemoryFraction"),
     *("_cuda_set_sync_debug_mode", "_cuda_unlock_mutex", "_cuda_attach_out_of_memory_observer"),
     *("_cuda_cudaCachingAllocator_set_allocator_settings", "_cuda_sleep", "_cuda_setMemoryMetadata"),
@@ -341,8 +345,21 @@ _CONSTANTS: Final[Mapping[str, Any]] = {
 }
 """Answers of functions of ``torch._C`` that are always the same."""
 
-_COUNTS: Final = ("allocation", "segment", "active", "inactive_split", "oversize_allocations", "oversize_segments")
-_BYTES: Final = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
+_COUNTS: Final = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "oversize_allocations",
+    "oversize_segments",
+)
+_BYTES: Final = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
 
 
 def become_cuda_build(
@@ -368,7 +385,7 @@ def become_cuda_build(
         delattr(c, name)
     given = {name: _constant(value) for name, value in _CONSTANTS.items()}
     given |= dict.fromkeys(SETTINGS, _constant(None))
-    given |= {name: type(name, (), {"__init__": _refusing(refuse(name))}) for name in CLASSES}
+    given |= {name: type(name, (), {"__new__": _refusing(refuse(name))}) for name in CLASSES}
     given |= {"_graph_pool_handle": _refusing(refuse("_graph_pool_handle"))}
     given |= _of_devices(c, driver, properties, wheel) | _of_memory(driver)
     given |= {"_CudaDeviceProperties": type(properties)} | _of_streams(c, driver)
@@ -379,7 +396,9 @@ def become_cuda_build(
         version = (wheel.cudnn // 10000, wheel.cudnn // 100 % 100, wheel.cudnn % 100)
         given["_cudnn"] = cudnn = ModuleType("_cudnn")
         modes = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # as cudnnRNNMode_t
-        vars(cudnn).update(is_cuda=True, getVersionInt=_constant(wheel.cudnn), RNNMode=type("RNNMode", (), modes))
+        vars(cudnn).update(
+            is_cuda=True, getVersionInt=_constant(wheel.cudnn), RNNMode=type("RNNMode", (), modes)
+        )
         vars(cudnn).update(dict.fromkeys(("getRuntimeVersion", "getCompileVersion"), _constant(version)))
     vars(c).update(given)
     c._has_cuda = c._has_cudnn = c._has_magma = True
@@ -450,7 +469,9 @@ def _of_memory(driver: Driver) -> dict[str, Any]:
         for name in (*_COUNTS, *_BYTES):
             one = dict(zip(("current", "peak", "allocated", "freed"), told.get(name, (0,) * 4), strict=True))
             is_by_pool = not name.startswith("oversize")
-            found[name] = {"all": one, "small_pool": dict.fromkeys(one, 0), "large_pool": one} if is_by_pool else one
+            found[name] = (
+                {"all": one, "small_pool": dict.fromkeys(one, 0), "large_pool": one} if is_by_pool else one
+            )
         return found
 
     return {
@@ -491,7 +512,9 @@ def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
     class Event(c.Event):  # type: ignore[misc]  # torch is untyped here
         """An event of ``torch.Event``, with the arguments and names of CUDA's."""
 
-        def __new__(cls, enable_timing: bool = False, blocking: bool = False, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, *args: Any, **kwargs: Any
+        ) -> Any:  # noqa: FBT001, FBT002
             return super().__new__(cls, device="cuda", enable_timing=enable_timing)
 
         cuda_event = property(lambda self: self.event_id)
@@ -502,7 +525,9 @@ def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
         "_cuda_getCurrentStream": lambda device: (driver.stream(device), device, cuda),
         "_cuda_getDefaultStream": lambda device: (0, device, cuda),
         "_cuda_getStreamFromExternal": lambda pointer, device: (pointer, device, cuda),
-        "_cuda_setStream": lambda stream_id, device_index, device_type: driver.set_stream(device_index, stream_id),
+        "_cuda_setStream": lambda stream_id, device_index, device_type: driver.set_stream(
+            device_index, stream_id
+        ),
     }
 
 
@@ -524,9 +549,10 @@ class _Runtime:
 
 
 class Fakes(NamedTuple):
-    """Fake tensors of PyTorch: their mode, their class, and the errors for what needs a value."""
+    """Fake tensors of PyTorch: their mode, what leaves it, their class, and errors for what needs a value."""
 
     mode: Any
+    off: Any
     tensor: Any
     unknown_value: Any
     unknown_shape: Any
@@ -542,7 +568,13 @@ def fakes() -> Fakes:
         torch.cuda.init()
 
     of.init_gpu_context = start
-    return Fakes(of.FakeTensorMode, of.FakeTensor, of.DataDependentOutputException, of.DynamicOutputShapeException)
+    return Fakes(
+        of.FakeTensorMode,
+        of.unset_fake_temporarily,
+        of.FakeTensor,
+        of.DataDependentOutputException,
+        of.DynamicOutputShapeException,
+    )
 
 
 def lift_on_host() -> None:
@@ -573,8 +605,19 @@ def make_generators() -> None:
 
         device = property(lambda self: self.of)
 
+        def set_state(self, state: Any) -> Any:
+            """Leave it as it is: a state that a script has copied is fake."""
+            return self if self.of.type == "cuda" else super().set_state(state)
+
     anywhere: Any = torch
     anywhere.Generator = anywhere._C.Generator = Generator
+
+
+def start_device() -> None:
+    """Have PyTorch start CUDA, which it does not do in its mode of fake tensors: a bare ``cuda`` is device 0 then."""
+    import torch
+
+    torch.empty(0, device="cuda")
 
 
 def is_below_fakes() -> bool:

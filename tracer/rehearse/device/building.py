@@ -49,7 +49,11 @@ def checked(folder: Path) -> Path:
             f"{folder}: {error.strerror}; what is compiled for a rehearsal is kept there: "
             "set XDG_CACHE_HOME to a folder that you can write to"
         ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != ONLY_OWNER:
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.getuid()
+        or stat.S_IMODE(found.st_mode) != ONLY_OWNER
+    ):
         raise RehearsalError(
             f"{folder} must be a folder of yours that nobody else can write to, because its files are run: "
             f"chmod 700 {folder}, or remove it"
@@ -107,6 +111,8 @@ def _compile(torch_folder: Path, flags: tuple[str, ...], target: Path) -> None:
         except subprocess.TimeoutExpired:
             raise RehearsalError(f"{command[0]} has not compiled {SOURCE.name} in {TIMEOUT_S} s") from None
         if done.returncode:
-            said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:])
+            said = next(
+                (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:]
+            )
             raise RehearsalError(f"{command[0]} cannot compile {SOURCE.name} for this PyTorch: {said}")
         made.replace(target)

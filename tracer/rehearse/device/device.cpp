@@ -15,6 +15,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/api/include/torch/version.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <array>
 #include <atomic>
@@ -146,7 +147,7 @@ void count(const Block& block, int64_t bytes) {
 
 void end(void* context) {
   auto* block = static_cast<Block*>(context);
-  if (block->device >= 0) {
+  if (block->device >= 0 && block->bytes) {
     std::lock_guard<std::mutex> hold(noting);
     count(*block, -block->bytes);
     if (is_noting) entries.push_back({FREE, block->device, 0, block->address, block->bytes});
@@ -156,9 +157,14 @@ void end(void* context) {
 
 // Gives *storage* an address unless it has one; returns it, 0 for a storage of no bytes.
 int64_t place(StorageImpl* storage, DeviceIndex device) {
-  if (const void* at = storage->data_ptr().get()) return reinterpret_cast<int64_t>(at);
+  const auto& now = storage->data_ptr();
+  if (now || now.get_deleter() == &end) return reinterpret_cast<int64_t>(now.get());
   auto size = storage->sym_nbytes().maybe_as_int();
-  if (!size || *size == 0) return 0;
+  if (!size) return 0;
+  if (*size == 0) {  // its device is kept: it may grow
+    storage->set_data_ptr_noswap({nullptr, new Block{0, 0, device}, &end, storage->device()});
+    return 0;
+  }
   const int64_t bytes = (*size + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
   auto& next = device < 0 ? next_pinned : next_address;
   auto* block = new Block{next.fetch_add(bytes), bytes, device};
@@ -211,6 +217,7 @@ struct Numbers final : at::CPUGeneratorImpl {  // keeps its state as the CPU's d
     device_ = Device(DeviceType::CUDA, device);
     key_set_ = DispatchKeySet(DispatchKey::CUDA);
   }
+  void set_state(const TensorImpl&) override {}  // a state that a script has copied is fake
 };
 
 struct Hooks final : at::CUDAHooksInterface {
@@ -392,7 +399,8 @@ void lstm(Tensor& out, Tensor& hy, Tensor& cy, const Tensor& input, TensorList h
 
 void lstm_packed(Tensor& out, Tensor& hy, Tensor& cy, const Tensor& input, const Tensor& batch_sizes, TensorList hidden,
                  TensorList weights, bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional) {
-  const std::vector<int64_t> sizes(batch_sizes.data_ptr<int64_t>(), batch_sizes.data_ptr<int64_t>() + batch_sizes.numel());
+  std::vector<int64_t> sizes;
+  for (int64_t step = 0; step < batch_sizes.numel(); ++step) sizes.push_back(batch_sizes[step].item<int64_t>());
   run(LSTM, out, hy, cy, input, hidden[0], hidden[1], weights, has_biases, layers, dropout, train, bidirectional, false,
       sizes);
 }
@@ -414,6 +422,11 @@ void install() {
 }
 }  // namespace recurrent
 
+// What DDP's reducer times itself with: a build for CUDA would record events of a driver.
+struct Untimed final : c10d::Timer {
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+
 }  // namespace
 
 // ---- what Python calls: nothing here throws ------------------------------------------------------------------
@@ -428,6 +441,8 @@ void device_install(int64_t count, int64_t major, int64_t minor, int64_t cudnn) 
   *reinterpret_cast<void**>(&kept) = *reinterpret_cast<void**>(&hooks);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&attention::choose);
   recurrent::install();
+  c10d::TimerRegistry()->Register(
+      DeviceType::CUDA, [](Device) -> std::unique_ptr<c10d::Timer> { return std::make_unique<Untimed>(); }, REGISTRY_PREFERRED);
 }
 
 void device_count(int64_t count) { told.count = count; }

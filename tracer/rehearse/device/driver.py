@@ -59,7 +59,9 @@ class Driver:
     """
 
     def __init__(self, library: Path, count: int, capability: tuple[int, int], cudnn: int) -> None:
-        self._library = ctypes.PyDLL(str(library))  # keeps Python's lock: each call takes less than giving it up
+        self._library = ctypes.PyDLL(
+            str(library)
+        )  # keeps Python's lock: each call takes less than giving it up
         self._entries = (ctypes.c_int64 * (5 * _ROOM))()
         self._count = count
         self.reserved = lambda device: self.memory_of(device)[:2]

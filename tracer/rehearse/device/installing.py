@@ -104,7 +104,10 @@ def install(count: int, answers: Answers = nothing_is_known, *, gpu: Gpu | None 
     warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
     mode = make_mode(finder.driver, answers)
     _follow_sizes(torch, finder.driver)
-    return Device(finder.driver, mode, gpu, register(mode, finder.driver))
+    kept = register(mode, finder.driver)
+    if count:
+        internals.start_device()
+    return Device(finder.driver, mode, gpu, kept)
 
 
 def _follow_sizes(torch: Any, driver: Driver) -> None:
@@ -159,4 +162,6 @@ class _Finder(MetaPathFinder):
 
 def _refused(name: str) -> Exception:
     """Return the error for a function of CUDA that has no answer."""
-    return RehearsalError(f"a rehearsed GPU has no {name.lstrip('_')}: the script asks CUDA for more than is rehearsed")
+    return RehearsalError(
+        f"a rehearsed GPU has no {name.lstrip('_')}: the script asks CUDA for more than is rehearsed"
+    )

@@ -62,6 +62,7 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
     import torch
 
     fakes = internals.fakes()
+    empty = {torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted}
     rules, shaped, fake, places = _rules(driver), _shaped(), fakes.tensor, driver.place
 
     class DeviceMode(fakes.mode):  # type: ignore[misc]  # torch is untyped here
@@ -84,12 +85,15 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
                 out = self._made(func, types, args, kwargs)
             else:
                 out = self._called(func, types, args, kwargs)
+            if kwargs.get("pin_memory"):
+                places(out.untyped_storage(), HOST)
             for tensor in tensors_in(out):
                 if type(tensor) is fake and (device := tensor.fake_device).type == "cuda":
                     places(tensor.untyped_storage(), device.index)
             return out
 
         def _called(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            args = [self._known(one) for one in args]
             try:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             except fakes.unknown_value:
@@ -105,19 +109,28 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
                     "--stub can give it one with torch.library.register_fake"
                 ) from None
 
+        def _known(self, one: Any) -> Any:
+            """Return a tensor that is not fake as one that is, with its values."""
+            if type(one) is list:
+                return [self._known(part) for part in one]
+            if type(one) is torch.Tensor and self.may_turn_const(one):
+                return self.fake_tensor_converter.from_real_tensor(self, one, make_constant=True)
+            return one
+
         def _made(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             """Call what makes a tensor on a device, or moves it there."""
             device = kwargs["device"]
             if device is not None and device.type == "cuda" and (device.index or 0) >= driver.count:
                 raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
             out = self._called(func, types, args, kwargs)
-            if type(out) is fake and out.fake_device.type == "cpu":
-                is_new = not any(isinstance(one, torch.Tensor) for one in args)
-                if is_new and out.constant is None and out.numel() <= MOST_ELEMENTS:
+            is_on_host = type(out) is fake and out.fake_device.type == "cpu"
+            if is_on_host and out.constant is None and out.numel() <= MOST_ELEMENTS:
+                # What is empty has no values yet, and what has operands may have been computed from unknown ones.
+                if func.overloadpacket not in empty and not any(
+                    isinstance(one, torch.Tensor) for one in args
+                ):
                     out.constant = func(*args, **kwargs)
                     self.fake_tensor_converter.add_constant_storage_mapping(out)
-                if kwargs.get("pin_memory"):
-                    places(out.untyped_storage(), HOST)
             return out
 
     def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
@@ -138,7 +151,8 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
         """Return the elements of a tensor on the host, if they are known."""
         if tensor.constant is None:
             raise UnknownValueError(f"numpy() needs {_unknown(tensor)}")
-        return tensor.constant.numpy(force=force)
+        with fakes.off():
+            return tensor.constant.numpy(force=force)
 
     fake.numpy, fake.__deepcopy__ = numpy, deepcopy
     own, swap_any = torch.Tensor.data, torch.utils.swap_tensors
@@ -209,7 +223,10 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
         x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any, **named: Any
     ) -> Any:
         wants = named.get("output_mask", others[-1])
-        of = [torch.empty_like(one) if one is not None and wanted else None for one, wanted in zip((x, hx, cx), wants)]
+        of = [
+            torch.empty_like(one) if one is not None and wanted else None
+            for one, wanted in zip((x, hx, cx), wants)
+        ]
         return (*of, [torch.empty_like(weight) for weight in weights] if wants[3] else [])
 
     def per_channel(x: Any) -> Any:
@@ -236,8 +253,14 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
     def flatten_weights(weights: Any, *others: Any, **named: Any) -> Any:
         return weights[0].new_empty(0)  # they would share a buffer then, as large as they are
 
+    def pack(x: Any, lengths: Any, batch_first: bool) -> Any:  # noqa: FBT001 - as the operator is called
+        rows = lengths.tolist()
+        n_by_step = [sum(row > step for row in rows) for step in range(max(rows, default=0))]
+        return x.new_empty((sum(rows), *x.shape[2:])), torch.tensor(n_by_step)
+
     return {
         aten.record_stream.default: record_stream,
+        getattr(aten, "_pack_padded_sequence").default: pack,  # noqa: B009
         aten.is_pinned.default: is_pinned,
         aten.batch_norm_stats.default: norm_stats,
         aten.batch_norm_gather_stats_with_counts.default: norm_stats,
@@ -258,17 +281,22 @@ def _shaped() -> Mapping[Any, Callable[..., Any]]:
 
     aten: Any = torch.ops.aten
 
-    def unique(n: int, x: Any, *flags: bool, **named: bool) -> Any:
-        inverse, counts = (*flags, False, False)[-2 if len(flags) > 2 else 0 :][:2]
-        inverse, counts = named.get("return_inverse", inverse), named.get("return_counts", counts)
+    def unique(n: int, x: Any, inverse: bool = False, counts: bool = False, dim: Any = None) -> Any:  # noqa: FBT001, FBT002
         ints = {"dtype": torch.int64}
-        return x.new_empty(n), x.new_empty(x.shape if inverse else 0, **ints), x.new_empty(n if counts else 0, **ints)
+        return (
+            x.new_empty(n),
+            x.new_empty(x.shape if inverse else 0, **ints),
+            x.new_empty(n if counts else 0, **ints),
+        )
+
+    def unique2(n: int, x: Any, is_sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:  # noqa: FBT001, FBT002
+        return unique(n, x, inverse, counts)
 
     return {
         aten.nonzero: lambda n, x: x.new_empty((x.dim(), n), dtype=torch.int64).t(),
         aten.masked_select: lambda n, x, mask: x.new_empty(n),
         aten.repeat_interleave: lambda n, x, **_: x.new_empty(n),
-        getattr(aten, "_unique2"): unique,  # noqa: B009 - a name of an operator
+        getattr(aten, "_unique2"): unique2,  # noqa: B009 - a name of an operator
         aten.unique_consecutive: unique,
     }
 
@@ -302,7 +330,13 @@ def register(mode: Any, driver: Driver) -> Any:
 
 
 def _ctc_loss(
-    scores: Any, targets: Any, lengths: Any, of_targets: Any, blank: int = 0, reduction: int = 1, *zeroed: bool
+    scores: Any,
+    targets: Any,
+    lengths: Any,
+    of_targets: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    *zeroed: bool,
 ) -> Any:
     """Compute a CTC loss by the operators that PyTorch calls without cuDNN."""
     import torch
