@@ -260,7 +260,7 @@ def blocking_functions() -> tuple[tuple[Any, str], ...]:
     return (dist, "_broadcast_coalesced"), (dist.Reducer, "_rebuild_buckets")
 
 
-# ---- The CUDA device of a rehearsal (tracer.rehearse.device) --------------------------------------------------
+# ---- The CUDA device of a rehearsal (tracer.rehearse.device) ----------------------------------------------
 
 
 class Driver(Protocol):
@@ -371,8 +371,8 @@ def become_cuda_build(
 ) -> None:
     """Give ``torch._C``, just loaded, the names of a build for CUDA; ``torch.cuda`` then runs as it is.
 
-    A function that has no answer here raises when it is called, also where this build is one for CUDA: its own
-    would ask a driver that is not there.
+    A function that has no answer here raises when it is called, in a build for CUDA, too: its own would ask a
+    driver that is not there.
 
     Args:
         c: the module ``torch._C``.
@@ -383,8 +383,8 @@ def become_cuda_build(
     """
     for name in [name for name in vars(c) if name.startswith("_cuda_")]:
         delattr(c, name)
-    given = {name: _constant(value) for name, value in _CONSTANTS.items()}
-    given |= dict.fromkeys(SETTINGS, _constant(None))
+    given: dict[str, Any] = {name: _constant(value) for name, value in _CONSTANTS.items()}
+    given |= {name: _constant(None) for name in SETTINGS}
     given |= {name: type(name, (), {"__new__": _refusing(refuse(name))}) for name in CLASSES}
     given |= {"_graph_pool_handle": _refusing(refuse("_graph_pool_handle"))}
     given |= _of_devices(c, driver, properties, wheel) | _of_memory(driver)
@@ -448,8 +448,8 @@ def _of_devices(c: Any, driver: Driver, properties: Any, wheel: Wheel) -> dict[s
         "_cuda_getDeviceCount": lambda: driver.count,
         "_cuda_getDevice": lambda: driver.exchange(-1),
         "_cuda_setDevice": choose,
-        "_cuda_exchangeDevice": driver.exchange,
-        "_cuda_maybeExchangeDevice": driver.exchange,
+        "_cuda_exchangeDevice": lambda device: driver.exchange(device),
+        "_cuda_maybeExchangeDevice": lambda device: driver.exchange(device),  # TorchDynamo tells them apart
         "_cuda_synchronize": driver.synchronize,
         "_cuda_getArchFlags": _constant(f"sm_{properties.major}{properties.minor}"),
         **dict.fromkeys(
@@ -485,7 +485,7 @@ def _of_memory(driver: Driver) -> dict[str, Any]:
 
 
 def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
-    """Return the bases of ``torch.cuda.Stream`` and ``torch.cuda.Event``, and functions of current streams."""
+    """Return the bases of ``torch.cuda.Stream`` and ``Event``, and functions of current streams."""
     cuda = 1  # as c10::DeviceType numbers it
 
     class Stream(c.Stream):  # type: ignore[misc]  # torch is untyped here
@@ -512,10 +512,9 @@ def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
     class Event(c.Event):  # type: ignore[misc]  # torch is untyped here
         """An event of ``torch.Event``, with the arguments and names of CUDA's."""
 
-        def __new__(
-            cls, enable_timing: bool = False, blocking: bool = False, *args: Any, **kwargs: Any
-        ) -> Any:  # noqa: FBT001, FBT002
-            return super().__new__(cls, device="cuda", enable_timing=enable_timing)
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            is_timed = kwargs.get("enable_timing", bool(args) and args[0])
+            return super().__new__(cls, device="cuda", enable_timing=is_timed)
 
         cuda_event = property(lambda self: self.event_id)
 
@@ -581,7 +580,7 @@ def lift_on_host() -> None:
     """Have ``torch.tensor`` make what it is given on the host, where it dispatches what follows."""
     import torch
 
-    torch._C._set_only_lift_cpu_tensors(True)
+    torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003 - torch's own
 
 
 def make_generators() -> None:
@@ -614,7 +613,7 @@ def make_generators() -> None:
 
 
 def start_device() -> None:
-    """Have PyTorch start CUDA, which it does not do in its mode of fake tensors: a bare ``cuda`` is device 0 then."""
+    """Have PyTorch start CUDA: while it has not, ``cuda`` without a number is device 0 for fake tensors."""
     import torch
 
     torch.empty(0, device="cuda")
@@ -644,7 +643,7 @@ RELIED_ON: Final[Mapping[str, str]] = {
     "torch._C._distributed_c10d._resolve_process_group": "find the group of a functional collective",
     "torch._C._current_graph_task_id": "tell whether a thread is inside a backward pass",
     "torch.autograd._engine_run_backward": "see every backward pass",
-    "torch.autograd.Variable._execution_engine.queue_callback": "be called after the last node of a backward pass",
+    "torch.autograd.Variable._execution_engine.queue_callback": "be called at the end of a backward pass",
     "torch.distributed.ProcessGroup._start_coalescing": "see batches of transfers begin",
     "torch.distributed.ProcessGroup._end_coalescing": "see batches of transfers end",
     "torch.distributed.distributed_c10d._get_default_store": "let ranks of a recording talk to each other",
@@ -659,7 +658,7 @@ RELIED_ON: Final[Mapping[str, str]] = {
     "torch._C._GLIBCXX_USE_CXX11_ABI": "compile the rehearsed device as torch was compiled",
     "torch._C._set_only_lift_cpu_tensors": "make torch.tensor(..., device='cuda') without a GPU",
     "torch._C._dispatch_tls_is_dispatch_key_excluded": "tell what would ask a real GPU",
-    "torch._subclasses.fake_tensor.init_gpu_context": "make fake tensors without a tensor on the GPU for each",
+    "torch._subclasses.fake_tensor.init_gpu_context": "make fake tensors without asking a GPU",
     "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "keep fake tensors from asking a GPU",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "answer what reads a value",
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": "answer what has a shape by values",

@@ -1,4 +1,4 @@
-"""``python -m foretrace.tracer.internals_cli``: whether this torch has the private names that the tracer uses."""
+"""``python -m foretrace.tracer.internals_cli``: which private names of torch are missing."""
 
 from __future__ import annotations
 

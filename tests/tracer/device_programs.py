@@ -1,7 +1,8 @@
 """Programs for a GPU, each run in a child of one process that has the device: ``device_programs.py``.
 
-Writes a line of JSON for each: its name, what it returned or the error, and what streams and storages went through.
+Writes a line of JSON for each: its name, its value or error, and what streams and storages went through.
 """
+# ruff: noqa: N812, PLC0415, T201 - programs as people write them
 
 import copy
 import json
@@ -117,7 +118,7 @@ def outside_of_the_mode() -> Any:
     return found
 
 
-class Kernels(TorchDispatchMode):
+class Kernels(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Notes which attention runs."""
 
     def __init__(self) -> None:
@@ -337,7 +338,7 @@ def reducer_of_ddp() -> Any:
     setattr(dist, "_verify_params_across_processes", lambda *args: None)  # noqa: B010 - it reads memory of the host
     sizes = []
 
-    def hook(state, bucket):
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP accepts its own types only
         sizes.append(bucket.buffer().numel())
         done = torch.futures.Future()
         done.set_result(bucket.buffer())

@@ -1,4 +1,4 @@
-"""Compiles the part of the device that is C++, once for each PyTorch, and keeps it where nobody else can write."""
+"""Compiles the C++ of the device, once for each PyTorch, and keeps it where nobody else can write."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -64,8 +64,8 @@ class Driver:
         )  # keeps Python's lock: each call takes less than giving it up
         self._entries = (ctypes.c_int64 * (5 * _ROOM))()
         self._count = count
-        self.reserved = lambda device: self.memory_of(device)[:2]
-        self.give_back = lambda: None
+        self.reserved: Callable[[int], tuple[int, int]] = lambda device: self.memory_of(device)[:2]
+        self.give_back: Callable[[], None] = lambda: None
         self._call("install", count, *capability, cudnn)
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         self._place = self._function("place", number, pointer, number)

@@ -123,7 +123,7 @@ def _follow_sizes(torch: Any, driver: Driver) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds PyTorch's module of C++ while it is active; fits it out once it is loaded, before Python reads it."""
+    """Finds PyTorch's module of C++, and fits it out when it is loaded, before PyTorch's Python reads it."""
 
     def __init__(self, count: int, gpu: Gpu) -> None:
         self._count, self._gpu = count, gpu

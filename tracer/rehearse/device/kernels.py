@@ -65,7 +65,7 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
     empty = {torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted}
     rules, shaped, fake, places = _rules(driver), _shaped(), fakes.tensor, driver.place
 
-    class DeviceMode(fakes.mode):  # type: ignore[misc]  # torch is untyped here
+    class DeviceMode(fakes.mode):  # type: ignore[misc, name-defined]  # torch is untyped here
         """PyTorch's mode of fake tensors, with an answer where that would ask a GPU or a value."""
 
         avoid_device_init = True
@@ -105,8 +105,8 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
                 return make(rows, *args, **kwargs)
             except _AsksGpuError:
                 raise NoRuleError(
-                    f"{func}: PyTorch {torch.__version__} has no rule for the shapes of its results; a file for "
-                    "--stub can give it one with torch.library.register_fake"
+                    f"{func}: PyTorch {torch.__version__} has no rule for the shapes of its results; a file "
+                    "for --stub can give it one with torch.library.register_fake"
                 ) from None
 
         def _known(self, one: Any) -> Any:
@@ -123,18 +123,18 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             if device is not None and device.type == "cuda" and (device.index or 0) >= driver.count:
                 raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
             out = self._called(func, types, args, kwargs)
-            is_on_host = type(out) is fake and out.fake_device.type == "cpu"
-            if is_on_host and out.constant is None and out.numel() <= MOST_ELEMENTS:
-                # What is empty has no values yet, and what has operands may have been computed from unknown ones.
-                if func.overloadpacket not in empty and not any(
-                    isinstance(one, torch.Tensor) for one in args
-                ):
-                    out.constant = func(*args, **kwargs)
-                    self.fake_tensor_converter.add_constant_storage_mapping(out)
+            is_on_host = type(out) is fake and out.fake_device.type == "cpu" and out.constant is None
+            # What is empty has no values yet, and what has operands may come from unknown ones.
+            is_new = func.overloadpacket not in empty and not any(
+                isinstance(one, torch.Tensor) for one in args
+            )
+            if is_on_host and is_new and out.numel() <= MOST_ELEMENTS:
+                out.constant = func(*args, **kwargs)
+                self.fake_tensor_converter.add_constant_storage_mapping(out)
             return out
 
     def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
-        """Return a copy of *tensor* in the same mode: PyTorch would copy the mode, and constants unseen by it."""
+        """Return a copy of *tensor* in the same mode: PyTorch would copy the mode, too."""
         if (known := memo.get(id(tensor))) is not None:
             return known
         if not tensor.is_leaf:
@@ -166,7 +166,7 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
                 tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
 
     def swap(one: Any, other: Any) -> None:
-        """Swap the data of two tensors; PyTorch would swap the tensors, and refuse if anybody refers to one."""
+        """Swap the data of two tensors; PyTorch would refuse where somebody refers to one."""
         if type(one) is not fake or type(other) is not fake:
             swap_any(one, other)
             return
@@ -219,13 +219,13 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
             raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
         return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
-    def rnn_backward(
+    def rnn_backward(  # noqa: PLR0917 - as the operator is called
         x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any, **named: Any
     ) -> Any:
         wants = named.get("output_mask", others[-1])
         of = [
             torch.empty_like(one) if one is not None and wanted else None
-            for one, wanted in zip((x, hx, cx), wants)
+            for one, wanted in zip((x, hx, cx), wants, strict=False)
         ]
         return (*of, [torch.empty_like(weight) for weight in weights] if wants[3] else [])
 
@@ -276,7 +276,7 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
 
 
 def _shaped() -> Mapping[Any, Callable[..., Any]]:
-    """Return what makes the result of operators whose results have as many rows as their operands' values say."""
+    """Return what makes the results of operators whose number of rows depends on values."""
     import torch
 
     aten: Any = torch.ops.aten
@@ -329,7 +329,7 @@ def register(mode: Any, driver: Driver) -> Any:
     return library
 
 
-def _ctc_loss(
+def _ctc_loss(  # noqa: PLR0917 - as the operator is called
     scores: Any,
     targets: Any,
     lengths: Any,
