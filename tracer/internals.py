@@ -448,8 +448,9 @@ def _of_devices(c: Any, driver: Driver, properties: Any, wheel: Wheel) -> dict[s
         "_cuda_getDeviceCount": lambda: driver.count,
         "_cuda_getDevice": lambda: driver.exchange(-1),
         "_cuda_setDevice": choose,
-        "_cuda_exchangeDevice": lambda device: driver.exchange(device),
-        "_cuda_maybeExchangeDevice": lambda device: driver.exchange(device),  # TorchDynamo tells them apart
+        # Two functions: TorchDynamo refuses one with two names.
+        "_cuda_exchangeDevice": lambda device: driver.exchange(device),  # noqa: PLW0108
+        "_cuda_maybeExchangeDevice": lambda device: driver.exchange(device),  # noqa: PLW0108
         "_cuda_synchronize": driver.synchronize,
         "_cuda_getArchFlags": _constant(f"sm_{properties.major}{properties.minor}"),
         **dict.fromkeys(
@@ -558,7 +559,7 @@ class Fakes(NamedTuple):
 
 
 def fakes() -> Fakes:
-    """Return the classes of fake tensors; without the tensor on the device that torch makes for each."""
+    """Return the classes of fake tensors, which ask no GPU for anything from now on."""
     from torch._subclasses import fake_tensor as of
 
     def start(device: Any) -> None:
@@ -567,6 +568,7 @@ def fakes() -> Fakes:
         torch.cuda.init()
 
     of.init_gpu_context = start
+    of.FakeTensorMode.avoid_device_init = True  # also in the modes that the compiler makes
     return Fakes(
         of.FakeTensorMode,
         of.unset_fake_temporarily,

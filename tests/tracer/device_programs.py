@@ -12,6 +12,8 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from foretrace.tracer.rehearse.device.installing import install
@@ -51,6 +53,7 @@ def which_devices() -> Any:
         there.is_cuda,
         there.type(),
         str(torch.ones(1).device),
+        str(torch.zeros_like(torch.ones(2), device="cuda").device),
         torch.backends.cudnn.is_available(),
     ]
 
@@ -292,6 +295,9 @@ def layers_of_cudnn() -> Any:
 def world(size: int = 64) -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if int(torch.__version__.split(".")[1]) < 10:
+        with suppress(ImportError):  # shapes of collectives, which newer versions have at once
+            import_module("torch.distributed._tools.fake_collectives")
     dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=size)
     return dist.device_mesh.init_device_mesh("cuda", (size,))
 

@@ -53,7 +53,7 @@ def said() -> dict[str, dict[str, Any]]:
 VALUES: dict[str, Any] = {
     "which_devices": [
         *(True, 8, 3, "cuda:3", "cuda:3", "cuda:3", "cuda:5", [9, 0], "cuda", True),
-        *("torch.cuda.FloatTensor", "cpu", True),
+        *("torch.cuda.FloatTensor", "cpu", "cuda:3", True),
     ],
     "training": ["cuda:3", "torch.bfloat16"],
     "moving": ["cuda:3", True, "torch.float16", "cuda:3", 3 * BLOCK, "cuda:3"],

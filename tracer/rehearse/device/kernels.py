@@ -68,8 +68,6 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
     class DeviceMode(fakes.mode):  # type: ignore[misc, name-defined]  # torch is untyped here
         """PyTorch's mode of fake tensors, with an answer where that would ask a GPU or a value."""
 
-        avoid_device_init = True
-
         def may_turn_const(self, tensor: Any) -> bool:
             """Whether PyTorch keeps the elements of *tensor*, which it has computed."""
             is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
@@ -122,7 +120,16 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             device = kwargs["device"]
             if device is not None and device.type == "cuda" and (device.index or 0) >= driver.count:
                 raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
-            out = self._called(func, types, args, kwargs)
+            # PyTorch would compute with operands whose values it knows, on the device that they go to.
+            known = [(one, one.constant) for one in args if type(one) is fake and one.constant is not None]
+            is_leaving = bool(known) and device is not None and device.type != "cpu"
+            for one, _ in known if is_leaving else ():
+                one.constant = None
+            try:
+                out = self._called(func, types, args, kwargs)
+            finally:
+                for one, constant in known if is_leaving else ():
+                    one.constant = constant
             is_on_host = type(out) is fake and out.fake_device.type == "cpu" and out.constant is None
             # What is empty has no values yet, and what has operands may come from unknown ones.
             is_new = func.overloadpacket not in empty and not any(
