@@ -335,9 +335,10 @@ bool by_cudnn(const sdp_params& of) {
   int64_t widest = told.cudnn >= 91000 && told.major == 9 && told.minor == 0 ? 256 : 128;
   if (told.cudnn >= 91100 && told.major == 10 && width == 192 && depth == 128) widest = 192;
 #endif
+  if (TORCH_VERSION_MINOR >= 12 && of.dropout != 0.0) return false;
 #if TORCH_VERSION_MINOR >= 14
   const bool has_backward = (width <= 128 && depth <= 128) || (width == 192 && depth == 128) || (width == 256 && depth == 256);
-  if (of.dropout != 0.0 || (input_requires_grad(of) && !has_backward)) return false;
+  if (input_requires_grad(of) && !has_backward) return false;
 #endif
   return width <= widest && depth <= widest && width % 8 == 0 && depth % 8 == 0 && columns != 1;
 }
