@@ -14,7 +14,7 @@ from tests.processes import ROOT
 
 from foretrace.tracer import internals
 from foretrace.tracer.rehearse.device import building
-from foretrace.tracer.rehearse.device.installing import WHEELS, install
+from foretrace.tracer.rehearse.device.installing import WHEELS, Gpu, install
 from foretrace.tracer.rehearse.errors import RehearsalError
 
 pytest.importorskip("torch")
@@ -170,6 +170,8 @@ def test_it_has_to_be_there_before_torch() -> None:
         install(1)
     with pytest.raises(RehearsalError, match="at most 120"):
         install(121)
+    with pytest.raises(RehearsalError, match=r"compute capability 10\.0"):
+        install(1, gpu=Gpu(major=10))
 
 
 def torch_folder() -> Path:

@@ -31,6 +31,10 @@ Source: what the wheels of torch 2.6.0, 2.7.1, 2.8.0, 2.10.0, 2.11.0, 2.12.1 and
 """
 
 
+CAPABILITIES: Final = ((8, 0), (9, 0))
+"""Architectures for which the kernel of attention is known: device.cpp was compared with builds for CUDA."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """Properties of a GPU, under the names of ``torch.cuda.get_device_properties``: by default an H100.
@@ -88,13 +92,18 @@ def install(count: int, answers: Answers = nothing_is_known, *, gpu: Gpu | None 
         gpu: the properties of each.
 
     Raises:
-        RehearsalError: torch was imported before, there is no compiler, or it fails.
+        RehearsalError: torch was imported before, *gpu* is not known, there is no compiler, or it fails.
     """
     if not 0 <= count <= MOST_DEVICES:
         raise RehearsalError(f"{count} GPUs in one process: at most {MOST_DEVICES} are possible")
+    gpu = gpu or Gpu()
+    if (gpu.major, gpu.minor) not in CAPABILITIES:
+        known = " and ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
+        raise RehearsalError(
+            f"compute capability {gpu.major}.{gpu.minor}: what PyTorch does is known for {known} only"
+        )
     if "torch" in sys.modules:
         raise RehearsalError("the device of a rehearsal has to be there before torch is imported")
-    gpu = gpu or Gpu()
     with _Finder(count, gpu) as finder:
         import torch
     if finder.driver is None:
