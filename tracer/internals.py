@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final, NamedTuple, Protocol
 
 
 def keys_after_backend_select() -> Any:
@@ -347,3 +349,433 @@ def blocking_functions() -> tuple[tuple[Any, str], ...]:
     import torch.distributed as dist
 
     return (dist, "_broadcast_coalesced"), (dist.Reducer, "_rebuild_buckets")
+
+
+# ---- The CUDA device of a rehearsal (tracer.rehearse.device) ----------------------------------------------
+
+
+class Driver(Protocol):
+    """What stands for the CUDA driver and the allocator behind the names that a build for CUDA has."""
+
+    count: int
+
+    def exchange(self, device: int) -> int:
+        """Make *device* current unless it is negative; return the one that was."""
+
+    def stream(self, device: int) -> int:
+        """Return the number of the current stream of a device."""
+
+    def set_stream(self, device: int, stream: int) -> None:
+        """Make a stream the current one of its device."""
+
+    def synchronize(self) -> None:
+        """Let the host wait for the current device."""
+
+    def memory(self, device: int) -> Mapping[str, tuple[int, int, int, int]]:
+        """Return bytes by kind (``"allocated_bytes"``, ...): now, most, ever allocated, ever freed."""
+
+    def reset_peak(self, device: int) -> None:
+        """Look for the most bytes from now on."""
+
+    def empty_cache(self) -> None:
+        """Give back what the allocator holds and nobody uses."""
+
+
+class Wheel(NamedTuple):
+    """Versions of NVIDIA's libraries that a build for CUDA comes with."""
+
+    cuda: str
+    nccl: tuple[int, int, int]
+    cudnn: int
+
+    @property
+    def runtime(self) -> int:
+        """CUDA as a number: 12080 for 12.8."""
+        major, _, minor = self.cuda.partition(".")
+        return int(major) * 1000 + int(minor) * 10
+
+
+C_OF_TORCH: Final = "torch._C"
+"""Module that holds what PyTorch has in C++."""
+
+SETTINGS: Final = (
+    *("_cuda_clearCublasWorkspaces", "_cuda_ipc_collect", "_cuda_lock_mutex", "_cuda_recordMemoryHistory"),
+    *(
+        "_cuda_record_memory_history",
+        "_cuda_record_memory_history_legacy",
+        "_cuda_resetAccumulatedHostMemoryStats",
+    ),
+    *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats", "_cuda_setMemoryFraction"),
+    *("_cuda_set_sync_debug_mode", "_cuda_unlock_mutex", "_cuda_attach_out_of_memory_observer"),
+    *("_cuda_cudaCachingAllocator_set_allocator_settings", "_cuda_sleep", "_cuda_setMemoryMetadata"),
+    *("_host_emptyCache", "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats"),
+)
+"""Functions of ``torch._C`` that set or start something that has no effect on a device without a clock."""
+
+CLASSES: Final = (
+    *("_MemPool", "_MemPoolContext", "_cuda_CUDAAllocator", "_CUDAGraph", "_CudaGreenContext"),
+    "_CUDAGreenContext",
+)
+"""Classes of ``torch._C`` that ``torch.cuda`` names when it is imported."""
+
+_CONSTANTS: Final[Mapping[str, Any]] = {
+    "_cuda_isInBadFork": False,
+    "_cuda_isCurrentStreamCapturing": False,
+    "_cuda_canDeviceAccessPeer": True,
+    "_cuda_hasPrimaryContext": True,
+    "_cuda_getAllocatorBackend": "native",
+    "_cuda_getMemoryFraction": 1.0,
+    "_cuda_getMemoryMetadata": "",
+    "_cuda_memoryMetadataSupported": False,
+    "_cuda_get_sync_debug_mode": 0,
+    "_cuda_getCurrentRawStream": 0,
+    "_cuda_memorySnapshot": {"segments": [], "device_traces": []},
+    "_cuda_hostMemoryStats": {},
+    "_accelerator_isAllocatorInitialized": True,
+    "_nccl_version_suffix": b"",
+}
+"""Answers of functions of ``torch._C`` that are always the same."""
+
+_COUNTS: Final = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "oversize_allocations",
+    "oversize_segments",
+)
+_BYTES: Final = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+
+
+def become_cuda_build(
+    c: Any,
+    driver: Driver,
+    properties: Any,
+    wheel: Wheel,
+    refuse: Callable[[str], Exception],
+) -> None:
+    """Give ``torch._C``, just loaded, the names of a build for CUDA; ``torch.cuda`` then runs as it is.
+
+    A function that has no answer here raises when it is called, in a build for CUDA, too: its own would ask a
+    driver that is not there.
+
+    Args:
+        c: the module ``torch._C``.
+        driver: answers.
+        properties: what ``torch.cuda.get_device_properties`` returns.
+        wheel: the versions to tell; those of a build for CUDA stay its own.
+        refuse: returns the error for a function that has no answer, by name.
+    """
+    for name in [name for name in vars(c) if name.startswith("_cuda_")]:
+        delattr(c, name)
+    given: dict[str, Any] = {name: _constant(value) for name, value in _CONSTANTS.items()}
+    given |= {name: _constant(None) for name in SETTINGS}
+    given |= {name: type(name, (), {"__new__": _refusing(refuse(name))}) for name in CLASSES}
+    given |= {"_graph_pool_handle": _refusing(refuse("_graph_pool_handle"))}
+    given |= _of_devices(c, driver, properties, wheel) | _of_memory(driver)
+    given |= {"_CudaDeviceProperties": type(properties)} | _of_streams(c, driver)
+    given |= {"_cudart": _Runtime(driver, properties), "_nvtx": _Runtime(driver, properties)}
+    major, nccl_minor, patch = wheel.nccl
+    given |= {"_nccl_version": _constant((major << 32) | (nccl_minor << 16) | patch)}
+    if not hasattr(c, "_cudnn"):
+        version = (wheel.cudnn // 10000, wheel.cudnn // 100 % 100, wheel.cudnn % 100)
+        given["_cudnn"] = cudnn = ModuleType("_cudnn")
+        modes = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # as cudnnRNNMode_t
+        vars(cudnn).update(
+            is_cuda=True, getVersionInt=_constant(wheel.cudnn), RNNMode=type("RNNMode", (), modes)
+        )
+        vars(cudnn).update(dict.fromkeys(("getRuntimeVersion", "getCompileVersion"), _constant(version)))
+    vars(c).update(given)
+    c._has_cuda = c._has_cudnn = c._has_magma = True
+
+    def absent(name: str) -> Any:
+        if name.startswith("_cuda_"):
+            return _refusing(refuse(name))
+        raise AttributeError(f"module {C_OF_TORCH!r} has no attribute {name!r}")
+
+    c.__getattr__ = absent
+    version_of: Any = sys.modules["torch.version"]
+    if version_of.cuda is None:
+        version_of.cuda = wheel.cuda
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _refusing(error: Exception) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return refuse
+
+
+def _of_devices(c: Any, driver: Driver, properties: Any, wheel: Wheel) -> dict[str, Any]:
+    """Return what answers about devices, by its name in ``torch._C``."""
+
+    def start() -> None:
+        import torch
+
+        cuda: Any = torch.cuda
+        cuda.default_generators = tuple(c.Generator(f"cuda:{number}") for number in range(driver.count))
+        cuda._get_device_properties = c._get_device_properties = lambda device: properties
+
+    def choose(device: int) -> None:
+        import torch
+
+        torch.cuda.init()
+        if device >= driver.count:
+            raise getattr(c, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
+        driver.exchange(device)
+
+    return {
+        "_cuda_init": start,
+        "_cuda_getDeviceCount": lambda: driver.count,
+        "_cuda_getDevice": lambda: driver.exchange(-1),
+        "_cuda_setDevice": choose,
+        # Two functions: TorchDynamo refuses one with two names.
+        "_cuda_exchangeDevice": lambda device: driver.exchange(device),  # noqa: PLW0108
+        "_cuda_maybeExchangeDevice": lambda device: driver.exchange(device),  # noqa: PLW0108
+        "_cuda_synchronize": driver.synchronize,
+        "_cuda_getArchFlags": _constant(f"sm_{properties.major}{properties.minor}"),
+        **dict.fromkeys(
+            ("_cuda_getCompiledVersion", "_cuda_getDriverVersion", "_cuda_getRuntimeVersion"),
+            _constant(wheel.runtime),
+        ),
+    }
+
+
+def _of_memory(driver: Driver) -> dict[str, Any]:
+    """Return what answers about memory, by its name in ``torch._C``."""
+
+    def stats(device: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"num_alloc_retries": 0, "num_ooms": 0, "num_sync_all_streams": 0}
+        found |= {"num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1}
+        told = driver.memory(device)
+        for name in (*_COUNTS, *_BYTES):
+            one = dict(zip(("current", "peak", "allocated", "freed"), told.get(name, (0,) * 4), strict=True))
+            is_by_pool = not name.startswith("oversize")
+            found[name] = (
+                {"all": one, "small_pool": dict.fromkeys(one, 0), "large_pool": one} if is_by_pool else one
+            )
+        return found
+
+    return {
+        "_cuda_memoryStats": stats,
+        "_accelerator_getDeviceStats": stats,
+        "_cuda_resetPeakMemoryStats": driver.reset_peak,
+        "_accelerator_resetPeakStats": driver.reset_peak,
+        "_cuda_emptyCache": lambda *args: driver.empty_cache(),
+        "_accelerator_emptyCache": driver.empty_cache,
+    }
+
+
+def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
+    """Return the bases of ``torch.cuda.Stream`` and ``Event``, and functions of current streams."""
+    cuda = 1  # as c10::DeviceType numbers it
+
+    class Stream(c.Stream):  # type: ignore[misc]  # torch is untyped here
+        """A stream of ``torch.Stream``, with the arguments and names of CUDA's."""
+
+        def __new__(
+            cls,
+            priority: int = 0,
+            stream_id: int = 0,
+            device_index: int = 0,
+            device_type: int = 0,
+            stream_ptr: int = 0,
+        ) -> Any:
+            if stream_ptr:
+                stream_id, device_index, device_type = stream_ptr, driver.exchange(-1), cuda
+            if stream_id or device_type:
+                return super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=cuda)
+            return super().__new__(cls, device=f"cuda:{driver.exchange(-1)}", priority=priority)
+
+        cuda_stream = property(lambda self: self.stream_id)
+        priority = property(_constant(0))
+        priority_range = staticmethod(lambda: (0, -5))  # of an H100
+
+    class Event(c.Event):  # type: ignore[misc]  # torch is untyped here
+        """An event of ``torch.Event``, with the arguments and names of CUDA's."""
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            is_timed = kwargs.get("enable_timing", bool(args) and args[0])
+            return super().__new__(cls, device="cuda", enable_timing=is_timed)
+
+        cuda_event = property(lambda self: self.event_id)
+
+    return {
+        "_CudaStreamBase": Stream,
+        "_CudaEventBase": Event,
+        "_cuda_getCurrentStream": lambda device: (driver.stream(device), device, cuda),
+        "_cuda_getDefaultStream": lambda device: (0, device, cuda),
+        "_cuda_getStreamFromExternal": lambda pointer, device: (pointer, device, cuda),
+        "_cuda_setStream": lambda stream_id, device_index, device_type: driver.set_stream(
+            device_index, stream_id
+        ),
+    }
+
+
+class _Runtime:
+    """Stands for a module of bindings of CUDA's runtime or of NVTX: every call has succeeded."""
+
+    def __init__(self, driver: Driver, properties: Any) -> None:
+        self.cudaError = type("cudaError", (), {"success": 0})
+        self._driver, self._total = driver, properties.total_memory
+
+    def cudaMemGetInfo(self, device: int) -> tuple[int, int]:  # noqa: N802 - as it is called
+        """Return the bytes that are free, and those of the device."""
+        return max(self._total - self._driver.memory(device)["reserved_bytes"][0], 0), self._total
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _constant(0)
+
+
+class Fakes(NamedTuple):
+    """Fake tensors of PyTorch: their mode, what leaves it, their class, and errors for what needs a value."""
+
+    mode: Any
+    off: Any
+    tensor: Any
+    unknown_value: Any
+    unknown_shape: Any
+
+
+def fakes() -> Fakes:
+    """Return the classes of fake tensors, which ask no GPU for anything from now on."""
+    from torch._subclasses import fake_tensor as of
+
+    def start(device: Any) -> None:
+        import torch
+
+        torch.cuda.init()
+
+    of.init_gpu_context = start
+    of.FakeTensorMode.avoid_device_init = True  # also in the modes that the compiler makes
+    return Fakes(
+        of.FakeTensorMode,
+        of.unset_fake_temporarily,
+        of.FakeTensor,
+        of.DataDependentOutputException,
+        of.DynamicOutputShapeException,
+    )
+
+
+def lift_on_host() -> None:
+    """Have ``torch.tensor`` make what it is given on the host, where it dispatches what follows."""
+    import torch
+
+    torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003 - torch's own
+
+
+def make_generators() -> None:
+    """Replace ``torch.Generator`` where it would ask a GPU: before torch 2.7 it does not ask the hooks."""
+    import torch
+
+    try:
+        torch.Generator("cuda:0")
+    except RuntimeError:
+        pass
+    else:
+        return
+
+    class Generator(torch.Generator):  # type: ignore[misc]  # torch is untyped here
+        """A generator of the CPU that says that it is on its device: no number of it is seen."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            made = super().__new__(cls)
+            made.of = torch.device(device)
+            return made
+
+        device = property(lambda self: self.of)
+
+        def set_state(self, state: Any) -> Any:
+            """Leave it as it is: a state that a script has copied is fake."""
+            return self if self.of.type == "cuda" else super().set_state(state)
+
+    anywhere: Any = torch
+    anywhere.Generator = anywhere._C.Generator = Generator
+
+
+def start_device() -> None:
+    """Have PyTorch start CUDA: while it has not, ``cuda`` without a number is device 0 for fake tensors."""
+    import torch
+
+    torch.empty(0, device="cuda")
+
+
+def is_below_fakes() -> bool:
+    """Whether this thread is inside an operator that leaves out fake tensors, and modes."""
+    import torch
+
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python))
+
+
+def has_new_abi(c: Any) -> bool:
+    """Whether ``torch._C`` was compiled with the strings of C++11."""
+    return bool(c._GLIBCXX_USE_CXX11_ABI)
+
+
+def number_of_storage(storage: Any) -> int:
+    """Return where C++ holds a storage."""
+    number: int = storage._cdata
+    return number
+
+
+RELIED_ON: Final[Mapping[str, str]] = {
+    "torch._C._dispatch_keyset_full_after": "pass a collective on below the recorder",
+    "torch._C._VariableFunctions": "make tensors where a script has replaced the public functions",
+    "torch._C._distributed_c10d._resolve_process_group": "find the group of a functional collective",
+    "torch._C._current_graph_task_id": "tell whether a thread is inside a backward pass",
+    "torch.autograd._engine_run_backward": "see every backward pass",
+    "torch.autograd.Variable._execution_engine.queue_callback": "be called at the end of a backward pass",
+    "torch.distributed.ProcessGroup._start_coalescing": "see batches of transfers begin",
+    "torch.distributed.ProcessGroup._end_coalescing": "see batches of transfers end",
+    "torch.distributed.distributed_c10d._get_default_store": "let ranks of a recording talk to each other",
+    "torch.distributed._broadcast_coalesced": "time the buffers that DDP sends",
+    "torch.distributed.Reducer._rebuild_buckets": "time how DDP agrees on its buckets",
+    "torch.utils.checkpoint._CheckpointFrame": "tell recomputation from other work",
+    "torch.distributed.pipelining.schedules._PipelineSchedule": "see the actions of a pipeline",
+    "torch.distributed.pipelining.schedules._PipelineScheduleRuntime": "see custom actions of a pipeline",
+    "torch.distributed.pipelining.stage._PipelineStageBase": "see the stages of a pipeline",
+    "torch._C.Stream": "streams of the rehearsed device",
+    "torch._C.Event": "events of the rehearsed device",
+    "torch._C._GLIBCXX_USE_CXX11_ABI": "compile the rehearsed device as torch was compiled",
+    "torch._C._set_only_lift_cpu_tensors": "make torch.tensor(..., device='cuda') without a GPU",
+    "torch._C._dispatch_tls_is_dispatch_key_excluded": "tell what would ask a real GPU",
+    "torch._subclasses.fake_tensor.init_gpu_context": "make fake tensors without asking a GPU",
+    "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "keep fake tensors from asking a GPU",
+    "torch._subclasses.fake_tensor.DataDependentOutputException": "answer what reads a value",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": "answer what has a shape by values",
+    "torch.cuda._lazy_init": "start the rehearsed device when it is first used",
+}
+"""Private names of torch, and what the tracer needs each for."""
+
+
+def missing() -> list[tuple[str, str]]:
+    """Return those of `RELIED_ON` that the torch of this process does not have, with what each is for."""
+    return [(name, purpose) for name, purpose in RELIED_ON.items() if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    """Whether a dotted *name* of a module, a class or an attribute can be followed to its end."""
+    parts = name.split(".")
+    for n_of_module in range(len(parts), 0, -1):
+        try:
+            found: Any = import_module(".".join(parts[:n_of_module]))
+        except ImportError:
+            continue
+        for part in parts[n_of_module:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False

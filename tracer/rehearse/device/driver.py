@@ -1,0 +1,163 @@
+"""The compiled part of the device, with types; and what its streams and storages went through, in order."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from foretrace.tracer import internals
+
+KINDS: Final = (
+    *("record", "wait", "switch", "synchronize_stream", "synchronize_event", "synchronize_device"),
+    *("allocate", "free", "used_by"),
+)
+"""What happens to streams and storages, as device.cpp numbers it."""
+
+MOST_DEVICES: Final = 120
+"""Devices of a process, as device.cpp has room for them."""
+
+HOST: Final = -1
+"""Number of the device of pinned memory."""
+
+_ROOM: Final = 1024
+
+
+class Entry(NamedTuple):
+    """Something that happened to a stream, an event or a storage.
+
+    Attributes:
+        kind: one of `KINDS`.
+        device: number of the device.
+        stream: number of the stream: that which records or waits, the new current one, or the current one of
+            an allocation; 0 is the default stream.
+        number: of the event, or the address of the storage.
+        n_bytes: of the storage, as the caching allocator rounds them.
+    """
+
+    kind: str
+    device: int
+    stream: int
+    number: int
+    n_bytes: int
+
+
+class Driver:
+    """The device below PyTorch's operators, for ``internals.become_cuda_build``.
+
+    Args:
+        library: the compiled part.
+        count: devices of the process.
+        capability: major and minor version of the architecture.
+        cudnn: version of cuDNN as a number.
+
+    Attributes:
+        reserved: returns what the allocator of a device holds now and at most, in bytes; by default what is
+            allocated. A session that models the allocator puts its own here.
+        give_back: empties the cache of that allocator.
+    """
+
+    def __init__(self, library: Path, count: int, capability: tuple[int, int], cudnn: int) -> None:
+        self._library = ctypes.PyDLL(
+            str(library)
+        )  # keeps Python's lock: each call takes less than giving it up
+        self._entries = (ctypes.c_int64 * (5 * _ROOM))()
+        self._count = count
+        self.reserved: Callable[[int], tuple[int, int]] = lambda device: self.memory_of(device)[:2]
+        self.give_back: Callable[[], None] = lambda: None
+        self._call("install", count, *capability, cudnn)
+        number, pointer = ctypes.c_int64, ctypes.c_void_p
+        self._place = self._function("place", number, pointer, number)
+        self._take = self._function("take", number, pointer, number)
+        self._resized = self._function("resized", None, pointer)
+        self._is_pinned = self._function("is_pinned", number, pointer)
+        self._used_by = self._function("used_by", None, pointer, number, number)
+        self._memory = self._function("memory", None, number, pointer)
+        self._exchange = self._function("exchange", number, number)
+        self._stream = self._function("stream", number, number)
+
+    def _function(self, name: str, returned: Any, *taken: Any) -> Any:
+        found = getattr(self._library, f"device_{name}")
+        found.restype, found.argtypes = returned, taken
+        return found
+
+    def _call(self, name: str, *values: int) -> None:
+        self._function(name, None, *[ctypes.c_int64] * len(values))(*values)
+
+    @property
+    def count(self) -> int:
+        """Devices of the process; may change until PyTorch has first used one."""
+        return self._count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count = count
+        self._call("count", count)
+
+    def exchange(self, device: int) -> int:
+        """Make *device* current in this thread unless it is negative; return the one that was."""
+        before: int = self._exchange(device)
+        return before
+
+    def stream(self, device: int) -> int:
+        """Return the number of the current stream of *device* (-1: the current one) in this thread."""
+        number: int = self._stream(device)
+        return number
+
+    def set_stream(self, device: int, stream: int) -> None:
+        """Make *stream* the current one of *device* in this thread."""
+        self._call("set_stream", device, stream)
+
+    def synchronize(self) -> None:
+        """Note that the host waits for the current device."""
+        self._call("synchronize")
+
+    def reset_peak(self, device: int) -> None:
+        """Look for the most bytes of *device* from now on."""
+        self._call("reset_peak", device)
+
+    def note(self, *, is_on: bool) -> None:
+        """Note what happens from now on, or do not."""
+        self._call("log", is_on)
+
+    def take(self) -> Iterator[Entry]:
+        """Yield what has happened since the last call, in order."""
+        while n := self._take(self._entries, _ROOM):
+            rows = self._entries[: 5 * n]
+            for at in range(0, 5 * n, 5):
+                yield Entry(KINDS[rows[at]], *rows[at + 1 : at + 5])
+
+    def place(self, storage: Any, device: int) -> int:
+        """Give *storage* an address on *device* unless it has one; return it, 0 for a storage of no bytes."""
+        address: int = self._place(internals.number_of_storage(storage), device)
+        return address
+
+    def resized(self, storage: Any) -> None:
+        """Give *storage*, which has another size now, another address if it had one."""
+        self._resized(internals.number_of_storage(storage))
+
+    def is_pinned(self, storage: Any) -> bool:
+        """Whether *storage* is pinned memory of the host."""
+        return bool(self._is_pinned(internals.number_of_storage(storage)))
+
+    def used_by(self, storage: Any, stream: Any) -> None:
+        """Note that *stream* uses *storage*, whose memory must not be used again before it has done so."""
+        self._used_by(internals.number_of_storage(storage), stream.device_index, stream.stream_id)
+
+    def memory_of(self, device: int) -> tuple[int, int, int, int]:
+        """Return bytes of a device: now, most, ever allocated, ever freed."""
+        found = (ctypes.c_int64 * 4)()
+        self._memory(device, found)
+        now, most, allocated, freed = found
+        return now, most, allocated, freed
+
+    def memory(self, device: int) -> Mapping[str, tuple[int, int, int, int]]:
+        """Return the same by kind, as ``torch.cuda.memory_stats`` names them."""
+        used, (now, most) = self.memory_of(device), self.reserved(device)
+        same = dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), used)
+        return {**same, "reserved_bytes": (now, most, now, 0)}
+
+    def empty_cache(self) -> None:
+        """Give back what the allocator holds and nobody uses."""
+        self.give_back()

@@ -1,0 +1,176 @@
+"""Gives a process CUDA devices that PyTorch believes in: ``install``."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import Any, Final
+
+from foretrace.tracer import internals
+from foretrace.tracer.rehearse.device.building import library
+from foretrace.tracer.rehearse.device.driver import MOST_DEVICES, Driver
+from foretrace.tracer.rehearse.device.kernels import Answers, make_mode, nothing_is_known, register
+from foretrace.tracer.rehearse.errors import RehearsalError
+
+WHEELS: Final[Mapping[tuple[int, int], internals.Wheel]] = {
+    (2, 14): internals.Wheel("13.0", (2, 30, 7), 92400),
+    (2, 12): internals.Wheel("13.0", (2, 29, 7), 92000),
+    (2, 11): internals.Wheel("13.0", (2, 28, 9), 91900),
+    (2, 8): internals.Wheel("12.8", (2, 27, 5), 91002),
+    (2, 7): internals.Wheel("12.6", (2, 26, 2), 90501),
+    (0, 0): internals.Wheel("12.4", (2, 21, 5), 90100),
+}
+"""Versions in the wheels of torch, by the version that they begin with. Scripts choose dtypes by them.
+
+Source: what the wheels of torch 2.6.0, 2.7.1, 2.8.0, 2.10.0, 2.11.0, 2.12.1 and 2.14.1 on PyPI require.
+"""
+
+
+CAPABILITIES: Final = ((8, 0), (9, 0))
+"""Architectures for which the kernel of attention is known: device.cpp was compared with builds for CUDA."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """Properties of a GPU, under the names of ``torch.cuda.get_device_properties``: by default an H100.
+
+    A script may choose by them; the times of its work are those of the cluster that it is simulated on.
+    """
+
+    name: str = "rehearsed GPU"
+    major: int = 9
+    minor: int = 0
+    total_memory: int = 80 * 2**30
+    multi_processor_count: int = 132
+    warp_size: int = 32
+    is_integrated: int = 0
+    gcnArchName: str = ""  # noqa: N815 - torch's name, here and below
+    L2_cache_size: int = 50 * 2**20
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 48 * 2**10
+    shared_memory_per_block_optin: int = 227 * 2**10
+    shared_memory_per_multiprocessor: int = 228 * 2**10
+    clock_rate: int = 1_980_000
+    memory_clock_rate: int = 2_619_000
+    memory_bus_width: int = 5120
+    is_multi_gpu_board: int = 0
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+    uuid: str = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The devices of this process.
+
+    Attributes:
+        driver: current devices and streams, memory, and what happened to them, in order (``driver.take``).
+        mode: makes all tensors fake while it is active. Those of the device are fake at any time.
+        gpu: the properties that the script sees.
+    """
+
+    driver: Driver
+    mode: Any
+    gpu: Gpu
+    _kept: Any
+
+
+def install(count: int, answers: Answers = nothing_is_known, *, gpu: Gpu | None = None) -> Device:
+    """Import PyTorch with *count* CUDA devices that do not exist.
+
+    Args:
+        count: devices, from 0 to 120.
+        answers: the door for known values.
+        gpu: the properties of each.
+
+    Raises:
+        RehearsalError: torch was imported before, *gpu* is not known, there is no compiler, or it fails.
+    """
+    if not 0 <= count <= MOST_DEVICES:
+        raise RehearsalError(f"{count} GPUs in one process: at most {MOST_DEVICES} are possible")
+    gpu = gpu or Gpu()
+    if (gpu.major, gpu.minor) not in CAPABILITIES:
+        known = " and ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
+        raise RehearsalError(
+            f"compute capability {gpu.major}.{gpu.minor}: what PyTorch does is known for {known} only"
+        )
+    if "torch" in sys.modules:
+        raise RehearsalError("the device of a rehearsal has to be there before torch is imported")
+    with _Finder(count, gpu) as finder:
+        import torch
+    if finder.driver is None:
+        raise RehearsalError("torch has no module of C++ where it used to be")
+    internals.lift_on_host()
+    internals.make_generators()
+    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
+    mode = make_mode(finder.driver, answers)
+    _follow_sizes(torch, finder.driver)
+    kept = register(mode, finder.driver)
+    if count:
+        internals.start_device()
+    return Device(finder.driver, mode, gpu, kept)
+
+
+def _follow_sizes(torch: Any, driver: Driver) -> None:
+    """Have a storage that a script resizes, as FSDP does, get another address."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        out = resize(storage, size)
+        driver.resized(storage)
+        return out
+
+    torch.UntypedStorage.resize_ = resize_
+
+
+class _Finder(MetaPathFinder):
+    """Finds PyTorch's module of C++, and fits it out when it is loaded, before PyTorch's Python reads it."""
+
+    def __init__(self, count: int, gpu: Gpu) -> None:
+        self._count, self._gpu = count, gpu
+        self.driver: Driver | None = None
+
+    def __enter__(self) -> _Finder:
+        sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return where the module is, with a loader that is followed by `_fit`."""
+        if name != internals.C_OF_TORCH:
+            return None
+        spec: Any = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._fit(module, Path(spec.origin).parent)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+    def _fit(self, c: Any, folder: Path) -> None:
+        gpu, version = self._gpu, sys.modules["torch.version"].__version__
+        numbers = tuple(int(part) for part in version.split(".")[:2])
+        wheel = next(wheel for since, wheel in WHEELS.items() if numbers >= since)
+        built = library(folder, new_abi=internals.has_new_abi(c), runtime=wheel.runtime)
+        self.driver = Driver(built, self._count, (gpu.major, gpu.minor), wheel.cudnn)
+        internals.become_cuda_build(c, self.driver, gpu, wheel, _refused)
+
+
+def _refused(name: str) -> Exception:
+    """Return the error for a function of CUDA that has no answer."""
+    return RehearsalError(
+        f"a rehearsed GPU has no {name.lstrip('_')}: the script asks CUDA for more than is rehearsed"
+    )

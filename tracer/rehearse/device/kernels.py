@@ -1,0 +1,357 @@
+"""Operators on the device, where PyTorch's fake tensors have no rule, need a value, or are not active."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from foretrace.tracer import internals
+from foretrace.tracer.rehearse.device.driver import HOST, Driver
+from foretrace.tracer.rehearse.errors import RehearsalError
+
+MOST_ELEMENTS: Final = 262_144
+"""Elements up to which a tensor on the host keeps its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an operator asks of elements that were never computed.
+
+    Attributes:
+        operator: its name, such as ``"aten._local_scalar_dense.default"``.
+        args: its arguments.
+        kwargs: the same, by name.
+        wants: ``"value"``: the number itself; ``"rows"``: how long the result is along its first dimension.
+    """
+
+    operator: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    wants: str
+
+
+Answers = Callable[[Question], complex | None]
+"""The one door for known values: returns the answer to a question, None if it is unknown."""
+
+
+class UnknownValueError(RehearsalError):
+    """The script needs a value that was never computed, and that nobody knows."""
+
+
+class NoRuleError(RehearsalError):
+    """PyTorch does not know the shapes that an operator would return."""
+
+
+def nothing_is_known(question: Question) -> None:
+    """Return None: the answer of a session that knows no values."""
+    del question
+
+
+class _AsksGpuError(RuntimeError):
+    """PyTorch would run an operator on the GPU, to learn what it returns."""
+
+
+def make_mode(driver: Driver, answers: Answers) -> Any:
+    """Return the mode in which all tensors are fake, those of the device with an address.
+
+    On the host, tensors up to `MOST_ELEMENTS` keep their values as PyTorch's constants: PyTorch computes with
+    them and drops what something unknown is written to.
+    """
+    import torch
+
+    fakes = internals.fakes()
+    empty = {torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted}
+    rules, shaped, fake, places = _rules(driver), _shaped(), fakes.tensor, driver.place
+
+    class DeviceMode(fakes.mode):  # type: ignore[misc, name-defined]  # torch is untyped here
+        """PyTorch's mode of fake tensors, with an answer where that would ask a GPU or a value."""
+
+        def may_turn_const(self, tensor: Any) -> bool:
+            """Whether PyTorch keeps the elements of *tensor*, which it has computed."""
+            is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+            return is_plain and tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if (rule := rules.get(func)) is not None:
+                out = rule(*args, **kwargs)
+            elif "device" in kwargs:
+                out = self._made(func, types, args, kwargs)
+            else:
+                out = self._called(func, types, args, kwargs)
+            if kwargs.get("pin_memory"):
+                places(out.untyped_storage(), HOST)
+            for tensor in tensors_in(out):
+                if type(tensor) is fake and (device := tensor.fake_device).type == "cuda":
+                    places(tensor.untyped_storage(), device.index)
+            return out
+
+        def _called(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            args = [self._known(one) for one in args]
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            except fakes.unknown_value:
+                return _answered(answers, Question(str(func), args, kwargs, "value"))
+            except fakes.unknown_shape:
+                rows = int(_answered(answers, Question(str(func), args, kwargs, "rows")).real)
+                if (make := shaped.get(func.overloadpacket)) is None:
+                    raise NoRuleError(f"{func}: the size of its result depends on values") from None
+                return make(rows, *args, **kwargs)
+            except _AsksGpuError:
+                raise NoRuleError(
+                    f"{func}: PyTorch {torch.__version__} has no rule for the shapes of its results; a file "
+                    "for --stub can give it one with torch.library.register_fake"
+                ) from None
+
+        def _known(self, one: Any) -> Any:
+            """Return a tensor that is not fake as one that is, with its values."""
+            if type(one) is list:
+                return [self._known(part) for part in one]
+            if type(one) is torch.Tensor and self.may_turn_const(one):
+                return self.fake_tensor_converter.from_real_tensor(self, one, make_constant=True)
+            return one
+
+        def _made(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            """Call what makes a tensor on a device, or moves it there."""
+            device = kwargs["device"]
+            if device is not None and device.type == "cuda" and (device.index or 0) >= driver.count:
+                raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
+            # PyTorch would compute with operands whose values it knows, on the device that they go to.
+            known = [(one, one.constant) for one in args if type(one) is fake and one.constant is not None]
+            is_leaving = bool(known) and device is not None and device.type != "cpu"
+            for one, _ in known if is_leaving else ():
+                one.constant = None
+            try:
+                out = self._called(func, types, args, kwargs)
+            finally:
+                for one, constant in known if is_leaving else ():
+                    one.constant = constant
+            is_on_host = type(out) is fake and out.fake_device.type == "cpu" and out.constant is None
+            # What is empty has no values yet, and what has operands may come from unknown ones.
+            is_new = func.overloadpacket not in empty and not any(
+                isinstance(one, torch.Tensor) for one in args
+            )
+            if is_on_host and is_new and out.numel() <= MOST_ELEMENTS:
+                out.constant = func(*args, **kwargs)
+                self.fake_tensor_converter.add_constant_storage_mapping(out)
+            return out
+
+    def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
+        """Return a copy of *tensor* in the same mode: PyTorch would copy the mode, too."""
+        if (known := memo.get(id(tensor))) is not None:
+            return known
+        if not tensor.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        out = tensor.detach().clone()
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        out = torch.nn.Parameter(out) if is_parameter else out
+        memo[id(tensor)] = out.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            out.grad = deepcopy(tensor.grad, memo)
+        return out
+
+    def numpy(tensor: Any, *, force: bool = False) -> Any:
+        """Return the elements of a tensor on the host, if they are known."""
+        if tensor.constant is None:
+            raise UnknownValueError(f"numpy() needs {_unknown(tensor)}")
+        with fakes.off():
+            return tensor.constant.numpy(force=force)
+
+    fake.numpy, fake.__deepcopy__ = numpy, deepcopy
+    own, swap_any = torch.Tensor.data, torch.utils.swap_tensors
+
+    def take_data(tensor: Any, of: Any) -> None:
+        """Let *tensor* have the data of another, with its device: parameters move so."""
+        own.__set__(tensor, of)
+        if type(of) is fake:
+            tensor.fake_device, tensor.constant = of.fake_device, of.constant
+            if tensor.constant is not None:
+                tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+
+    def swap(one: Any, other: Any) -> None:
+        """Swap the data of two tensors; PyTorch would refuse where somebody refers to one."""
+        if type(one) is not fake or type(other) is not fake:
+            swap_any(one, other)
+            return
+        kept = one.detach()
+        one.data = other
+        other.data = kept
+
+    fake.data, torch.utils.swap_tensors = property(own.__get__, take_data), swap
+    return DeviceMode(allow_non_fake_inputs=True)
+
+
+def tensors_in(out: Any) -> Iterator[Any]:
+    """Yield what an operator has returned: a tensor, or what is in a tuple or list."""
+    if isinstance(out, tuple | list):
+        for one in out:
+            yield from tensors_in(one)
+    else:
+        yield out
+
+
+def _answered(answers: Answers, question: Question) -> complex:
+    """Return the answer to a *question*. Raises UnknownValueError if nobody knows it."""
+    found = answers(question)
+    if found is None:
+        of = next((_unknown(one) for one in question.args if hasattr(one, "shape")), "values")
+        raise UnknownValueError(f"{question.operator} needs {of}")
+    return found
+
+
+def _unknown(tensor: Any) -> str:
+    """Return what an error says of a tensor."""
+    shape = "x".join(map(str, tensor.shape)) or "number"
+    return f"the values of a {shape} of {tensor.dtype} on {tensor.device}, which a rehearsal does not compute"
+
+
+def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
+    """Return what operators do for which PyTorch has a kernel of CUDA, and no rule."""
+    import torch
+
+    aten: Any = torch.ops.aten
+
+    def record_stream(tensor: Any, stream: Any) -> None:
+        driver.used_by(tensor.untyped_storage(), stream)
+
+    def is_pinned(tensor: Any, device: Any = None) -> bool:
+        return bool(tensor.device.type == "cpu" and driver.is_pinned(tensor.untyped_storage()))
+
+    def pin_memory(tensor: Any, device: Any = None) -> Any:
+        if tensor.device.type != "cpu":
+            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+        return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+
+    def rnn_backward(  # noqa: PLR0917 - as the operator is called
+        x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any, **named: Any
+    ) -> Any:
+        wants = named.get("output_mask", others[-1])
+        of = [
+            torch.empty_like(one) if one is not None and wanted else None
+            for one, wanted in zip((x, hx, cx), wants, strict=False)
+        ]
+        return (*of, [torch.empty_like(weight) for weight in weights] if wants[3] else [])
+
+    def per_channel(x: Any) -> Any:
+        wide = torch.float32 if x.dtype in {torch.float16, torch.bfloat16} else x.dtype
+        return x.new_empty(x.shape[1], dtype=wide)
+
+    def norm_stats(x: Any, *others: Any, **named: Any) -> Any:
+        return per_channel(x), per_channel(x)
+
+    def norm_backward_reduce(gradient: Any, x: Any, mean: Any, invstd: Any, weight: Any, *wants: bool) -> Any:
+        of_input, of_weight, of_bias = (per_channel(x) if want else None for want in wants)
+        return of_input, None if of_input is None else per_channel(x), of_weight, of_bias
+
+    def ctc(scores: Any, targets: Any, lengths: Any, of_targets: Any, *others: Any, **named: Any) -> Any:
+        steps, n = scores.shape[:2] if scores.dim() == 3 else (scores.shape[0], 1)
+        return scores.new_empty(n), scores.new_empty(n, steps, 2 * max(of_targets, default=0) + 1)
+
+    def like_first(x: Any, *others: Any, **named: Any) -> Any:
+        return torch.empty_like(x)
+
+    def like_second(gradient: Any, x: Any, *others: Any, **named: Any) -> Any:
+        return torch.empty_like(x)
+
+    def flatten_weights(weights: Any, *others: Any, **named: Any) -> Any:
+        return weights[0].new_empty(0)  # they would share a buffer then, as large as they are
+
+    def pack(x: Any, lengths: Any, batch_first: bool) -> Any:  # noqa: FBT001 - as the operator is called
+        rows = lengths.tolist()
+        n_by_step = [sum(row > step for row in rows) for step in range(max(rows, default=0))]
+        return x.new_empty((sum(rows), *x.shape[2:])), torch.tensor(n_by_step)
+
+    return {
+        aten.record_stream.default: record_stream,
+        getattr(aten, "_pack_padded_sequence").default: pack,  # noqa: B009
+        aten.is_pinned.default: is_pinned,
+        aten.batch_norm_stats.default: norm_stats,
+        aten.batch_norm_gather_stats_with_counts.default: norm_stats,
+        aten.batch_norm_elemt.default: like_first,
+        aten.batch_norm_backward_reduce.default: norm_backward_reduce,
+        aten.batch_norm_backward_elemt.default: like_second,
+        getattr(aten, "_pin_memory").default: pin_memory,  # noqa: B009 - a name of an operator, here and below
+        getattr(aten, "_cudnn_rnn_backward").default: rnn_backward,  # noqa: B009
+        getattr(aten, "_cudnn_rnn_flatten_weight").default: flatten_weights,  # noqa: B009
+        getattr(aten, "_ctc_loss").default: ctc,  # noqa: B009
+        getattr(aten, "_ctc_loss_backward").default: like_second,  # noqa: B009
+    }
+
+
+def _shaped() -> Mapping[Any, Callable[..., Any]]:
+    """Return what makes the results of operators whose number of rows depends on values."""
+    import torch
+
+    aten: Any = torch.ops.aten
+
+    def unique(n: int, x: Any, inverse: bool = False, counts: bool = False, dim: Any = None) -> Any:  # noqa: FBT001, FBT002
+        ints = {"dtype": torch.int64}
+        return (
+            x.new_empty(n),
+            x.new_empty(x.shape if inverse else 0, **ints),
+            x.new_empty(n if counts else 0, **ints),
+        )
+
+    def unique2(n: int, x: Any, is_sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:  # noqa: FBT001, FBT002
+        return unique(n, x, inverse, counts)
+
+    return {
+        aten.nonzero: lambda n, x: x.new_empty((x.dim(), n), dtype=torch.int64).t(),
+        aten.masked_select: lambda n, x, mask: x.new_empty(n),
+        aten.repeat_interleave: lambda n, x, **_: x.new_empty(n),
+        getattr(aten, "_unique2"): unique2,  # noqa: B009 - a name of an operator
+        aten.unique_consecutive: unique,
+    }
+
+
+def register(mode: Any, driver: Driver) -> Any:
+    """Register kernels of the device with PyTorch's dispatcher; return what must be kept for them.
+
+    With them tensors of the device are fake where *mode* is not active, too, as in threads.
+    """
+    import torch
+
+    def making(operator: Any) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if internals.is_below_fakes():
+                raise _AsksGpuError
+            with mode:
+                return operator(*args, **kwargs)
+
+        return make
+
+    aten, library = torch.ops.aten, torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a build for CUDA has kernels of its own
+        library.impl("empty.memory_format", making(aten.empty.memory_format), "CUDA")
+        library.impl("empty_strided", making(aten.empty_strided.default), "CUDA")
+        library.impl("record_stream", _rules(driver)[aten.record_stream.default], "CUDA")
+    # Of fake tensors PyTorch leaves the lengths on the host; of others it reads them, as here.
+    for overload in ("IntList", "Tensor"):
+        library.impl(f"ctc_loss.{overload}", _ctc_loss, "AutogradCUDA")
+    return library
+
+
+def _ctc_loss(  # noqa: PLR0917 - as the operator is called
+    scores: Any,
+    targets: Any,
+    lengths: Any,
+    of_targets: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    *zeroed: bool,
+) -> Any:
+    """Compute a CTC loss by the operators that PyTorch calls without cuDNN."""
+    import torch
+
+    lengths, known = ([int(one) for one in numbers] for numbers in (lengths, of_targets))
+    loss = getattr(torch, "_ctc_loss")(scores, targets, lengths, known, blank, *zeroed)[0]  # noqa: B009 - an operator
+    if any(zeroed):
+        loss = torch.where(loss == float("inf"), loss.new_zeros(()), loss)
+    if reduction == 1:
+        return (loss / torch.tensor(known).clamp_min(1).to(loss.device, loss.dtype)).mean()
+    return loss.sum() if reduction == 2 else loss
