@@ -100,7 +100,7 @@ def joined(audits: Iterable[Audit | None], n_ranks: int) -> Audit | None:
     for audit in made:
         reasons.update(audit.reasons)
     if n_ranks > len(made):
-        reasons["ranks that ended before their calls could be compared"] = n_ranks - len(made)
+        reasons["ranks that ended before the comparison"] = n_ranks - len(made)
     return Audit(
         collectives=sum((audit.collectives for audit in made), Tally()),
         transfers=sum((audit.transfers for audit in made), Tally()),

@@ -156,7 +156,7 @@ def test_a_recording_that_was_killed_says_nothing(tmp_path: Path, ranks: Any) ->
     found = open_run(tmp_path / "run").info.audit
     assert found is not None
     assert found.collectives == Tally(recorded=9, compared=9)
-    assert found.reasons == {"ranks that ended before their calls could be compared": 1}
+    assert found.reasons == {"ranks that ended before the comparison": 1}
 
 
 CALLS = lists(
@@ -282,6 +282,6 @@ def test_audits_of_ranks_are_one() -> None:
     assert both is not None
     assert both.collectives == Tally(recorded=6, compared=4, counted=2)
     assert both.differences == ("a", "a")
-    assert both.reasons == {"old": 2, "ranks that ended before their calls could be compared": 1}
+    assert both.reasons == {"old": 2, "ranks that ended before the comparison": 1}
     assert Audit.from_json(both.to_json()) == both
     assert joined([None], 1) is None
