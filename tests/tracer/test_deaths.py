@@ -42,7 +42,7 @@ for step in range(3):
     model(torch.ones(2, 4)).sum().backward()
     dist.all_reduce(model.weight.grad)
     optimizer.step()
-print("trained", rank, flush=True)
+print(f"trained {rank}\\n", end="", flush=True)  # in one write, as ranks print at once
 
 def wait():
     while True:
