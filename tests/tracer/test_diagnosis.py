@@ -193,7 +193,7 @@ def test_whenever_a_rank_is_killed_it_is_named_with_its_last_call(base: Path, nu
         (count,) = evidence.counts.values()
         assert count - 1 in {noted(base, name, rank), noted(base, name, rank) - 1}
     if said[2]:
-        assert said[2] == f"; ranks 0-1, 3 waited in all_reduce {int(said[1]) + 1}"
+        assert said[2].endswith(f" waited in all_reduce {int(said[1]) + 1}")  # those that had come to it
 
 
 @pytest.mark.parametrize("number", range(N_KILLS))
