@@ -75,13 +75,6 @@ def dtype_name(tensor: Any) -> str:
     return _dtype_name(tensor.dtype)
 
 
-def dtype_names() -> dict[Any, str]:
-    """Return the names of all of torch's types of elements."""
-    import torch
-
-    return {value: _dtype_name(value) for value in vars(torch).values() if isinstance(value, torch.dtype)}
-
-
 @cache
 def _dtype_name(dtype: Any) -> str:
     name = str(dtype)
