@@ -24,10 +24,9 @@ from foretrace.tracer.rehearse.events.learning import Learning
 from foretrace.tracer.rehearse.events.rounds import Rounds
 from foretrace.tracer.rehearse.events.tape import Tape
 from foretrace.tracer.rehearse.gpu.fused import Fused
-from foretrace.tracer.rehearse.gpu.host import Host
+from foretrace.tracer.rehearse.device.session_side import Host, Placement
 from foretrace.tracer.rehearse.gpu.memory import Memory
 from foretrace.tracer.rehearse.gpu.meter import Meter
-from foretrace.tracer.rehearse.gpu.placement import Placement
 from foretrace.tracer.rehearse.operators import calling
 from foretrace.tracer.rehearse.operators.calls import is_wrapped
 from foretrace.tracer.rehearse.operators.own_bodies import OwnBodies

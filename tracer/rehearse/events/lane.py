@@ -38,6 +38,9 @@ class IssueLane(threading.local):
     _trainer: threading.Thread | None = None
     """The thread whose calls of modules count, of all lanes: the first one, or the first that called one."""
 
+    def move_to(self, device: object) -> None:
+        """Do nothing: the streams of the rehearsal tell it what they do."""
+
     def __init__(self) -> None:
         self._stack: list[tuple[str, Block]] = []
         self.owner: tuple[str, Block] = (SETUP, NOBODY)

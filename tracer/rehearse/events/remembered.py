@@ -222,7 +222,7 @@ class Memo:
             same = next((at for at, operand in enumerate(operands) if operand is out), -1)
             if same >= 0:
                 return Made(same, is_same=True)
-        if out.layout is not self._torch.strided or out.fake_device.type not in {"cpu", "meta"}:
+        if out.layout is not self._torch.strided or out.fake_device.type not in {"cpu", "meta", "cuda"}:
             raise _UnknownError
         if source < 0 and (not _holds_itself(out) or uses[memory] > 1):
             raise _UnknownError

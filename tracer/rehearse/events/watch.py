@@ -175,13 +175,15 @@ class Watcher:
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
-        fused = session.fused
+        fused, place, fake = session.fused, session.placement, self._FakeTensor
         by_numbers = name in BY_NUMBERS or name in tensor_float.ROLES
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if host.is_used and (part := host.part(name, args)):
-                return self._of_host(part, name, func, args, kwargs)
             out, known = call(func, args, kwargs)
+            if (type(out) is fake and out.fake_device.type == "cuda") and not place.is_met:
+                place.is_met = True
+            if host.is_used and (part := host.part(name, args, out)):
+                return self._of_host(part, name, func, args, kwargs, out, known)
             if known is None and not is_ours(args, kwargs, out):
                 return out
             made(out, args)
@@ -203,14 +205,10 @@ class Watcher:
 
         return self._workspaces.used_by(name, handler)
 
-    def _of_host(self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _of_host(self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, known: Any) -> Any:
         """Handle an operator in which the host takes *part*, as ``Host.part`` says."""
         session, host = self._session, self._session.host
         is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
-        if part != ON_HOST and name == "aten.copy_" and args[0].dtype != args[1].dtype:
-            with self._mode:
-                return host.copy_as(*args[:2], to_host=part == TO_HOST, non_blocking=is_free)
-        out, known = self._call(func, args, kwargs)
         if known is None and not self._is_ours(args, kwargs, out):
             return out
         if name in FOLLOWED:
@@ -235,7 +233,7 @@ class Watcher:
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record a kernel whose results were made up."""
         name, host = ".".join(func._schema.name.split("::")), self._session.host
-        if host.is_used and (part := host.part(name, args)):
+        if host.is_used and (part := host.part(name, args, out)):
             self._write_host(part, name, func, args, kwargs, out=out)
             return
         self._counted.made(out, args)
@@ -260,7 +258,9 @@ class Watcher:
         """Handle an operator that launches no kernel, but may allocate memory."""
         out, known = self._call(func, args, kwargs)
         host = self._session.host
-        if host.is_used and (part := host.part("", args)):
+        if (type(out) is self._FakeTensor and out.fake_device.type == "cuda") and not self._session.placement.is_met:
+            self._session.placement.is_met = True
+        if host.is_used and (part := host.part("", args, out)):
             host.count(out, self._counted.category(), part, args)
         elif known is not None or self._is_ours(args, kwargs, out):
             self._counted.made(out, args)

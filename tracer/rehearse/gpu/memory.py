@@ -229,6 +229,10 @@ class Memory:
         elif self.host is not None:
             self.host.resized(storage)
 
+    def add_from(self, storage: Any, other: Memory) -> None:
+        """Take *storage* over from *other*."""
+        self.add(storage, other.forget(storage) or "buffers")
+
     def forget(self, storage: Any) -> str:
         """Count *storage* no more; return what it was for, ``""`` if it was not counted."""
         category = self.category_of(storage)

@@ -74,7 +74,7 @@ class Workspaces:
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out = computing(func, args, kwargs)
-            if not (host.is_used and host.part(name, args)):
+            if not (host.is_used and host.part(name, args, None)):
                 self._use(lane.stream)
             return out
 

@@ -88,7 +88,6 @@ class World:
         self._dist.ProcessGroupNCCL = NcclGroup
         anywhere.monitored_barrier = self._dist.monitored_barrier = self._monitored
         _meshes_without_fakes(session)
-        _reduce_as_nccl()
 
     def groups(self, session: RehearsalSession) -> tuple[Group, ...]:
         """Return every group that was made; one that this rank is not in has the axis of its like."""
@@ -212,16 +211,11 @@ def _meshes_without_fakes(session: RehearsalSession) -> None:
 
     def init(self: Any, device_type: str, mesh: Any = None, *args: Any, **kwargs: Any) -> None:
         session.placement.is_met |= is_gpu(device_type)
-        ordinals.choose(session, None)  # torch chooses the rank's, where the script has not
-        made(self, "cpu", known(mesh), *args, **kwargs)
+        made(self, device_type, known(mesh), *args, **kwargs)
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
         session.placement.is_met |= is_gpu(device_type)
-        if session.placement.asker.is_torch(sys._getframe(1)):  # for ``fully_shard``, which is told no mesh
-            session.placement.use_default()
-        elif session.placement.is_met and not is_gpu(device_type):
-            session.warn(HOST_MESH)
-        return _with_real_numbers(original)("cpu", *args, **kwargs)
+        return _with_real_numbers(original)(device_type, *args, **kwargs)
 
     kind.__init__ = init
     import torch.distributed.fsdp  # asks for it by a name of its own
@@ -240,18 +234,3 @@ def _with_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return inner
-
-
-def _reduce_as_nccl() -> None:
-    """Let FSDP2 average in the reduction itself, as it does over NCCL, not in kernels of its own."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as module
-
-    original = module._get_gradient_divide_factors
-
-    def factors(*args: Any, **kwargs: Any) -> Any:
-        replaced = ["cuda" if value == "cpu" else value for value in args]
-        named = {name: "cuda" if value == "cpu" else value for name, value in kwargs.items()}
-        return original(*replaced, **named)
-
-    anywhere: Any = module
-    anywhere._get_gradient_divide_factors = factors

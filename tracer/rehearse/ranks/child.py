@@ -71,12 +71,12 @@ def main() -> None:
 
 def _load() -> Any:
     """Load the parts of torch that every rank needs; return the mode in which tensors are fake."""
+    from foretrace.tracer.rehearse.device import session_side
+
+    fake_mode = session_side.start()
     import torch
 
     torch.set_num_threads(1)
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # first: the compiler needs an unchanged torch
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
@@ -135,9 +135,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     sys.argv = launchers.words_of(spec)
     from foretrace.tracer.record import activate
     from foretrace.tracer.rehearse.events.watch import Watcher
-    from foretrace.tracer.rehearse.gpu import devices
-    from foretrace.tracer.rehearse.gpu.elements import writing
-    from foretrace.tracer.rehearse.gpu.moving import Moves
+    from foretrace.tracer.rehearse.device import session_side
     from foretrace.tracer.rehearse.peers.world import World
     from foretrace.tracer.rehearse.script import files, started, threads
     from foretrace.tracer.rehearse.script.own_steps import RehearsedRecording
@@ -148,13 +146,13 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     world.install(session)
     kept = _installed(spec, session)
     started.install(session, spec)
-    watcher, moves = Watcher(session), Moves(session)
+    watcher = Watcher(session)
     guard = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
     programs = Programs(spec)
     programs.install()
     guard.install()
-    modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make, writing(session)))
-    session.steps.see(modes[-1])
+    modes = (fake_mode, watcher.mode())
+    session_side.attend(session)
     activate(RehearsedRecording(session, Path(spec["folder"])))
     Watchdog(session, lambda words: _leave(spec, {"error": words, "missed": []})).watch()
     with guard.cleared(session.notes), threads.Threads(session, modes, watcher.one_at_a_time).seen():
@@ -197,22 +195,16 @@ def _session(spec: Mapping[str, Any]) -> Any:
 
 def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     """Replace devices and libraries of torch; return objects that must be kept alive."""
-    from foretrace.tracer.rehearse.gpu import accelerators, devices, old_types, placement
-    from foretrace.tracer.rehearse.gpu.streams import Streams
     from foretrace.tracer.rehearse.peers import cut_inputs, sharding, under_ddp
     from foretrace.tracer.rehearse.script import shims
 
     under_ddp.install(session)
     sharding.install(session)
     cut_inputs.install(session)
-    devices.install(Streams(session.tape), session.meter)
-    accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
-    old_types.install(session.placement)
     kept = shims.install(session)
     session.expect_pipeline(left(Path(spec["folder"]), "stages"), repeats=spec["repeats"])
     if spec["accelerate"] is not None:
         tell_accelerate(spec["accelerate"], spec["world_size"])
-    placement.install(session)
     return kept
 
 

@@ -38,18 +38,13 @@ def install(session: RehearsalSession) -> list[Any]:
     embedded.install(session)
     seeds.scatter(session.rank)
     checkpoints.install(session)
-    offloading.install(session)
     calling.install(session)
     empty.install()
     exporting.install(session)
     sparse.install(session)
-    scaler()
     _storages(session)
-    _addresses()
-    _fsdp1(session)
     _join()
     _chunks()
-    _swaps()
     _parameters(session)
     _stubs(session)
     session.bodies.install()
@@ -57,20 +52,13 @@ def install(session: RehearsalSession) -> list[Any]:
 
 
 def _multi_tensor_optimizers() -> None:
-    """Make optimizers and clipping use their multi-tensor kernels, as on CUDA."""
+    """Make optimizers and clipping take fake tensors for what they are: they ask for the class."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
     for module in (optimizer, _foreach_utils):
-        anywhere: Any = module
-        original = module._get_foreach_kernels_supported_devices
-        anywhere._get_foreach_kernels_supported_devices = _and_cpu(original)
         module._foreach_supported_types.append(FakeTensor)
-
-
-def _and_cpu(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
-    return lambda: [*original(), "cpu"]
 
 
 def scaler() -> None:
