@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from foretrace.tracer import internals
 from foretrace.tracer.importing import Expectation
@@ -24,9 +24,10 @@ from foretrace.tracer.rehearse.events.learning import Learning
 from foretrace.tracer.rehearse.events.rounds import Rounds
 from foretrace.tracer.rehearse.events.tape import Tape
 from foretrace.tracer.rehearse.gpu.fused import Fused
-from foretrace.tracer.rehearse.device.session_side import Host, Placement
+from foretrace.tracer.rehearse.gpu.host import Host
 from foretrace.tracer.rehearse.gpu.memory import Memory
 from foretrace.tracer.rehearse.gpu.meter import Meter
+from foretrace.tracer.rehearse.gpu.streams import Streams
 from foretrace.tracer.rehearse.operators import calling
 from foretrace.tracer.rehearse.operators.calls import is_wrapped
 from foretrace.tracer.rehearse.operators.own_bodies import OwnBodies
@@ -38,6 +39,9 @@ from foretrace.tracer.rehearse.script.threads import passes_of_threads
 from foretrace.tracer.rehearse.script.trainings import Trainings
 from foretrace.tracer.rehearse.values.stated import Stated
 from foretrace.tracer.training import Training
+
+if TYPE_CHECKING:
+    from foretrace.tracer.rehearse.device.installing import Device
 
 EVALUATES: Final = (
     "passes between steps that do not train, as in an evaluation, are in no step: they count in memory, not "
@@ -61,6 +65,7 @@ class RehearsalSession(Training[IssueLane]):
     Args:
         rank: the rank that is rehearsed.
         world_size: number of ranks of the world.
+        device: the GPUs that the process has.
         warmup: steps before those that are kept.
         steps: steps to keep.
         stated: decides what the script gets for numbers that are unknown.
@@ -80,6 +85,7 @@ class RehearsalSession(Training[IssueLane]):
         self,
         rank: int,
         world_size: int,
+        device: Device,
         *,
         warmup: int = 1,
         steps: int = 1,
@@ -92,7 +98,7 @@ class RehearsalSession(Training[IssueLane]):
         self.tape = Tape(self.lane, self.position)
         self.memory = Memory(self._allocated, stream=lambda: self.lane.stream)
         self.meter = Meter(self._empty_cache)
-        self.host, self.placement, self.fused = Host(self), Placement(self), Fused(self)
+        self.host, self.fused, self.streams = Host(self, device), Fused(self), Streams(self.tape, device.driver)
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
         self.rounds, self.learning = Rounds(self), Learning(self)
         self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)
@@ -151,7 +157,7 @@ class RehearsalSession(Training[IssueLane]):
     def met_model(self, model: Any, args: Any) -> dict[str, Any]:
         """Learn about a model at its first call; inside ``torch.func`` its parameters are not read."""
         if not any(map(is_wrapped, model.parameters())):
-            calling.settle(self, model, args)
+            calling.count_parameters(self, model)
         self.trainings.meet(model)
         return super().met_model(model, args)
 

@@ -39,7 +39,6 @@ class Counted:
             if session.memory.add(storage, category, is_written=call < 0):
                 if call >= 0:
                     fused.memory.made(tensor, category, call)
-                session.placement.follow(tensor, operands)
                 session.meter.made()
 
     def gathered(self, tensors: Any) -> None:

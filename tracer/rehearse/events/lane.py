@@ -39,7 +39,7 @@ class IssueLane(threading.local):
     """The thread whose calls of modules count, of all lanes: the first one, or the first that called one."""
 
     def move_to(self, device: object) -> None:
-        """Do nothing: the streams of the rehearsal tell it what they do."""
+        """Do nothing: ``gpu.streams`` says which stream is the current one."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[str, Block]] = []

@@ -89,7 +89,6 @@ class Tape:
 
     def __init__(self, lane: IssueLane, position: Position) -> None:
         self.allocated_bytes = 0
-        self.drain: Any = lambda: None
         self.n_marks = self.n_repeated = 0
         self._n_forgotten = 0
         self._lane = lane
@@ -193,12 +192,10 @@ class Tape:
 
     def op(self, number: int) -> None:
         """Record the launch of a kernel; *number* is that of its work."""
-        self.drain()
         self._events.extend((OP, number, self._place(), self._lane.stream, -1, self.allocated_bytes))
 
     def communication(self, message: Message, sequence: int, position: Position | None = None) -> int:
         """Record a communication; return its event number."""
-        self.drain()
         item = self._messages.number(message)
         place = self._place(position)
         self._events.extend((COMMUNICATION, item, place, self._lane.stream, sequence, self.allocated_bytes))

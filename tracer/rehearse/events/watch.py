@@ -24,7 +24,7 @@ from foretrace.tracer.rehearse.peers.communicating import FUNCTIONAL, Communicat
 from foretrace.tracer.rehearse.values.following import following
 from foretrace.tracer.rehearse.values.questions import DATA_DEPENDENT, Kernel, Questions
 from foretrace.tracer.rehearse.values.stated import FOLLOWED
-from foretrace.traces.rehearsal import ON_HOST, TO_HOST
+from foretrace.traces.rehearsal import ON_HOST
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -69,6 +69,7 @@ class Watcher:
 
         handlers, made, plain, fake = self._handlers, self._handler, self._plain, self._FakeTensor
         device_of, session = self._torch.ops.prim.device.default, self._session
+        follow = session.streams.follow
 
         class WatchMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
             """Skips operators on other tensors, such as DTensor: they come again with their parts."""
@@ -87,6 +88,7 @@ class Watcher:
                 for kind in types:
                     if kind not in plain:
                         return NotImplemented
+                follow()
                 if session.asides and get_ident() in session.asides:
                     return func(*args, **(kwargs or {}))
                 try:
@@ -175,14 +177,12 @@ class Watcher:
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
-        fused, place, fake = session.fused, session.placement, self._FakeTensor
+        fused = session.fused
         by_numbers = name in BY_NUMBERS or name in tensor_float.ROLES
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out, known = call(func, args, kwargs)
-            if (type(out) is fake and out.fake_device.type == "cuda") and not place.is_met:
-                place.is_met = True
-            if host.is_used and (part := host.part(name, args, out)):
+            if part := host.part(name, args, out):
                 return self._of_host(part, name, func, args, kwargs, out, known)
             if known is None and not is_ours(args, kwargs, out):
                 return out
@@ -233,7 +233,7 @@ class Watcher:
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record a kernel whose results were made up."""
         name, host = ".".join(func._schema.name.split("::")), self._session.host
-        if host.is_used and (part := host.part(name, args, out)):
+        if part := host.part(name, args, out):
             self._write_host(part, name, func, args, kwargs, out=out)
             return
         self._counted.made(out, args)
@@ -258,9 +258,7 @@ class Watcher:
         """Handle an operator that launches no kernel, but may allocate memory."""
         out, known = self._call(func, args, kwargs)
         host = self._session.host
-        if (type(out) is self._FakeTensor and out.fake_device.type == "cuda") and not self._session.placement.is_met:
-            self._session.placement.is_met = True
-        if host.is_used and (part := host.part("", args, out)):
+        if part := host.part("", args, out):
             host.count(out, self._counted.category(), part, args)
         elif known is not None or self._is_ours(args, kwargs, out):
             self._counted.made(out, args)
@@ -272,7 +270,6 @@ class Watcher:
         if type(args[0]) is self._torch.Tensor and self._fake:
             for view in tensors_in(out):
                 self._session.stated.numbers.adopt(view, args[0])
-                self._session.placement.leave(view)
         return out
 
     def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:

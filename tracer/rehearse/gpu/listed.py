@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.internals import makers
-from foretrace.tracer.rehearse.gpu import old_types
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -36,8 +35,6 @@ def install(session: RehearsalSession) -> None:
     for name in NAMES:
         setattr(torch, name, _asking(getattr(anywhere, name)))
         _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for torch.jit
-    for name in old_types.NAMES:
-        setattr(torch, name, old_types.HostType(getattr(anywhere, name), numbers))
     anywhere.Tensor.__new__ = staticmethod(_after_class(anywhere.Tensor.__new__))
     kind: Any = FakeTensor
     kind.new = _after_class(kind.new)

@@ -229,9 +229,9 @@ class Memory:
         elif self.host is not None:
             self.host.resized(storage)
 
-    def add_from(self, storage: Any, other: Memory) -> None:
-        """Take *storage* over from *other*."""
-        self.add(storage, other.forget(storage) or "buffers")
+    def storages(self) -> list[Any]:
+        """Return the storages that are counted."""
+        return [one for _, kept in list(self._numbers.values()) if (one := kept()) is not None]
 
     def forget(self, storage: Any) -> str:
         """Count *storage* no more; return what it was for, ``""`` if it was not counted."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
-from foretrace.tracer.rehearse.gpu.devices import GPU
+from foretrace.tracer.rehearse.device.installing import Gpu
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -74,7 +74,7 @@ class Workspaces:
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out = computing(func, args, kwargs)
-            if not (host.is_used and host.part(name, args, None)):
+            if not (host.part(name, args, None)):
                 self._use(lane.stream)
             return out
 
@@ -85,4 +85,4 @@ class Workspaces:
         thread = 0 if self._is_in_backward() else threading.get_ident()
         if (thread, stream) not in self._taken:
             self._taken.add((thread, stream))
-            self._session.memory.reserve(workspace_bytes(GPU.major, os.environ), stream)
+            self._session.memory.reserve(workspace_bytes(Gpu().major, os.environ), stream)

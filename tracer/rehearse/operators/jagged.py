@@ -1,7 +1,7 @@
 """Nested tensors with jagged layout: packed rows of different lengths, and the offset at which each ends.
 
 ``torch.nested`` works on their components, which are fake tensors. This module replaces what it needs
-besides: the symbolic size that represents all lengths, and the attention kernel that a GPU would choose.
+besides: the symbolic size that represents all lengths.
 """
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.gpu import attention
 from foretrace.tracer.rehearse.script.libraries import when_imported
 
 STRIDED: Final = (
@@ -20,20 +19,11 @@ STRIDED: Final = (
 )
 """Error for nested tensors with strided layout."""
 
-OVER_SCORES: Final = (
-    "attention of nested tensors without a fused kernel cannot be rehearsed: use fp16 or bf16, and heads of "
-    f"at most {attention.WIDEST} elements"
-)
-"""Error for attention that no fused kernel accepts."""
-
 
 def install() -> list[Any]:
     """Change ``torch.nested`` once it is imported; return objects that must be kept alive."""
     _layouts()
-    return [
-        *when_imported("torch.nested._internal.nested_tensor", _sizes),
-        *when_imported("torch.nested._internal.sdpa", _attention),
-    ]
+    return when_imported("torch.nested._internal.nested_tensor", _sizes)
 
 
 def of_parts(tensor: Any, rows: Callable[[Any], Any], ends: Callable[[Any], Any]) -> Any:
@@ -99,20 +89,3 @@ def _sizes(module: Any) -> None:
         return known[tensor]
 
     module.get_tensor_symint = size_of
-
-
-def _attention(module: Any) -> None:
-    """Make attention choose the kernel of a GPU: flash in half precision, else memory-efficient."""
-    import torch
-    from torch.nn.attention import SDPBackend
-
-    kernels = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
-
-    def select(query: Any, key: Any, value: Any, mask: Any, *args: Any) -> Any:
-        del args
-        found = kernels.get(attention.chosen(torch, query, key, value, mask))
-        if found is None:
-            raise RehearsalError(OVER_SCORES)
-        return found
-
-    module._select_sdp_backend = select

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from foretrace.tracer.rehearse.gpu import ordinals
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -72,7 +71,6 @@ class Apart:
             if one.grad is not None:
                 self._trained[id(one)] = one.numel()
                 self._is_sharded |= isinstance(one, DTensor | FlatParameter)
-        ordinals.look(self._session, trained, ordinals.MODEL)
 
     def step_ended(self, *, is_kept: bool) -> None:
         """A step is over: say what is certain of all that were kept so far, if it is kept."""

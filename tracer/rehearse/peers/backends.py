@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.gpu import ordinals
+from foretrace.tracer.rehearse.ranks.launchers import is_task, name_on_node, on_node
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -21,6 +21,19 @@ STAGED: Final = (
     "tensors on the device are sent over gloo, as by {call}: a real run copies them through the host, and "
     "gloo does not have all kinds for them; here they take what they take over NCCL"
 )
+
+SHARED: Final = (
+    "the tensors that each rank sends, as by {call}, are on GPU 0 of its node, because no rank chooses a GPU "
+    '(torch.cuda.set_device, torch.device("cuda", {rank})): over NCCL a real run ends with "Duplicate GPU '
+    'detected"{unless}'
+)
+"""Note about a script whose ranks share a GPU."""
+
+UNLESS: Final = (
+    ", unless the launcher shows each task one GPU only (srun --gpus-per-task, CUDA_VISIBLE_DEVICES in a "
+    "script around python)"
+)
+"""Added to the note if ranks are tasks of SLURM or MPI: a rehearsal does not know which GPUs they see."""
 
 
 class Backends:
@@ -38,7 +51,6 @@ class Backends:
     def ask(self, group: str, backend: str) -> None:
         """Keep the *backend* that was asked for, for the *group* of that name in torch; ``""``: the world."""
         self._asked[group] = backend
-        self._session.placement.is_met |= "nccl" in backend
 
     def of(self, group: str = "") -> str:
         """Return the backend that was asked for; if none was, that of the world."""
@@ -52,19 +64,16 @@ class Backends:
             group: of torch.
             tensors: what it sends; real tensors are on the host.
         """
-        from torch.nn import Parameter
-
         session = self._session
-        if not session.placement.is_met:
-            return
         asked = self.of(str(group.group_name))
         by_device, sent = self._by_device(asked), list(tensors)
-        ordinals.look(session, (one for one in sent if isinstance(one, Parameter)), ordinals.MODEL)
-        ordinals.look(session, (one for one in sent if not isinstance(one, Parameter)), ordinals.SENT)
         for tensor in sent:
-            kind = "cpu" if session.host.holds(tensor) else "cuda"
+            kind = "cuda" if session.host.on_device(tensor) else "cpu"
             if kind not in by_device:
                 raise RehearsalError(self._refusal(call, group, asked, is_host=kind == "cpu"))
+            if kind == "cuda" and by_device[kind] == "nccl" and tensor.get_device() == 0 < on_node()[0]:
+                unless = UNLESS if is_task() else ""
+                session.warn(SHARED.format(call=call, rank=name_on_node(), unless=unless))
             if kind == "cuda" and by_device[kind] == "gloo":
                 session.warn(STAGED.format(call=call))
                 return

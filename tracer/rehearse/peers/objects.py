@@ -180,8 +180,7 @@ class _Sent:
             return None
         is_short = tensor.numel() <= MOST_NUMBERS
         numbers = own_numbers(self._session.stated, tensor) if is_short else None
-        is_on_gpu = self._session.placement.is_met and not self._session.host.holds(tensor)
-        device = "cuda" if is_on_gpu else "cpu"
+        device = "cuda" if self._session.host.on_device(tensor) else "cpu"
         return Described(tuple(tensor.shape), tensor.dtype, device, tensor.requires_grad, numbers)
 
     def _which(self, rank: int | None, group: Any, place: int | None) -> tuple[int, int]:

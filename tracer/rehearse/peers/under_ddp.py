@@ -45,7 +45,6 @@ def install(session: RehearsalSession) -> None:
         own = (*module.parameters(), *module.buffers())
         group = kept.get("process_group") or dist.group.WORLD
         session.backends.check("DistributedDataParallel", group, own)
-        session.placement.put_left(own)
         original(self, module, None, None, *args[2:], **kept)
 
     after = module.DistributedDataParallel._post_forward

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from foretrace.tracer.rehearse.gpu import ordinals
-from foretrace.tracer.rehearse.gpu.devices import is_gpu
 from foretrace.tracer.rehearse.peers import joining, objects, stores
 from foretrace.tracer.rehearse.peers.backends import UNSAID
 from foretrace.tracer.rehearse.script.libraries import everywhere
@@ -23,12 +20,6 @@ if TYPE_CHECKING:
 
 UNPATCHED: Final = frozenset({"__class__", "__getattribute__", "__new__", "__setattr__", "__repr__"})
 """Methods of a mesh that compute nothing."""
-
-HOST_MESH: Final = (
-    "a mesh of the host is acted out as one of the devices: its tensors, their memory and what they send are "
-    "the device's here"
-)
-"""What to say where a script that trains on GPUs makes a mesh of processors."""
 
 
 def _with_signature_of(original: Callable[..., Any], function: Any) -> Callable[..., Any]:
@@ -210,11 +201,9 @@ def _meshes_without_fakes(session: RehearsalSession) -> None:
         return ranks if own is None else own.clone()
 
     def init(self: Any, device_type: str, mesh: Any = None, *args: Any, **kwargs: Any) -> None:
-        session.placement.is_met |= is_gpu(device_type)
         made(self, device_type, known(mesh), *args, **kwargs)
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        session.placement.is_met |= is_gpu(device_type)
         return _with_real_numbers(original)(device_type, *args, **kwargs)
 
     kind.__init__ = init

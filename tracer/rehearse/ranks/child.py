@@ -46,7 +46,7 @@ def main() -> None:
     progress = int(sys.argv[1])
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    fake_mode = _load()
+    device = _load()
     under_way: dict[int, int] = {}
     rest, is_open = b"", True
     while is_open or under_way:
@@ -60,7 +60,7 @@ def main() -> None:
                 spec = {**json.loads(line), "progress": progress}
                 number = os.fork()
                 if number == 0:
-                    _act(spec, fake_mode)
+                    _act(spec, device)
                 under_way[number] = spec["rank"]
         for number in list(under_way):
             ended, status = os.waitpid(number, os.WNOHANG if is_open else 0)
@@ -70,20 +70,21 @@ def main() -> None:
 
 
 def _load() -> Any:
-    """Load the parts of torch that every rank needs; return the mode in which tensors are fake."""
-    from foretrace.tracer.rehearse.device import session_side
+    """Load the parts of torch that every rank needs, with the GPUs of a node; return these."""
+    from foretrace.tracer.rehearse.device.driver import MOST_DEVICES
+    from foretrace.tracer.rehearse.device.installing import install
 
-    fake_mode = session_side.start()
+    device = install(MOST_DEVICES)
     import torch
 
     torch.set_num_threads(1)
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
-    return fake_mode
+    return device
 
 
-def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
+def _act(spec: Mapping[str, Any], device: Any) -> None:
     """Run the rank of *spec* and end the process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     output = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -93,7 +94,7 @@ def _act(spec: Mapping[str, Any], fake_mode: Any) -> None:
     faulthandler.enable()  # on a fatal signal, print where the process was
     outcome: dict[str, Any]
     try:
-        outcome = rehearse(spec, fake_mode)
+        outcome = rehearse(spec, device)
     except AwaitedError as error:
         outcome = {"awaits": error.rank, "n_left": error.n_left}
     except UnlikeError as error:
@@ -122,7 +123,7 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
+def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     """Run the script of *spec* and write what its rank issues; return a description of the run.
 
     Raises:
@@ -135,14 +136,17 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     sys.argv = launchers.words_of(spec)
     from foretrace.tracer.record import activate
     from foretrace.tracer.rehearse.events.watch import Watcher
-    from foretrace.tracer.rehearse.device import session_side
     from foretrace.tracer.rehearse.peers.world import World
     from foretrace.tracer.rehearse.script import files, started, threads
     from foretrace.tracer.rehearse.script.own_steps import RehearsedRecording
     from foretrace.tracer.rehearse.script.programs import Programs
     from foretrace.tracer.rehearse.script.stuck import Watchdog
 
-    session, world = _session(spec), World(spec["rank"], spec["world_size"])
+    import torch
+
+    device.driver.count = spec["local_world_size"] if spec["has_gpu"] else 0
+    torch.autograd.set_multithreading_enabled(False)  # what is known of a thread is known in its backward
+    session, world = _session(spec, device), World(spec["rank"], spec["world_size"])
     world.install(session)
     kept = _installed(spec, session)
     started.install(session, spec)
@@ -151,8 +155,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     programs = Programs(spec)
     programs.install()
     guard.install()
-    modes = (fake_mode, watcher.mode())
-    session_side.attend(session)
+    modes = (device.mode, watcher.mode())
     activate(RehearsedRecording(session, Path(spec["folder"])))
     Watchdog(session, lambda words: _leave(spec, {"error": words, "missed": []})).watch()
     with guard.cleared(session.notes), threads.Threads(session, modes, watcher.one_at_a_time).seen():
@@ -173,7 +176,7 @@ def _noted(session: Any) -> str:
     return "".join(f"{note}; " for note in session.notes)
 
 
-def _session(spec: Mapping[str, Any]) -> Any:
+def _session(spec: Mapping[str, Any], device: Any) -> Any:
     """Return a session for the rank of *spec* that reports its progress."""
     from foretrace.tracer.rehearse.session import RehearsalSession
     from foretrace.tracer.rehearse.values.stated import Stated
@@ -186,6 +189,7 @@ def _session(spec: Mapping[str, Any]) -> Any:
     return RehearsalSession(
         spec["rank"],
         spec["world_size"],
+        device,
         stated=Stated(spec["expert_load"], letters, asks_choices=spec["asks_choices"]),
         warmup=spec["warmup"],
         steps=spec["steps"],

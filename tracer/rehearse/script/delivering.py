@@ -98,7 +98,7 @@ def _give_batches(session: RehearsalSession, iterators: _Iterators) -> None:
                 session.trainings.loaded.note(owner, batch, iterators.drawn.pop(self, None))
         finally:
             session.host.doing.is_loading = False
-        is_pinned = bool(iterators.pins.get(self)) and session.placement.is_met
+        is_pinned = bool(iterators.pins.get(self)) and torch.cuda.is_available()
         faked = functools.partial(_loaded, session, is_pinned=is_pinned)
         return _pytree.tree_map_only(torch.Tensor, faked, batch)
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.gpu.devices import is_gpu
-from foretrace.tracer.rehearse.gpu.host import HOST
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -59,25 +57,22 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
             f"torch.load cannot be rehearsed with torch {torch.__version__}: use 2.7 or newer, or turn "
             "loading off with an argument of the script or a stub (--stub, docs/rehearse.md section 6)"
         )
-    original, place, cpu = anywhere._restore_device_fake_mode, session.placement, torch.device("cpu")
-    restore = _get_restore_location(mapped)
+    original, restore = anywhere._restore_device_fake_mode, _get_restore_location(mapped)
 
     def restored(tensor: Any) -> Any:
         location = getattr(tensor.untyped_storage(), "_fake_device", None)
         where = "meta" if location is None else str(restore(_Read(), location).device)
         if where.startswith("meta"):
             return original(tensor)
-        tensor.fake_device = cpu
-        if is_gpu(where):
-            place.is_met = True
-            place.put(tensor)
-        else:
-            place.keep(tensor)
+        device = torch.device(where)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        tensor.fake_device = device
         return tensor
 
     anywhere._restore_device_fake_mode = restored
     try:
-        with session.host.making(HOST if place.is_met else ""), _nothing_remembered():
+        with _nothing_remembered():
             yield
     finally:
         anywhere._restore_device_fake_mode = original

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.rehearse.events import embedded
-from foretrace.tracer.rehearse.gpu import kernels, offloading
-from foretrace.tracer.rehearse.gpu.memory import rounded
-from foretrace.tracer.rehearse.operators import calling, empty, jagged
+from foretrace.tracer.rehearse.gpu import kernels
+from foretrace.tracer.rehearse.operators import empty, jagged
 from foretrace.tracer.rehearse.script import (
     checkpoints,
     compiling,
@@ -38,7 +35,7 @@ def install(session: RehearsalSession) -> list[Any]:
     embedded.install(session)
     seeds.scatter(session.rank)
     checkpoints.install(session)
-    calling.install(session)
+    scaler()
     empty.install()
     exporting.install(session)
     sparse.install(session)
@@ -66,17 +63,12 @@ def scaler() -> None:
     from torch.amp import grad_scaler
 
     anywhere: Any = grad_scaler.GradScaler
-    made = anywhere.__init__
-
-    def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-        del device
-        made(self, "cpu", *args, **kwargs)
 
     def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         del self, state
         return optimizer.step(*args, **kwargs)
 
-    anywhere.__init__, anywhere._maybe_opt_step = init, step
+    anywhere._maybe_opt_step = step
 
 
 def _storages(session: RehearsalSession) -> None:
@@ -92,63 +84,6 @@ def _storages(session: RehearsalSession) -> None:
         return found
 
     anywhere.resize_ = resize
-
-
-def _addresses() -> None:
-    """Give storages distinct addresses: libraries compare them, and those of fake tensors are all zero."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    anywhere: Any = torch.UntypedStorage
-    fakes: Any = FakeTensor
-    original = anywhere.data_ptr
-    free = [_FIRST_ADDRESS]
-
-    def of_storage(storage: Any) -> int:
-        if storage.device.type != "meta":
-            return int(original(storage))
-        if not storage.nbytes():
-            return 0
-        found = vars(storage).get("rehearsed_address")
-        if found is None:
-            found = storage.rehearsed_address = free[0]
-            free[0] += rounded(storage.nbytes())
-        return int(found)
-
-    def of_tensor(tensor: Any) -> int:
-        start = of_storage(tensor.untyped_storage())
-        return start + tensor.storage_offset() * tensor.element_size() if start else 0
-
-    anywhere.data_ptr, fakes.data_ptr = of_storage, of_tensor
-
-
-_FIRST_ADDRESS = 1 << 40
-"""First address of the device memory that does not exist."""
-
-
-def _fsdp1(session: RehearsalSession) -> None:
-    """Make FSDP1 use the CPU as its device, whatever device it is given.
-
-    Whole parameters that it moves to the host for a checkpoint stay where they are.
-    """
-    import torch
-    from torch.distributed.fsdp import _init_utils
-    from torch.distributed.fsdp import fully_sharded_data_parallel as module
-
-    anywhere: Any = module.FullyShardedDataParallel
-    made = anywhere.__init__
-    names: Any = _init_utils
-    names._check_module_states_for_sync_module_states = lambda module: None  # requires parameters on a GPU
-
-    @functools.wraps(made)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("device_id") is not None or session.placement.is_met:
-            kwargs["device_id"] = torch.device("cpu")
-        module: Any = kwargs.get("module", args[0] if args else None)
-        session.placement.put_left((*module.parameters(), *module.buffers()))
-        made(self, *args, **kwargs)
-
-    anywhere.__init__ = init
 
 
 def _join() -> None:
@@ -185,28 +120,6 @@ def _chunks() -> None:
     for module in (_fsdp_common, _fsdp_param):
         anywhere: Any = module
         anywhere._chunk_with_empty = Chunks
-
-
-def _swaps() -> None:
-    """Make modules movable: fake tensors cannot be swapped, but one can take the data of another."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    anywhere: Any = torch.utils
-    original = anywhere.swap_tensors
-
-    def swap(one: Any, other: Any) -> None:
-        if one is other:
-            return
-        if not (type(one) is FakeTensor and type(other) is FakeTensor):
-            original(one, other)
-        elif one.fake_device == other.fake_device:
-            one.data = other.data
-        else:  # from the meta device, as with FSDP1
-            one.__dict__, other.__dict__ = other.__dict__, one.__dict__
-            torch._C._swap_tensor_impl(one, other)
-
-    anywhere.swap_tensors = swap
 
 
 TAKEN_FOR_PARAMETER: Final = (

@@ -11,7 +11,6 @@ from foretrace.tracer.operators import dtype_name, tensor_bytes
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.events.tape import HOST_WAIT
 from foretrace.tracer.rehearse.gpu import listed
-from foretrace.tracer.rehearse.gpu.devices import is_foreign
 from foretrace.tracer.rehearse.operators.calls import tensors_in
 from foretrace.tracer.rehearse.operators.work import Work
 from foretrace.tracer.rehearse.peers.waits import install_futures
@@ -39,7 +38,6 @@ def install(session: RehearsalSession) -> list[Any]:
     install_futures()
     children.install(session)
     _graphs(session)
-    synced_norms()
     _grouped_products()
     return when_imported(TRITON, lambda module: _triton(session, module))
 
@@ -71,6 +69,8 @@ def _arrays(session: RehearsalSession) -> None:
         return told(self) if dtype is None else told(self).astype(dtype, copy=False)
 
     anywhere.numpy, anywhere.__array__ = to_numpy, to_array
+    kinds: Any = FakeTensor
+    kinds.numpy = to_numpy
 
 
 def _mapped_files(session: RehearsalSession) -> None:
@@ -186,14 +186,7 @@ def _plain_tensors(session: RehearsalSession) -> None:
         )
         return torch.ops.aten.alias(self)
 
-    wrapped = anywhere._make_wrapper_subclass
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if is_foreign(kwargs.get("device")):
-            kwargs["device"] = torch.device("cpu")  # the device of the tensor inside
-        return wrapped(*args, **kwargs)
-
-    anywhere.as_subclass, anywhere._make_wrapper_subclass = as_subclass, staticmethod(wrapper)
+    anywhere.as_subclass = as_subclass
 
 
 def _graphs(session: RehearsalSession) -> None:

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.rehearse.errors import Finished, RehearsalError
@@ -46,8 +47,11 @@ class Threads:
     def __init__(
         self, session: RehearsalSession, modes: Sequence[Any], one_at_a_time: Callable[[Any], None]
     ) -> None:
+        import torch
+
         self._session, self._modes, self._one_at_a_time = session, modes, one_at_a_time
         self._turn = threading.RLock()
+        self._roots = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
         self._are_some = False
         self._ended_by: BaseException | None = None
 
@@ -87,10 +91,13 @@ class Threads:
             self._are_some = True
             self._one_at_a_time(self)
         run, lane = thread.run, self._session.lane
+        import torch
+
         owner = ("forward", INPUT) if lane.owner[0] == SETUP else lane.owner
 
         def ran() -> None:
             _enter(modes)
+            torch.autograd.set_multithreading_enabled(False)
             lane.owner = owner
             try:
                 run()
@@ -132,8 +139,7 @@ class Threads:
         """
         if frame is not None and frame.f_code.co_filename == threading.__file__:
             return True
-        is_torch = self._session.placement.asker.is_torch
-        while frame is not None and not is_torch(frame):
+        while frame is not None and not frame.f_code.co_filename.startswith(self._roots):
             if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
                 return True
             frame = frame.f_back

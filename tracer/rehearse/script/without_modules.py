@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from foretrace.tracer import internals
 from foretrace.tracer.rehearse.events.lane import LOSS
 from foretrace.tracer.rehearse.operators.calls import tensors_in
 from foretrace.tracer.steps import Steps
@@ -32,12 +33,7 @@ class StepsWithoutModules(Steps):
     def __init__(self, session: RehearsalSession) -> None:
         super().__init__(session)  # type: ignore[arg-type]
         self._rehearsal = session
-        self._mode: Any = None
         self._is_first = False  # an optimizer steps, and no module was called yet
-
-    def see(self, mode: Any) -> None:
-        """Remember *mode*, through which all functions of torch go."""
-        self._mode = mode
 
     def begin(self) -> None:
         """Forward work begins: a module is called, or a function if no module is ever called."""
@@ -61,31 +57,36 @@ class StepsWithoutModules(Steps):
             if not session.kept.warmup:
                 session.warn(FIRST_LEFT_OUT)
             session.kept.leave_out(1)
-            self._watch(type(self._mode))
+            self._watch()
         super().optimizer_ends(optimizer)
 
-    def _watch(self, mode: Any) -> None:
-        """Begin a step with the first function under *mode* whose results require gradients.
+    def _watch(self) -> None:
+        """Begin a step with the first function whose results require gradients.
 
         All such functions count as forward, also those of a later micro-batch after a backward, and those in
         the closure of an optimizer. A rehearsal may end where a step begins. So that is checked here, for
         functions: an error raised inside an operator, below C++ code, may abort the process.
         """
-        handle, lane = mode.__torch_function__, self._rehearsal.lane
+        from torch.overrides import TorchFunctionMode
 
-        def beginning(self_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            before, forward = lane.owner, ("forward", LOSS)
-            is_outside = lane.depth == 0
-            if (is_outside or before[0] == "optimizer") and _differentiates([args, kwargs]):
-                lane.owner = forward
-            out = handle(self_, func, types, args, kwargs)
-            if is_outside and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
-                self.begin()
-            elif lane.owner is forward:  # not a forward: it reads a gradient, for example
-                lane.owner = before
-            return out
+        lane, begin = self._rehearsal.lane, self.begin
 
-        mode.__torch_function__ = beginning
+        class Functions(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
+            """Sees every function of torch."""
+
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                before, forward = lane.owner, ("forward", LOSS)
+                is_outside = lane.depth == 0
+                if (is_outside or before[0] == "optimizer") and _differentiates([args, kwargs]):
+                    lane.owner = forward
+                out = func(*args, **(kwargs or {}))
+                if is_outside and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
+                    begin()
+                elif lane.owner is forward:  # not a forward: it reads a gradient, for example
+                    lane.owner = before
+                return out
+
+        internals.put_below(Functions())
 
 
 def _differentiates(arguments: Any) -> bool:
