@@ -9,24 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from foretrace.tracer.rehearse.gpu.devices import answers
+from foretrace.tracer.internals import Wheel
+from foretrace.tracer.on_cpu.devices import answers
+from foretrace.tracer.rehearse.device.installing import WHEELS
 
 if TYPE_CHECKING:
-    from foretrace.tracer.rehearse.gpu.askers import Askers
     from foretrace.tracer.rehearse.gpu.meter import Meter
-    from foretrace.tracer.rehearse.gpu.placement import Placement
-
-VERSIONS: Final = {
-    (2, 11): ("13.0", (2, 28, 9), 91900),
-    (0, 0): ("12.8", (2, 27, 5), 91002),
-}
-"""CUDA, NCCL and cuDNN in the wheels of torch, by the torch version they begin with. Scripts choose dtypes by
-them.
-
-Source: what the wheels of torch 2.10.0 and 2.11.0 on PyPI require.
-"""
 
 OF_MEMORY: Final = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -50,54 +41,12 @@ class Runtime:
         return lambda *args: 0
 
 
-NO_GPU: Final = {
-    "is_available": False,
-    "is_initialized": False,
-    "is_bf16_supported": False,
-    "device_count": 0,
-    "get_arch_list": [],
-}
-"""What ``torch.cuda`` returns on a machine without a GPU."""
-
-
-def install(placement: Placement, memory: Meter, *, has_gpu: bool = True) -> None:
-    """Give the answers of a machine with GPUs, or of one without.
-
-    Args:
-        placement: knows which code asks, and the device of this rank.
-        memory: the bytes that are allocated.
-        has_gpu: whether the script is told that there is a GPU.
-    """
-    import torch
-
-    tell_versions()
-    tell_generators()
-    tell_memory(memory)
-    tell_accelerator(placement.asker, torch.device(placement.device.type), has_gpu=has_gpu)
-    tell_profilers()
-    if not has_gpu:
-        _deny(placement)
-
-
-def _deny(placement: Placement) -> None:
-    """Say that there is no GPU. A script that requests one anyway ends with an error, as in a real run."""
-    import torch
-
-    anywhere: Any = torch
-    placement.is_denied = True
-    for name, answer in NO_GPU.items():
-        setattr(anywhere.cuda, name, lambda *args, answer=answer, **kwargs: answer)
-    anywhere.version.cuda = None
-    anywhere.backends.cuda.is_flash_attention_available = lambda: False
-    anywhere.distributed.is_nccl_available = lambda: False
-
-
-def _wheel() -> tuple[str, tuple[int, int, int], int]:
+def _wheel() -> Wheel:
     """Return the versions of CUDA, NCCL and cuDNN in the GPU wheel of this version of torch."""
     import torch
 
     own = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return next(versions for since, versions in VERSIONS.items() if own >= since)
+    return next(wheel for since, wheel in WHEELS.items() if own >= since)
 
 
 def tell_versions() -> None:
@@ -106,10 +55,10 @@ def tell_versions() -> None:
     import torch.cuda.nccl
 
     anywhere: Any = torch
-    cuda, nccl, _ = _wheel()
+    wheel = _wheel()
     if torch.version.cuda is None:  # else torchvision compares it with its own version
-        anywhere.version.cuda = cuda
-    anywhere.cuda.nccl.version = lambda: nccl
+        anywhere.version.cuda = wheel.cuda
+    anywhere.cuda.nccl.version = lambda: wheel.nccl
     anywhere.cuda.nccl.is_available = lambda tensors: True
     anywhere.backends.cuda.is_flash_attention_available = lambda: True
 
@@ -149,31 +98,31 @@ def tell_memory(meter: Meter) -> None:
     accelerator.get_memory_info = anywhere.cuda.mem_get_info
 
 
-def tell_accelerator(asker: Askers, gpu: Any, *, has_gpu: bool) -> None:
-    """Report *gpu*, a device, or none, to code that asks for an accelerator and is not torch's."""
+def tell_accelerator() -> None:
+    """Report a GPU to code that asks for an accelerator and is not torch's."""
     import torch
 
     anywhere: Any = torch
-    is_torch, module_of, cpu = asker.is_torch, torch.get_device_module, torch.device("cpu")
+    gpu, module_of, roots = torch.device("cuda"), torch.get_device_module, str(Path(torch.__file__).parent)
 
     def tell(owner: Any, name: str, answer: Any) -> None:
         original = getattr(owner, name)
 
         def asked(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if is_torch(sys._getframe(1)) else answer
+            is_torchs = sys._getframe(1).f_code.co_filename.startswith(roots)
+            return original(*args, **kwargs) if is_torchs else answer
 
         setattr(owner, name, asked)
 
-    tell(anywhere.accelerator, "is_available", has_gpu)
-    tell(anywhere.accelerator, "device_count", torch.cuda.device_count() if has_gpu else 0)
-    tell(anywhere.accelerator, "current_accelerator", gpu if has_gpu else None)
-    tell(anywhere._C, "_get_accelerator", gpu if has_gpu else cpu)  # transformers asks this for its meshes
-    tell(anywhere.backends.cuda, "is_built", has_gpu)
-    tell(anywhere.backends.cudnn, "is_available", has_gpu)
-    tell(anywhere.backends.cudnn, "version", _wheel()[2] if has_gpu else None)
-    usual = gpu if has_gpu else cpu
-    anywhere.get_device_module = lambda device=None: module_of(usual if device is None else device)
-    anywhere.accelerator.device_index = anywhere.cuda.device if has_gpu else lambda device: nullcontext()
+    tell(anywhere.accelerator, "is_available", True)  # noqa: FBT003 - an answer
+    tell(anywhere.accelerator, "device_count", torch.cuda.device_count())
+    tell(anywhere.accelerator, "current_accelerator", gpu)
+    tell(anywhere._C, "_get_accelerator", gpu)  # transformers asks this for its meshes
+    tell(anywhere.backends.cuda, "is_built", True)  # noqa: FBT003
+    tell(anywhere.backends.cudnn, "is_available", True)  # noqa: FBT003
+    tell(anywhere.backends.cudnn, "version", _wheel().cudnn)
+    anywhere.get_device_module = lambda device=None: module_of(gpu if device is None else device)
+    anywhere.accelerator.device_index = lambda device: nullcontext()
 
 
 def tell_profilers() -> None:

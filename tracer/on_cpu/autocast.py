@@ -1,19 +1,11 @@
-"""Autocast of a GPU, done by autocast of the CPU, but with the operators that CUDA casts (``casting``)."""
-
-# ruff: noqa: SLF001 - this module takes the place of parts of torch
+"""Autocast of a GPU, done by autocast of the processor."""
 
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final
-
-from foretrace.tracer.rehearse.gpu import casting
-
-RECOMPUTING: Final = "torch.utils.checkpoint"
-"""Module that enters a region of the processor where there was one of whatever kind."""
+from typing import Any
 
 
 class _OfGpu(threading.local):
@@ -21,24 +13,19 @@ class _OfGpu(threading.local):
 
     Attributes:
         dtype: the one that operators are cast to; None: torch's own for CUDA, fp16.
-        is_of_host: whether the present region is one that the script wants of the processor.
         of_host: what autocast of the host had before that of the GPU was turned on by hand; None: it is off.
     """
 
     dtype: Any = None
-    is_of_host: bool = False
     of_host: Any = None
 
 
-def install(torch: Any, is_foreign: Callable[[Any], bool], *, casts: bool = True) -> None:
+def install(torch: Any, is_foreign: Callable[[Any], bool]) -> None:
     """Let autocast of a GPU be that of the processor, with the dtype that the GPU would use.
-
-    Where the script is told that there is no GPU, torch itself turns autocast of a GPU off.
 
     Args:
         torch: the module.
         is_foreign: whether a device is a GPU.
-        casts: whether the operators that CUDA casts are cast, else those that the processor does.
     """
     from torch.amp import autocast_mode
 
@@ -50,30 +37,24 @@ def install(torch: Any, is_foreign: Callable[[Any], bool], *, casts: bool = True
 
     @functools.wraps(original)
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        self.is_of_gpu = is_foreign(device_type) and torch.cuda.is_available()
+        self.is_of_gpu = is_foreign(device_type)
         if self.is_of_gpu:
             device_type, dtype = "cpu", dtype or dtype_of_gpu()
-        self.recomputes = sys._getframe(1).f_globals.get("__name__") == RECOMPUTING
         original(self, device_type, dtype, *args, **kwargs)
 
     @functools.wraps(enter)
     def entered(self: Any) -> Any:
         if self.is_of_gpu:
             self.dtype_before, told.dtype = told.dtype, self.fast_dtype
-        self.of_host_before = told.is_of_host
-        told.is_of_host = not self.is_of_gpu and (told.is_of_host or not self.recomputes)
         return enter(self)
 
     @functools.wraps(leave)
     def left(self: Any, *error: Any) -> Any:
         if self.is_of_gpu:
             told.dtype = self.dtype_before
-        told.is_of_host = self.of_host_before
         return leave(self, *error)
 
     base.__init__, base.__enter__, base.__exit__ = init, entered, left
-    if casts:
-        base.kept = casting.install(torch, lambda: told.is_of_host)
     _by_hand(torch, is_foreign, told, dtype_of_gpu)
 
 

@@ -6,48 +6,21 @@ script's own ``torch.device("cuda")`` objects do not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
-from foretrace.tracer.rehearse.gpu import allocator, attention, autocast, old_types
-from foretrace.tracer.rehearse.gpu.casting import OUTERMOST, SOFTMAX, softmax
+from foretrace.tracer.rehearse.device.installing import Gpu
+from foretrace.tracer.rehearse.gpu import allocator
 from foretrace.tracer.rehearse.gpu.meter import CAPACITY_BYTES
 from foretrace.tracer.rehearse.ranks.launchers import on_node
 
 if TYPE_CHECKING:
+    from foretrace.tracer.on_cpu.streams import Streams
     from foretrace.tracer.rehearse.gpu.meter import Meter
-    from foretrace.tracer.rehearse.gpu.streams import Streams
 
-GPU: Final = SimpleNamespace(
-    name="rehearsed GPU",
-    major=9,
-    minor=0,
-    total_memory=CAPACITY_BYTES,
-    multi_processor_count=132,
-    warp_size=32,
-    is_integrated=0,
-    gcnArchName="",
-    L2_cache_size=50 * 2**20,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    regs_per_multiprocessor=65536,
-    shared_memory_per_block=48 * 2**10,
-    shared_memory_per_block_optin=227 * 2**10,
-    shared_memory_per_multiprocessor=228 * 2**10,
-    clock_rate=1_980_000,
-    memory_clock_rate=2_619_000,
-    memory_bus_width=5120,
-    is_multi_gpu_board=0,
-    pci_bus_id=0,
-    pci_device_id=0,
-    pci_domain_id=0,
-    uuid="00000000-0000-0000-0000-000000000000",
-)
-"""Properties of the GPU that the script sees: those of an H100. The script may choose by them. The times of
-its work are those of the cluster for which it is simulated."""
+GPU: Final = Gpu()
 
 FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
 """Kinds of devices that are replaced by the CPU."""
@@ -66,10 +39,6 @@ COMMANDS: Final = (
 
 OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 """Functions of ``torch.cuda`` that read the driver, in per cent, degrees, mW and MHz: all return 0."""
-
-
-ASKING: Final = "_parse_to"
-"""Function by which ``nn.Module.to`` parses its arguments; the device in them is not replaced."""
 
 
 def local_rank() -> int:
@@ -96,60 +65,12 @@ def is_gpu(device: Any) -> bool:
     return is_foreign(device) and not str(device).startswith("cpu")
 
 
-def _numbered(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of ``torch.device``; a bare number is that of a GPU if there is one."""
-    import torch
-
-    is_bare = len(args) == 1 and isinstance(args[0], int) and torch.cuda.is_available()
-    return ("cuda", *args) if is_bare else args
-
-
-def device_mode(
-    moving: Callable[..., Any], making: Callable[..., Any], is_written: Callable[[tuple[Any, ...]], bool]
-) -> Any:
-    """Return a mode in which functions of torch create and keep tensors on the CPU.
-
-    Args:
-        moving: replaces functions that move a tensor between host and device.
-        making: replaces functions that take a device, also if none is given.
-        is_written: writes a number to a tensor, with these arguments, if it can, and says whether.
-    """
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._device import _device_constructors
-
-    moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory}
-    moves.add(torch.Tensor.type_as)
-    typed, named, written = torch.Tensor.type, torch.device, torch.Tensor.__setitem__
-    makes, is_autocast = _device_constructors(), torch.is_autocast_enabled
-
-    class DeviceMode(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
-        """Replaces devices in arguments."""
-
-        def __torch_function__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-        ) -> Any:
-            if func is typed:
-                func, args, kwargs = old_types.as_move(func, args, dict(kwargs or {}))
-            if func in moves:
-                return moving(func, args, kwargs or {})
-            if func is written and is_written(args):
-                return None
-            if func is named:
-                return named(*_numbered(args), **(kwargs or {}))
-            if func in makes or (kwargs and "device" in kwargs and getattr(func, "__name__", "") != ASKING):
-                return making(func, args, kwargs or {})
-            name = getattr(func, "__name__", "")
-            if name in OUTERMOST and args and not is_autocast("cpu"):
-                args = (args[0].contiguous(), *args[1:])
-            if name in SOFTMAX and (one := softmax(torch, name, args, kwargs or {})) is not None:
-                return one
-            return func(*args, **(kwargs or {}))
-
-    mode = DeviceMode()
-    differentiate_in(mode)
-    save_in(mode, torch.autograd.graph)
-    return mode
+def number_of(device: Any) -> int | None:
+    """Return the GPU number in *device*, None if it names no GPU or has no number."""
+    if isinstance(device, int):
+        return device
+    number = str(device).partition(":")[2]
+    return int(number) if is_gpu(device) and number.isdigit() else None
 
 
 def differentiate_in(mode: Any) -> None:
@@ -241,20 +162,6 @@ def _of_memory(meter: Meter) -> dict[str, Any]:
         "mem_get_info": lambda device=None: (max(CAPACITY_BYTES - meter.reserved, 0), CAPACITY_BYTES),
         "memory_stats": stats,
     }
-
-
-def install(streams: Streams, meter: Meter) -> None:
-    """Replace GPUs in this process, also where they compute otherwise than processors.
-
-    Args:
-        streams: streams and events to offer.
-        meter: knows the memory.
-    """
-    import torch
-
-    stand_in(streams, meter)
-    attention.install(torch)
-    autocast.install(torch, is_foreign)
 
 
 def stand_in(streams: Streams, meter: Meter) -> None:

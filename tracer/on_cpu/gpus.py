@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
 from typing import Any, Final
 
-from foretrace.tracer.rehearse.gpu import accelerators, autocast, devices, ordinals, streams
+from foretrace.tracer.on_cpu import accelerators, autocast, devices, streams
 from foretrace.tracer.rehearse.gpu.meter import Meter
 
 
@@ -60,11 +59,11 @@ class Gpus:
         accelerators.tell_profilers()
         self._accelerator(torch)
         torch.backends.cudnn.is_available = lambda: True
-        autocast.install(torch, devices.is_foreign, casts=False)
+        autocast.install(torch, devices.is_foreign)
 
     def choose(self, device: Any) -> None:
         """Make *device*, as ``torch.cuda.set_device`` takes it, the current one."""
-        number = ordinals.number_of(device)
+        number = devices.number_of(device)
         if number is None:
             return
         if number >= self.n_gpus:
@@ -83,7 +82,5 @@ class Gpus:
     def _accelerator(self, torch: Any) -> None:
         """Tell scripts and libraries of the GPUs; torch's own code finds the processor."""
         importlib.import_module("torch.utils._device")
-        from foretrace.tracer.rehearse.gpu.askers import Askers
 
-        accelerators.tell_accelerator(Askers(), torch.device("cuda"), has_gpu=True)
-        torch.accelerator.device_index = lambda device: nullcontext()
+        accelerators.tell_accelerator()

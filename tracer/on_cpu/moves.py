@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-from foretrace.tracer.rehearse.gpu import devices
+from foretrace.tracer.on_cpu import devices
 
 OWN_PLACE: Final = ("cuda", "pin_memory", "is_pinned", "record_stream")
 """Methods of tensors that have nothing to do where there is one memory."""

@@ -10,8 +10,8 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final
 
+from foretrace.tracer.on_cpu.devices import local_rank
 from foretrace.tracer.rehearse.events.tape import HOST_WAIT, WAIT_MARK, Tape
-from foretrace.tracer.rehearse.gpu.devices import local_rank
 
 NAMES: Final = ("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize")
 """Names in a device module that this module replaces."""

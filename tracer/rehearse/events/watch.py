@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 INERT: Final = frozenset({"aten._amp_foreach_non_finite_check_and_unscale_", "aten._amp_update_scale_"})
 """In-place operators that fail on fake tensors, and are skipped."""
 
+CROSSING: Final = frozenset({"aten._to_copy", "aten.copy_"})
+"""Operators that may cast what they copy."""
+
 COMMUNICATING: Final = frozenset({"c10d", "_c10d_functional", "_dtensor"})
 """Namespaces of collectives and transfers."""
 
@@ -163,6 +166,8 @@ class Watcher:
             return self._allocating
         if full in CONVOLUTIONS:
             return converting(self._session, self._pricing, full, self._computing(full), self._is_ours)
+        if full in CROSSING and self._fake:
+            return self._crossing(self._computing(full), is_write=full == "aten.copy_")
         computing = self._session.bodies.handler(self._mode, func, self._computing(full))
         return AROUND[full](self._session, computing) if full in AROUND else computing
 
@@ -182,9 +187,10 @@ class Watcher:
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out, known = call(func, args, kwargs)
-            if part := host.part(name, args, out):
-                return self._of_host(part, name, func, args, kwargs, out, known)
             if known is None and not is_ours(args, kwargs, out):
+                return out
+            if part := host.part(name, args, out):
+                self._write_host(part, name, func, args, kwargs, out=out)
                 return out
             made(out, args)
             if name in _UNSHARDS:
@@ -205,30 +211,62 @@ class Watcher:
 
         return self._workspaces.used_by(name, handler)
 
-    def _of_host(self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, known: Any) -> Any:
-        """Handle an operator in which the host takes *part*, as ``Host.part`` says."""
-        session, host = self._session, self._session.host
-        is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
-        if known is None and not self._is_ours(args, kwargs, out):
-            return out
-        if name in FOLLOWED:
-            session.stated.note(name, args, out)
-        self._write_host(part, name, func, args, kwargs, out=out)
-        if session.position.step >= 0:
-            host.waited(part, name, args, non_blocking=is_free)
-        return out
+    def _crossing(self, handler: Kernel, *, is_write: bool) -> Kernel:
+        """Return the *handler* of copies, with the cast of one that crosses between host and device by itself.
+
+        It is done on the host in a blocking copy, else on the device (``copy_kernel_cuda`` in
+        ATen/native/cuda/Copy.cu).
+        """
+        fake, mode = self._FakeTensor, self._mode
+
+        def handled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            source = args[1] if is_write else args[0]
+            device = args[0].device if is_write else kwargs.get("device")
+            dtype = args[0].dtype if is_write else kwargs.get("dtype")
+            here = source.fake_device if type(source) is fake else source.device
+            is_across = (
+                device is not None and "meta" not in {device.type, here.type} and device.type != here.type
+            )
+            if not is_across or dtype in {None, source.dtype}:
+                return handler(func, args, kwargs)
+            is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
+            is_first = here.type == ("cuda" if is_free else "cpu")
+            moves = {name: value for name, value in kwargs.items() if name != "dtype"} | {"device": device}
+            with mode:
+                if is_write:
+                    part = source.to(dtype) if is_first else source.to(device, non_blocking=is_free)
+                    return args[0].copy_(part, non_blocking=is_free)
+                if is_first:
+                    return func(func(source, dtype=dtype), **moves)
+                return func(func(source, **moves), dtype=dtype)
+
+        return handled
 
     def _write_host(
         self, part: str, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, out: Any
     ) -> None:
-        """Count the memory of *out* and record the work, except for single numbers and loading."""
+        """Count the memory of *out* and record the work, except for single numbers and loading.
+
+        Args:
+            part: that the host takes, as ``Host.part`` says.
+            name: of the operator.
+            func: the operator.
+            args: its arguments.
+            kwargs: those by name.
+            out: what it has returned.
+        """
         session, host = self._session, self._session.host
+        if name in FOLLOWED:
+            session.stated.note(name, args, out)
         host.count(out, self._counted.category(), part, args)
         is_small = not any(one.dim() for one in tensors_in((args, out)))
         is_nothing = part == ON_HOST and (is_small or host.doing.is_loading)
         if session.position.step >= 0 and not is_nothing:
             work = host.work(part, self._pricing.work(name, func, args, kwargs, out), args)
             session.tape.op(session.tape.number_of(work))
+        if session.position.step >= 0 and part != ON_HOST:
+            is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
+            host.waited(part, name, args, non_blocking=is_free)
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record a kernel whose results were made up."""

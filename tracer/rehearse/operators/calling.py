@@ -1,5 +1,4 @@
 """Facts about a model call that no operator shows: its parameters, and whether it has gradients."""
-# ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 

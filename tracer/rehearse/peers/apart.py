@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
 

@@ -134,6 +134,8 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
         del os.environ[name]
     os.environ.update(launchers.environment(spec))
     sys.argv = launchers.words_of(spec)
+    import torch
+
     from foretrace.tracer.record import activate
     from foretrace.tracer.rehearse.events.watch import Watcher
     from foretrace.tracer.rehearse.peers.world import World
@@ -141,8 +143,6 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     from foretrace.tracer.rehearse.script.own_steps import RehearsedRecording
     from foretrace.tracer.rehearse.script.programs import Programs
     from foretrace.tracer.rehearse.script.stuck import Watchdog
-
-    import torch
 
     device.driver.count = spec["local_world_size"] if spec["has_gpu"] else 0
     torch.autograd.set_multithreading_enabled(False)  # what is known of a thread is known in its backward
