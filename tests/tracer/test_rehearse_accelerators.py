@@ -5,14 +5,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
-from torch.cuda import nccl
 
-from foretrace.tracer.rehearse.gpu import accelerators
 from foretrace.tracer.rehearse.gpu.workspaces import LARGE_BYTES
-from foretrace.tracer.rehearse.peers.world import HOST_MESH
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.words import explain
 from foretrace.traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
@@ -100,51 +96,6 @@ def test_what_did_not_fit_is_held_by_nobody(tmp_path: Path) -> None:
     assert found.memory["0"]["reserved_bytes"] < 2**24 + 2 * LARGE_BYTES
 
 
-def test_a_device_that_is_a_bare_number_is_a_line_that_says_what_to_write() -> None:
-    """``torch.device(0)`` asks torch's own code for the GPU, which is not there."""
-    error = RuntimeError("Cannot access accelerator device when none is available.")
-    assert 'torch.device("cuda", 0)' in explain(error, {"log": "x"})
-
-
-MESHES = """
-import torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-
-dist.init_process_group("{backend}")
-mesh = init_device_mesh("{device}", (2,))
-model = torch.nn.Linear(4, 4).to("{trained}")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(2):
-    model(torch.randn(2, 4, device="{trained}")).sum().backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.parametrize(
-    ("backend", "device", "trained", "is_said"),
-    [("nccl", "cpu", "cuda", True), ("nccl", "cuda", "cuda", False), ("gloo", "cpu", "cpu", False)],
-)
-def test_a_mesh_of_processors_in_a_training_on_gpus_is_said(
-    tmp_path: Path, backend: str, device: str, trained: str, *, is_said: bool
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(MESHES.format(backend=backend, device=device, trained=trained))
-    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
-    assert (HOST_MESH in read_rehearsal(rehearsal_folder(tmp_path / "run")).notes) == is_said
-
-
-def test_a_mesh_that_fsdp2_makes_for_itself_is_none_of_the_host(tmp_path: Path) -> None:
-    """torch asks itself for the accelerator then, and finds the processor."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        MESHES.format(backend="nccl", device="cuda", trained="cuda")
-        .replace('mesh = init_device_mesh("cuda", (2,))', "from torch.distributed.fsdp import fully_shard")
-        .replace("optimizer =", "fully_shard(model)\noptimizer =", 1)
-    )
-    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
-    assert HOST_MESH not in read_rehearsal(rehearsal_folder(tmp_path / "run")).notes
-
-
 NUMBERED = """
 import torch
 
@@ -186,31 +137,6 @@ def test_a_bare_number_names_a_gpu_and_what_is_no_tensor_none(tmp_path: Path, de
     assert any("the class Mine" in note for note in read_rehearsal(tables).notes) == bool(own)
     products = [work for work in read_rank(tables, 0).works.to_pylist() if work["kind"] == "gemm"]
     assert {product["flops"] for product in products} == {2 * 2 * 4 * 4}
-
-
-@pytest.mark.parametrize(("built", "told"), [("13.0", "13.0"), ("11.8", "11.8"), (None, None)])
-def test_cuda_is_the_version_that_torch_was_built_with(
-    monkeypatch: pytest.MonkeyPatch, built: str | None, told: str | None
-) -> None:
-    """torchvision compares it with its own; torch for processors tells that of its wheels for GPUs."""
-    for owner, name in ((nccl, "version"), (nccl, "is_available"), (torch.backends.cuda, "is_built")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    kept = torch.backends.cuda.is_flash_attention_available
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", kept)
-    monkeypatch.setattr(torch.version, "cuda", built)
-    accelerators.tell_versions()
-    newest = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
-    assert torch.version.cuda == (told or ("13.0" if newest else "12.8"))
-
-
-@pytest.mark.parametrize(
-    ("version", "cuda"), [("2.10.1", "12.8"), ("2.11.0", "13.0"), ("2.13.0+cpu", "13.0"), ("3.0", "13.0")]
-)
-def test_cuda_is_that_of_the_wheels_of_the_version(
-    monkeypatch: pytest.MonkeyPatch, version: str, cuda: str
-) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    assert accelerators._wheel()[0] == cuda
 
 
 PROFILED = """

@@ -1,40 +1,14 @@
-"""Autocast of a rehearsal casts as that of CUDA does, which torch's own header says."""
+"""Autocast of a rehearsal casts as that of CUDA does."""
 
-import re
 from pathlib import Path
 
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.gpu import casting
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")
-
-HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
-LISTS = {
-    "AT_FORALL_FP32": casting.FP32,
-    "AT_FORALL_FP32_SET_OPT_DTYPE": casting.TOLD,
-    "AT_FORALL_LOWER_PRECISION_FP": casting.LOW,
-    "AT_FORALL_PROMOTE": casting.PROMOTED,
-}
-OF_PARTS = {"_convolution", "convolution", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"}
-"""Those that no script calls: what calls them is in a list, too."""
-
-
-@pytest.mark.parametrize("name", LISTS)
-def test_the_lists_are_those_of_torch(name: str) -> None:
-    """What CUDA casts, the processor casts by itself, or it is in the list."""
-    if not HEADER.is_file() or f"#define {name}(_)" not in (text := HEADER.read_text()):
-        pytest.skip("this torch has no such list in a header")
-    block = text.partition(f"#define {name}(_)")[2].partition("\n\n")[0]
-    found = {".".join(one.split(", ")) for one in re.findall(r"_\((\w+(?:, \w+)?)\)", block)}
-    on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key
-    missing = {one for one in found if not on_cpu(f"aten::{one}", "AutocastCPU")} - OF_PARTS
-    assert missing - {"_scaled_dot_product_flash_attention"} <= set(LISTS[name])
-    assert set(LISTS[name]) <= found
-
 
 SCRIPT = """
 import torch

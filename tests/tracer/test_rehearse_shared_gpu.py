@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.gpu.ordinals import MODEL, SENT, SHARED, UNLESS
+from foretrace.tracer.rehearse.peers.backends import SHARED, UNLESS
 from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytest.importorskip("torch")
@@ -15,7 +15,7 @@ OF_OWN = (
     *("set", "mesh", "visible", "named", "gloo", "set, made", "set, plain", "set, sent"),
     *("made, moved", "gloo, made", "beside", "inside", "inside, made"),
 )
-OF_ALL = ("none", "moved", "first", "made", "plain", "context", "default", "empty")
+OF_ALL = ("none", "moved", "first", "made", "plain", "context", "default", "empty", "sent")
 
 
 TORCHRUN = {"rank": "LOCAL_RANK", "unless": ""}
@@ -34,9 +34,8 @@ def _is_said(
         local_world_size=n_local,
     )  # fmt: skip
     notes = rehearse(asked, folder).notes
-    assert (SHARED.format(what=SENT, **told) in notes) == (way == "sent")
-    is_said = SHARED.format(what=MODEL, **told) in notes
-    assert sum("is on GPU 0" in note for note in notes) == is_said + (way == "sent")
+    is_said = SHARED.format(call="all_reduce", **told) in notes
+    assert sum("are on GPU 0" in note for note in notes) == is_said
     return is_said
 
 
@@ -49,12 +48,6 @@ def test_a_gpu_that_no_rank_chooses_is_shared_by_all(tmp_path: Path, way: str) -
 def test_a_gpu_that_each_rank_chooses_is_its_own(tmp_path: Path, way: str) -> None:
     """So is one that gloo lets ranks share, through the host."""
     assert not _is_said(tmp_path, way)
-
-
-def test_a_tensor_that_is_sent_from_the_first_gpu_by_all_is_said_beside_a_model_that_is_not(
-    tmp_path: Path,
-) -> None:
-    assert not _is_said(tmp_path, "sent")
 
 
 @pytest.mark.parametrize("way", ["none", "made"])

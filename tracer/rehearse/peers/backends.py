@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,7 +72,7 @@ class Backends:
             kind = "cuda" if session.host.on_device(tensor) else "cpu"
             if kind not in by_device:
                 raise RehearsalError(self._refusal(call, group, asked, is_host=kind == "cpu"))
-            if kind == "cuda" and by_device[kind] == "nccl" and tensor.get_device() == 0 < on_node()[0]:
+            if kind == "cuda" and by_device[kind] == "nccl" and _shares(tensor):
                 unless = UNLESS if is_task() else ""
                 session.warn(SHARED.format(call=call, rank=name_on_node(), unless=unless))
             if kind == "cuda" and by_device[kind] == "gloo":
@@ -100,3 +101,10 @@ class Backends:
             f'{held}: a real run ends with "No backend type associated with device type {kind}"; move the '
             f'tensor to the {other}, or make the group by {making}"cpu:gloo,cuda:nccl")'
         )
+
+
+def _shares(tensor: Any) -> bool:
+    """Whether *tensor* is on the first GPU of its node, of which this is another rank."""
+    rank, n_gpus = on_node()
+    is_only = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+    return tensor.get_device() == 0 < rank and n_gpus > 1 and not is_only
