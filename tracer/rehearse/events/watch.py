@@ -137,7 +137,7 @@ class Watcher:
         self._handlers[func] = handler
         return handler
 
-    def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911 - a table of what operators are
+    def _choose(self, func: Any) -> Kernel:  # noqa: PLR0911, PLR0912 - a table of what operators are
         namespace, name = func.namespace, func._schema.name.partition("::")[2]
         full = f"{namespace}.{name}"
         if namespace == "c10d":
@@ -166,9 +166,9 @@ class Watcher:
             return self._allocating
         if full in CONVOLUTIONS:
             return converting(self._session, self._pricing, full, self._computing(full), self._is_ours)
-        if full in CROSSING and self._fake:
-            return self._crossing(self._computing(full), is_write=full == "aten.copy_")
         computing = self._session.bodies.handler(self._mode, func, self._computing(full))
+        if full in CROSSING:
+            computing = self._crossing(computing, is_write=full == "aten.copy_")
         return AROUND[full](self._session, computing) if full in AROUND else computing
 
     def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -212,7 +212,7 @@ class Watcher:
         return self._workspaces.used_by(name, handler)
 
     def _crossing(self, handler: Kernel, *, is_write: bool) -> Kernel:
-        """Return the *handler* of copies, with the cast of one that crosses between host and device by itself.
+        """Return the *handler* of copies: the cast of one between host and device is a kernel of its own.
 
         It is done on the host in a blocking copy, else on the device (``copy_kernel_cuda`` in
         ATen/native/cuda/Copy.cu).
