@@ -37,10 +37,10 @@ class RehearsedFuture:
         gpu: Any = torch.cuda
         if RehearsedFuture.stream is None:
             RehearsedFuture.stream = gpu.Stream()
-        with gpu.stream(RehearsedFuture.stream) as side:
+        with gpu.stream(RehearsedFuture.stream):
             self._wait()
             result = follower(self)
-            return RehearsedFuture(side.record_event().wait, result)
+            return RehearsedFuture(RehearsedFuture.stream.record_event().wait, result)
 
     def add_done_callback(self, follower: Callable[[Any], Any]) -> None:
         """Have *follower* called as ``then`` does."""
