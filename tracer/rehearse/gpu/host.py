@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
 """Operators that copy their second operand into their first, between host and device too."""
 
-MADE: Final = "rehearsed_made"
-"""Attribute of a storage of the host whose contents have never been on the device."""
+RETURNED: Final = "rehearsed_returned"
+"""Attribute of a storage of the host whose contents come from the device."""
 
 HOST, INPUT = "host", "input"
 """Prefixes of the names of copies to the device: any, and of what has never been there, such as a batch."""
@@ -134,8 +134,9 @@ class Host:
                 continue
             storage, is_here = tensor.untyped_storage(), self.holds(tensor)
             memory = self.memory if is_here else self._session.memory
-            if memory.add(storage, category) and part == ON_HOST and all(map(_is_made, tensors_in(operands))):
-                setattr(storage, MADE, True)
+            memory.add(storage, category)
+            if is_here and (part == TO_HOST or any(map(_is_returned, tensors_in(operands)))):
+                setattr(storage, RETURNED, True)
 
     def work(self, part: str, found: Work, operands: Sequence[Any]) -> Work:
         """Return the work of an operator on the host, or of a copy; *found* is its work on the device."""
@@ -143,7 +144,7 @@ class Host:
             return found._replace(kind=ON_HOST, kernels=0)
         read = tensors_in(operands[1]) if found.name in COPYING else tensors_in(operands)[:1]
         size = sum(map(tensor_bytes, read))
-        is_input = part == TO_DEVICE and all(map(_is_made, read))
+        is_input = part == TO_DEVICE and not any(map(_is_returned, read))
         return Work(f"{INPUT if is_input else HOST}.{part}", part, found.shapes, dtype_name(read[0]), 0, size)
 
     def waited(self, part: str, name: str, operands: Sequence[Any], *, non_blocking: bool) -> None:
@@ -166,6 +167,6 @@ class Host:
         return type(tensor) not in self._real and self._device.driver.is_pinned(tensor.untyped_storage())
 
 
-def _is_made(tensor: Any) -> bool:
-    """Whether the contents of *tensor* have never been on the device, as of a real one."""
-    return not hasattr(tensor, "fake_mode") or MADE in vars(tensor.untyped_storage())
+def _is_returned(tensor: Any) -> bool:
+    """Whether contents of *tensor*, which is on the host, come from the device."""
+    return hasattr(tensor, "fake_mode") and RETURNED in vars(tensor.untyped_storage())
