@@ -385,6 +385,9 @@ class Driver(Protocol):
     def memory(self, device: int) -> Mapping[str, tuple[int, int, int, int]]:
         """Return bytes by kind (``"allocated_bytes"``, ...): now, most, ever allocated, ever freed."""
 
+    def configure(self, text: str) -> None:
+        """Take *text* as the settings of the allocator."""
+
     def reset_peak(self, device: int) -> None:
         """Look for the most bytes from now on."""
 
@@ -418,7 +421,7 @@ SETTINGS: Final = (
     ),
     *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats", "_cuda_setMemoryFraction"),
     *("_cuda_set_sync_debug_mode", "_cuda_unlock_mutex", "_cuda_attach_out_of_memory_observer"),
-    *("_cuda_cudaCachingAllocator_set_allocator_settings", "_cuda_sleep", "_cuda_setMemoryMetadata"),
+    *("_cuda_sleep", "_cuda_setMemoryMetadata"),
     *("_host_emptyCache", "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats"),
 )
 """Functions of ``torch._C`` that set or start something that has no effect on a device without a clock."""
@@ -534,6 +537,8 @@ def _of_devices(c: Any, driver: Driver, properties: Any, wheel: Wheel) -> dict[s
         import torch
 
         cuda: Any = torch.cuda
+        if not driver.count:
+            raise RuntimeError("No CUDA GPUs are available")
         cuda.default_generators = tuple(c.Generator(f"cuda:{number}") for number in range(driver.count))
         cuda._get_device_properties = c._get_device_properties = lambda device: properties
 
@@ -580,8 +585,14 @@ def _of_memory(driver: Driver) -> dict[str, Any]:
     return {
         "_cuda_memoryStats": stats,
         "_accelerator_getDeviceStats": stats,
-        "_cuda_resetPeakMemoryStats": driver.reset_peak,
-        "_accelerator_resetPeakStats": driver.reset_peak,
+        **dict.fromkeys(
+            ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
+            lambda device: driver.reset_peak(device),
+        ),
+        **dict.fromkeys(
+            ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_setAllocatorSettings"),
+            lambda text: driver.configure(text),
+        ),
         "_cuda_emptyCache": lambda *args: driver.empty_cache(),
         "_accelerator_emptyCache": driver.empty_cache,
     }
@@ -717,10 +728,32 @@ def make_generators() -> None:
 
 
 def start_device() -> None:
-    """Have PyTorch start CUDA: while it has not, ``cuda`` without a number is device 0 for fake tensors."""
+    """Have PyTorch's C++ start CUDA; for its Python it has not yet, as when a script begins."""
     import torch
 
     torch.empty(0, device="cuda")
+    torch.cuda._initialized = False
+
+
+def become_cpu_build() -> None:
+    """Have PyTorch's Python be as in a build for processors, for a process without GPUs."""
+    import torch
+    import torch.distributed as dist
+
+    anywhere: Any = torch
+    anywhere.version.cuda = None
+    anywhere._C._has_cuda = anywhere._C._has_cudnn = False
+    anywhere.backends.cuda.is_built = anywhere.backends.cudnn.is_available = lambda: False
+    anywhere.backends.cudnn.version = lambda: None
+    anywhere._C._get_accelerator = lambda: torch.device("cpu")
+    dist.is_nccl_available = lambda: False
+
+
+def swap(one: Any, other: Any) -> None:
+    """Swap what two tensors are in C++."""
+    import torch
+
+    torch._C._swap_tensor_impl(one, other)
 
 
 def is_below_fakes() -> bool:

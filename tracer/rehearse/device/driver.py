@@ -53,9 +53,12 @@ class Driver:
         cudnn: version of cuDNN as a number.
 
     Attributes:
+        memory_of: returns bytes of a device: now, most, ever allocated, ever freed.
         reserved: returns what the allocator of a device holds now and at most, in bytes; by default what is
             allocated. A session that models the allocator puts its own here.
         give_back: empties the cache of that allocator.
+        configure: takes a text as the settings of that allocator.
+        reset_peak: looks for the most bytes of a device from now on.
     """
 
     def __init__(self, library: Path, count: int, capability: tuple[int, int], cudnn: int) -> None:
@@ -64,7 +67,10 @@ class Driver:
         )  # keeps Python's lock: each call takes less than giving it up
         self._entries = (ctypes.c_int64 * (5 * _ROOM))()
         self._count = count
+        self.memory_of: Callable[[int], tuple[int, int, int, int]] = self._placed
+        self.reset_peak: Callable[[int], None] = lambda device: self._call("reset_peak", device)
         self.reserved: Callable[[int], tuple[int, int]] = lambda device: self.memory_of(device)[:2]
+        self.configure: Callable[[str], None] = lambda text: None
         self.give_back: Callable[[], None] = lambda: None
         self._call("install", count, *capability, cudnn)
         number, pointer = ctypes.c_int64, ctypes.c_void_p
@@ -113,10 +119,6 @@ class Driver:
         """Note that the host waits for the current device."""
         self._call("synchronize")
 
-    def reset_peak(self, device: int) -> None:
-        """Look for the most bytes of *device* from now on."""
-        self._call("reset_peak", device)
-
     def note(self, *, is_on: bool) -> None:
         """Note what happens from now on, or do not."""
         self._call("log", is_on)
@@ -145,8 +147,8 @@ class Driver:
         """Note that *stream* uses *storage*, whose memory must not be used again before it has done so."""
         self._used_by(internals.number_of_storage(storage), stream.device_index, stream.stream_id)
 
-    def memory_of(self, device: int) -> tuple[int, int, int, int]:
-        """Return bytes of a device: now, most, ever allocated, ever freed."""
+    def _placed(self, device: int) -> tuple[int, int, int, int]:
+        """Return bytes of the storages that have an address, as ``memory_of``."""
         found = (ctypes.c_int64 * 4)()
         self._memory(device, found)
         now, most, allocated, freed = found

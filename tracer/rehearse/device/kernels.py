@@ -68,10 +68,12 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
     class DeviceMode(fakes.mode):  # type: ignore[misc, name-defined]  # torch is untyped here
         """PyTorch's mode of fake tensors, with an answer where that would ask a GPU or a value."""
 
+        most_elements = MOST_ELEMENTS
+
         def may_turn_const(self, tensor: Any) -> bool:
             """Whether PyTorch keeps the elements of *tensor*, which it has computed."""
             is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-            return is_plain and tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS
+            return is_plain and tensor.device.type == "cpu" and tensor.numel() <= self.most_elements
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -119,6 +121,8 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             """Call what makes a tensor on a device, or moves it there."""
             device = kwargs["device"]
             if device is not None and device.type == "cuda" and (device.index or 0) >= driver.count:
+                if not driver.count:
+                    raise RuntimeError("No CUDA GPUs are available")
                 raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
             # PyTorch would compute with operands whose values it knows, on the device that they go to.
             known = [(one, one.constant) for one in args if type(one) is fake and one.constant is not None]
@@ -135,7 +139,7 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             is_new = func.overloadpacket not in empty and not any(
                 isinstance(one, torch.Tensor) for one in args
             )
-            if is_on_host and is_new and out.numel() <= MOST_ELEMENTS:
+            if is_on_host and is_new and out.numel() <= self.most_elements:
                 out.constant = func(*args, **kwargs)
                 self.fake_tensor_converter.add_constant_storage_mapping(out)
             return out
@@ -176,6 +180,13 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
         """Swap the data of two tensors; PyTorch would refuse where somebody refers to one."""
         if type(one) is not fake or type(other) is not fake:
             swap_any(one, other)
+            return
+        if "meta" in {
+            one.fake_device.type,
+            other.fake_device.type,
+        }:  # PyTorch puts no data of the one into the other
+            one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+            internals.swap(one, other)
             return
         kept = one.detach()
         one.data = other

@@ -7,6 +7,7 @@ trains on processors: its memory counts as that of the device, and moves to the 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +65,7 @@ class Host:
         session.memory.host = self.memory
         self.doing = _Doing()
         self.is_used = False
+        self._early = list[weakref.ref[Any]]()
         session.note_job(device="cpu")
 
     def meet_device(self) -> None:
@@ -71,8 +73,10 @@ class Host:
         self.is_used = True
         self._session.job.pop("device", None)
         there = self._session.memory
-        for storage in there.storages():
-            self.memory.add(storage, there.forget(storage) or "buffers")
+        early, self._early = [kept() for kept in self._early], []
+        for storage in (*there.storages(), *early):
+            if storage is not None:
+                self.memory.add(storage, there.forget(storage) or "buffers")
         there.begin_device()
 
     def on_device(self, tensor: Any) -> bool:
@@ -95,6 +99,24 @@ class Host:
         self.count(found, "activations", ON_HOST)
         self._session.stated.numbers.keep(found, tensor)
         return found
+
+    def settle(self, tensor: Any) -> None:
+        """Count *tensor*, to which torch has given a device by itself, where it is."""
+        here, there = self.memory, self._session.memory
+        if self.on_device(tensor):
+            if not self.is_used:
+                self.meet_device()
+            here, there = there, here
+        storage = tensor.untyped_storage()
+        if self.is_used and there.number_of(storage) >= 0:
+            here.add(storage, there.forget(storage) or "buffers")
+
+    def adopt(self, view: Any) -> None:
+        """Count a fake tensor for one that was made of a list: no operator has made its memory."""
+        if self.is_used:
+            self.count(view, "activations", ON_HOST)
+        else:
+            self._early.append(weakref.ref(view.untyped_storage()))
 
     def pin(self, tensor: Any) -> Any:
         """Count *tensor*, or its local shard, as pinned memory and return it."""

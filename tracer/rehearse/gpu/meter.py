@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from foretrace.tracer.rehearse.gpu import allocator
+
+if TYPE_CHECKING:
+    from foretrace.tracer.rehearse.device.driver import Driver
 
 CAPACITY_BYTES: Final = 80 * 2**30
 """Memory of the GPU that a script is told of."""
@@ -31,6 +36,13 @@ class Meter:
     def __init__(self, empty_cache: Callable[[], int]) -> None:
         self.now = self.peak = self.reserved = self.most_reserved = 0
         self._empty_cache, self._is_full = empty_cache, False
+
+    def tell(self, driver: Driver) -> None:
+        """Have what a script asks *driver* for answered by this meter."""
+        driver.memory_of = lambda device: (self.now, self.peak, self.now, 0)
+        driver.reserved = lambda device: (self.reserved, self.most_reserved)
+        driver.reset_peak, driver.give_back = self.reset, self.empty
+        driver.configure = allocator.set_by_script
 
     def changed(self, n_bytes: int, reserved_bytes: int) -> None:
         """Take note of *n_bytes* in all, and of what the allocator holds for them.
