@@ -442,7 +442,6 @@ _CONSTANTS: Final[Mapping[str, Any]] = {
     "_cuda_getMemoryMetadata": "",
     "_cuda_memoryMetadataSupported": False,
     "_cuda_get_sync_debug_mode": 0,
-    "_cuda_getCurrentRawStream": 0,
     "_cuda_memorySnapshot": {"segments": [], "device_traces": []},
     "_cuda_hostMemoryStats": {},
     "_accelerator_isAllocatorInitialized": True,
@@ -587,11 +586,11 @@ def _of_memory(driver: Driver) -> dict[str, Any]:
         "_accelerator_getDeviceStats": stats,
         **dict.fromkeys(
             ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
-            lambda device: driver.reset_peak(device),
+            lambda device: driver.reset_peak(device),  # noqa: PLW0108 - it may be replaced
         ),
         **dict.fromkeys(
             ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_setAllocatorSettings"),
-            lambda text: driver.configure(text),
+            lambda text: driver.configure(text),  # noqa: PLW0108
         ),
         "_cuda_emptyCache": lambda *args: driver.empty_cache(),
         "_accelerator_emptyCache": driver.empty_cache,
@@ -617,10 +616,13 @@ def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
                 stream_id, device_index, device_type = stream_ptr, driver.exchange(-1), cuda
             if stream_id or device_type:
                 return super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=cuda)
-            return super().__new__(cls, device=f"cuda:{driver.exchange(-1)}", priority=priority)
+            made = super().__new__(cls, device=f"cuda:{driver.exchange(-1)}", priority=priority)
+            made.level = priority
+            return made
 
         cuda_stream = property(lambda self: self.stream_id)
-        priority = property(_constant(0))
+        level = 0
+        priority = property(lambda self: self.level)
         priority_range = staticmethod(lambda: (0, -5))  # of an H100
 
     class Event(c.Event):  # type: ignore[misc]  # torch is untyped here
@@ -638,6 +640,7 @@ def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
         "_cuda_getCurrentStream": lambda device: (driver.stream(device), device, cuda),
         "_cuda_getDefaultStream": lambda device: (0, device, cuda),
         "_cuda_getStreamFromExternal": lambda pointer, device: (pointer, device, cuda),
+        "_cuda_getCurrentRawStream": driver.stream,
         "_cuda_setStream": lambda stream_id, device_index, device_type: driver.set_stream(
             device_index, stream_id
         ),

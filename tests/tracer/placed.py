@@ -180,7 +180,7 @@ def named() -> None:
     with torch.cuda.device(x.device), torch.cuda.device_of(x):
         say("current", torch.cuda.current_device())
     with torch.autocast(x.device.type):
-        say("autocast", nn.Linear(WIDTH, WIDTH).to(x.device)(x).dtype, torch.get_autocast_gpu_dtype())
+        say("autocast", nn.Linear(WIDTH, WIDTH).to(x.device)(x).dtype, torch.get_autocast_dtype("cuda"))
     model = nn.Linear(WIDTH, WIDTH).to("cuda").to(torch.device("cpu"))
     say("back", model.weight.device, model.to(x.device).weight.device, copy.deepcopy(model).weight.device)
     step(model, x)

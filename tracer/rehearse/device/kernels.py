@@ -210,7 +210,10 @@ def _answered(answers: Answers, question: Question) -> complex:
     found = answers(question)
     if found is None:
         of = next((_unknown(one) for one in question.args if hasattr(one, "shape")), "values")
-        raise UnknownValueError(f"{question.operator} needs {of}")
+        raise UnknownValueError(
+            f"{question.operator} needs {of}; a stub file can put known ones in place (--stub, "
+            "docs/rehearse.md section 6)"
+        )
     return found
 
 
@@ -341,10 +344,26 @@ def register(mode: Any, driver: Driver) -> Any:
         library.impl("empty.memory_format", making(aten.empty.memory_format), "CUDA")
         library.impl("empty_strided", making(aten.empty_strided.default), "CUDA")
         library.impl("record_stream", _rules(driver)[aten.record_stream.default], "CUDA")
+    library.impl("_cudnn_rnn", _cast_as_autocast, "AutocastCUDA")
     # Of fake tensors PyTorch leaves the lengths on the host; of others it reads them, as here.
     for overload in ("IntList", "Tensor"):
         library.impl(f"ctc_loss.{overload}", _ctc_loss, "AutogradCUDA")
     return library
+
+
+def _cast_as_autocast(*args: Any) -> Any:
+    """Call cuDNN's recurrent layers on what autocast makes of their operands (ATen/cudnn/AutocastRNN.cpp)."""
+    import torch
+
+    dtype = torch.get_autocast_dtype("cuda")
+
+    def cast(one: Any) -> Any:
+        if isinstance(one, list | tuple):
+            return [cast(part) for part in one]
+        return one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+
+    with torch.autocast("cuda", enabled=False):
+        return getattr(torch.ops.aten, "_cudnn_rnn")(*map(cast, args))  # noqa: B009 - a name of an operator
 
 
 def _ctc_loss(  # noqa: PLR0917 - as the operator is called

@@ -217,18 +217,12 @@ class Watcher:
         It is done on the host in a blocking copy, else on the device (``copy_kernel_cuda`` in
         ATen/native/cuda/Copy.cu). What is copied of a parameter to the device is one there.
         """
-        fake, mode, parameter, memory = (
-            self._FakeTensor,
-            self._mode,
-            self._torch.nn.Parameter,
-            self._session.memory,
-        )
+        fake, mode, memory = self._FakeTensor, self._mode, self._session.memory
+        parameter, copy = self._torch.nn.Parameter, self._torch.ops.aten._to_copy.default
 
         def copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: str) -> Any:
-            source, device = (
-                args[1] if is_write else args[0],
-                args[0].device if is_write else kwargs["device"],
-            )
+            source = args[1] if is_write else args[0]
+            device = args[0].device if is_write else kwargs["device"]
             dtype = args[0].dtype if is_write else kwargs.get("dtype")
             if dtype in {None, source.dtype}:
                 return handler(func, args, kwargs)
@@ -237,8 +231,8 @@ class Watcher:
             moves = {name: value for name, value in kwargs.items() if name != "dtype"} | {"device": device}
             with mode:
                 if is_write:
-                    part = source.to(dtype) if is_first else source.to(device, non_blocking=is_free)
-                    return args[0].copy_(part, non_blocking=is_free)
+                    how = {"dtype": dtype} if is_first else {"device": device, "non_blocking": is_free}
+                    return func(args[0], copy(source, **how), is_free)
                 if is_first:
                     return func(func(source, dtype=dtype), **moves)
                 return func(func(source, **moves), dtype=dtype)

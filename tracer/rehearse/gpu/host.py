@@ -108,7 +108,9 @@ class Host:
                 self.meet_device()
             here, there = there, here
         storage = tensor.untyped_storage()
-        if self.is_used and there.number_of(storage) >= 0:
+        if not self.is_used:
+            self._early.append(weakref.ref(storage))
+        elif here.number_of(storage) < 0:
             here.add(storage, there.forget(storage) or "buffers")
 
     def adopt(self, view: Any) -> None:
