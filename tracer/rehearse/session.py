@@ -97,7 +97,7 @@ class RehearsalSession(Training[IssueLane]):
         self.kept, self.tell = Kept(self, warmup, steps), tell
         self.tape = Tape(self.lane, self.position)
         self.memory = Memory(self._allocated, stream=lambda: self.lane.stream)
-        self.meter = Meter(self._empty_cache)
+        self.meter = device.driver.meter = Meter(self._empty_cache)
         self.host, self.fused = Host(self, device), Fused(self)
         self.streams = Streams(self.tape, device.driver)
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)

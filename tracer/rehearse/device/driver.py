@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from foretrace.tracer import internals
+
+if TYPE_CHECKING:
+    from foretrace.tracer.rehearse.gpu.meter import Meter
 
 KINDS: Final = (
     *("record", "wait", "switch", "synchronize_stream", "synchronize_event", "synchronize_device"),
@@ -53,9 +56,8 @@ class Driver:
         cudnn: version of cuDNN as a number.
 
     Attributes:
-        reserved: returns what the allocator of a device holds now and at most, in bytes; by default what is
-            allocated. A session that models the allocator puts its own here.
-        give_back: empties the cache of that allocator.
+        meter: answers how much memory is used, and held by the allocator, instead of what storages say that
+            have an address: a session that models the allocator puts its own here.
     """
 
     def __init__(self, library: Path, count: int, capability: tuple[int, int], cudnn: int) -> None:
@@ -64,8 +66,7 @@ class Driver:
         )  # keeps Python's lock: each call takes less than giving it up
         self._entries = (ctypes.c_int64 * (5 * _ROOM))()
         self._count = count
-        self.reserved: Callable[[int], tuple[int, int]] = lambda device: self.memory_of(device)[:2]
-        self.give_back: Callable[[], None] = lambda: None
+        self.meter: Meter | None = None
         self._call("install", count, *capability, cudnn)
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         self._place = self._function("place", number, pointer, number)
@@ -115,6 +116,8 @@ class Driver:
 
     def reset_peak(self, device: int) -> None:
         """Look for the most bytes of *device* from now on."""
+        if self.meter is not None:
+            self.meter.reset()
         self._call("reset_peak", device)
 
     def note(self, *, is_on: bool) -> None:
@@ -147,6 +150,8 @@ class Driver:
 
     def memory_of(self, device: int) -> tuple[int, int, int, int]:
         """Return bytes of a device: now, most, ever allocated, ever freed."""
+        if self.meter is not None:
+            return self.meter.used()
         found = (ctypes.c_int64 * 4)()
         self._memory(device, found)
         now, most, allocated, freed = found
@@ -154,10 +159,11 @@ class Driver:
 
     def memory(self, device: int) -> Mapping[str, tuple[int, int, int, int]]:
         """Return the same by kind, as ``torch.cuda.memory_stats`` names them."""
-        used, (now, most) = self.memory_of(device), self.reserved(device)
+        used = self.memory_of(device)
         same = dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), used)
-        return {**same, "reserved_bytes": (now, most, now, 0)}
+        return {**same, "reserved_bytes": used if self.meter is None else self.meter.held()}
 
     def empty_cache(self) -> None:
         """Give back what the allocator holds and nobody uses."""
-        self.give_back()
+        if self.meter is not None:
+            self.meter.empty()

@@ -26,10 +26,11 @@ class Meter:
         reserved: bytes that the allocator holds, at most those of the GPU: it gives back what is not in use
             before there is too little.
         most_reserved: the most since a script has last reset it.
+        allocated: bytes that ever were allocated.
     """
 
     def __init__(self, empty_cache: Callable[[], int]) -> None:
-        self.now = self.peak = self.reserved = self.most_reserved = 0
+        self.now = self.peak = self.reserved = self.most_reserved = self.allocated = 0
         self._empty_cache, self._is_full = empty_cache, False
 
     def changed(self, n_bytes: int, reserved_bytes: int) -> None:
@@ -39,6 +40,7 @@ class Meter:
         """
         if self._is_full and n_bytes <= CAPACITY_BYTES:
             self._is_full, reserved_bytes = False, self._empty_cache()
+        self.allocated += max(n_bytes - self.now, 0)
         self.now, self.reserved = n_bytes, max(n_bytes, min(reserved_bytes, CAPACITY_BYTES))
         self.peak, self.most_reserved = max(self.peak, n_bytes), max(self.most_reserved, self.reserved)
 
@@ -50,6 +52,14 @@ class Meter:
     def empty(self) -> None:
         """Give back what is reserved and not used."""
         self.changed(self.now, self._empty_cache())
+
+    def used(self) -> tuple[int, int, int, int]:
+        """Return bytes that are used: now, the most, ever allocated, ever freed."""
+        return self.now, self.peak, self.allocated, self.allocated - self.now
+
+    def held(self) -> tuple[int, int, int, int]:
+        """Return the same of the allocator, whose segments are not followed one by one."""
+        return self.reserved, self.most_reserved, self.reserved, 0
 
     def made(self) -> None:
         """A tensor was made.
