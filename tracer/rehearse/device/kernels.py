@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,6 +228,23 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
             raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
         return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
+    of_layers = {0: 1, 1: 1, 2: 5, 3: 4}  # by the mode of cuDNN: gates, the cell, a part of one
+
+    def rnn(x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any, **named: Any) -> Any:
+        """Return what cuDNN returns, with the least that a backward needs: how much it reserves is not said."""
+        mode, hidden, projected, layers, batch_first, _, trains, is_two, sizes = others[:9]
+        n_directions, n_tokens = 2 if is_two else 1, math.prod(x.shape[:-1])
+        batch = sizes[0] if sizes else x.shape[0 if batch_first else 1]
+        width, n_layers = projected or hidden, layers * n_directions
+        n_kept = n_tokens * n_layers * of_layers[mode] * hidden if trains else 0
+        return (
+            x.new_empty((*x.shape[:-1], width * n_directions)),
+            x.new_empty((n_layers, batch, width)),
+            x.new_empty(0 if cx is None else (n_layers, batch, hidden)),
+            x.new_empty(n_kept * x.element_size(), dtype=torch.uint8),
+            buffer,
+        )
+
     def rnn_backward(  # noqa: PLR0917 - as the operator is called
         x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any, **named: Any
     ) -> Any:
@@ -275,6 +294,7 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
         aten.batch_norm_backward_reduce.default: norm_backward_reduce,
         aten.batch_norm_backward_elemt.default: like_second,
         getattr(aten, "_pin_memory").default: pin_memory,  # noqa: B009 - a name of an operator, here and below
+        getattr(aten, "_cudnn_rnn").default: rnn,  # noqa: B009
         getattr(aten, "_cudnn_rnn_backward").default: rnn_backward,  # noqa: B009
         getattr(aten, "_cudnn_rnn_flatten_weight").default: flatten_weights,  # noqa: B009
         getattr(aten, "_ctc_loss").default: ctc,  # noqa: B009
@@ -333,7 +353,24 @@ def register(mode: Any, driver: Driver) -> Any:
     # Of fake tensors PyTorch leaves the lengths on the host; of others it reads them, as here.
     for overload in ("IntList", "Tensor"):
         library.impl(f"ctc_loss.{overload}", _ctc_loss, "AutogradCUDA")
+    library.impl("_pad_packed_sequence", _pad, "AutogradCUDA")
     return library
+
+
+def _pad(rows: Any, sizes: Any, batch_first: bool, value: float, total: int) -> Any:  # noqa: FBT001
+    """Pad packed sequences by copies: one for all steps that have the same number of sequences."""
+    import torch
+
+    at_each = sizes.tolist()
+    n_steps = total if total > 0 else len(at_each)
+    out, at, step = rows.new_full((n_steps, at_each[0], *rows.shape[1:]), value), 0, 0
+    for n, group in itertools.groupby(at_each):
+        length = len(list(group))
+        part = rows[at : at + n * length].view(length, n, *rows.shape[1:])
+        out[step : step + length, :n] = part
+        at, step = at + n * length, step + length
+    lengths = torch.tensor([sum(n > i for n in at_each) for i in range(at_each[0])])
+    return out.transpose(0, 1) if batch_first else out, lengths
 
 
 def _ctc_loss(  # noqa: PLR0917 - as the operator is called
