@@ -13,9 +13,6 @@ from foretrace.tracer import internals
 from foretrace.tracer.rehearse.device.driver import HOST, Driver
 from foretrace.tracer.rehearse.errors import RehearsalError
 
-MOST_ELEMENTS: Final = 262_144
-"""Elements up to which a tensor on the host keeps its values."""
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -58,22 +55,20 @@ class _AsksGpuError(RuntimeError):
 def make_mode(driver: Driver, answers: Answers) -> Any:
     """Return the mode in which all tensors are fake, those of the device with an address.
 
-    On the host, tensors up to `MOST_ELEMENTS` keep their values as PyTorch's constants: PyTorch computes with
-    them and drops what something unknown is written to.
+    PyTorch's constants, values that a fake tensor keeps, are off: they would be computed a second time, where
+    a session follows values, and on a GPU that is not there.
     """
     import torch
 
     fakes = internals.fakes()
-    empty = {torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted}
     rules, shaped, fake, places = _rules(driver), _shaped(), fakes.tensor, driver.place
 
     class DeviceMode(fakes.mode):  # type: ignore[misc, name-defined]  # torch is untyped here
         """PyTorch's mode of fake tensors, with an answer where that would ask a GPU or a value."""
 
         def may_turn_const(self, tensor: Any) -> bool:
-            """Whether PyTorch keeps the elements of *tensor*, which it has computed."""
-            is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-            return is_plain and tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS
+            """Return False: PyTorch keeps no elements."""
+            return False
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -93,7 +88,6 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             return out
 
         def _called(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            args = [self._known(one) for one in args]
             try:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             except fakes.unknown_value:
@@ -109,38 +103,12 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
                     "for --stub can give it one with torch.library.register_fake"
                 ) from None
 
-        def _known(self, one: Any) -> Any:
-            """Return a tensor that is not fake as one that is, with its values."""
-            if type(one) is list:
-                return [self._known(part) for part in one]
-            if type(one) is torch.Tensor and self.may_turn_const(one):
-                return self.fake_tensor_converter.from_real_tensor(self, one, make_constant=True)
-            return one
-
         def _made(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             """Call what makes a tensor on a device, or moves it there."""
             device = kwargs["device"]
             if device is not None and device.type == "cuda" and (device.index or 0) >= driver.count:
                 raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
-            # PyTorch would compute with operands whose values it knows, on the device that they go to.
-            known = [(one, one.constant) for one in args if type(one) is fake and one.constant is not None]
-            is_leaving = bool(known) and device is not None and device.type != "cpu"
-            for one, _ in known if is_leaving else ():
-                one.constant = None
-            try:
-                out = self._called(func, types, args, kwargs)
-            finally:
-                for one, constant in known if is_leaving else ():
-                    one.constant = constant
-            is_on_host = type(out) is fake and out.fake_device.type == "cpu" and out.constant is None
-            # What is empty has no values yet, and what has operands may come from unknown ones.
-            is_new = func.overloadpacket not in empty and not any(
-                isinstance(one, torch.Tensor) for one in args
-            )
-            if is_on_host and is_new and out.numel() <= MOST_ELEMENTS:
-                out.constant = func(*args, **kwargs)
-                self.fake_tensor_converter.add_constant_storage_mapping(out)
-            return out
+            return self._called(func, types, args, kwargs)
 
     def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
         """Return a copy of *tensor* in the same mode: PyTorch would copy the mode, too."""
@@ -156,23 +124,14 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             out.grad = deepcopy(tensor.grad, memo)
         return out
 
-    def numpy(tensor: Any, *, force: bool = False) -> Any:
-        """Return the elements of a tensor on the host, if they are known."""
-        if tensor.constant is None:
-            raise UnknownValueError(f"numpy() needs {_unknown(tensor)}")
-        with fakes.off():
-            return tensor.constant.numpy(force=force)
-
-    fake.numpy, fake.__deepcopy__ = numpy, deepcopy
+    fake.__deepcopy__ = deepcopy
     own, swap_any = torch.Tensor.data, torch.utils.swap_tensors
 
     def take_data(tensor: Any, of: Any) -> None:
         """Let *tensor* have the data of another, with its device: parameters move so."""
         own.__set__(tensor, of)
         if type(of) is fake:
-            tensor.fake_device, tensor.constant = of.fake_device, of.constant
-            if tensor.constant is not None:
-                tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+            tensor.fake_device = of.fake_device
 
     def swap(one: Any, other: Any) -> None:
         """Swap the data of two tensors; PyTorch would refuse where somebody refers to one."""
