@@ -385,6 +385,9 @@ class Driver(Protocol):
     def memory(self, device: int) -> Mapping[str, tuple[int, int, int, int]]:
         """Return bytes by kind (``"allocated_bytes"``, ...): now, most, ever allocated, ever freed."""
 
+    def configure(self, text: str) -> None:
+        """Take *text* as the settings of the allocator."""
+
     def reset_peak(self, device: int) -> None:
         """Look for the most bytes from now on."""
 
@@ -392,7 +395,7 @@ class Driver(Protocol):
         """Give back what the allocator holds and nobody uses."""
 
     def takes(self, kernel: int, *of: Any) -> bool:
-        """Whether a kernel of attention takes tensors, by where C++ holds them, a rate of dropout and flags."""
+        """Whether a kernel of attention takes tensors (where C++ holds them), a rate of dropout and flags."""
 
 
 class Wheel(NamedTuple):
@@ -421,7 +424,6 @@ SETTINGS: Final = (
     ),
     *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats", "_cuda_sleep"),
     *("_cuda_unlock_mutex", "_cuda_attach_out_of_memory_observer"),
-    "_cuda_cudaCachingAllocator_set_allocator_settings",
     *("_host_emptyCache", "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats"),
 )
 """Functions of ``torch._C`` that set or start something that has no effect on a device without a clock."""
@@ -457,7 +459,7 @@ _KEPT: Final[Mapping[str, tuple[str, Any]]] = {
     "_cuda_tunableop_is_enabled": ("_cuda_tunableop_enable", False),
     "_cuda_tunableop_tuning_is_enabled": ("_cuda_tunableop_tuning_enable", True),
 }
-"""Functions of ``torch._C`` that return what another one was told last, with that one and the first answer."""
+"""Functions of ``torch._C`` that return what another was told last, with its name and the first answer."""
 
 _ATTENTIONS: Final = {
     "_can_use_flash_attention": 1,
@@ -575,6 +577,8 @@ def _of_devices(c: Any, driver: Driver, properties: Any, wheel: Wheel) -> dict[s
         import torch
 
         cuda: Any = torch.cuda
+        if not driver.count:
+            raise RuntimeError("No CUDA GPUs are available")
         cuda.default_generators = tuple(c.Generator(f"cuda:{number}") for number in range(driver.count))
         cuda._get_device_properties = c._get_device_properties = lambda device: properties
 
@@ -621,8 +625,14 @@ def _of_memory(driver: Driver) -> dict[str, Any]:
     return {
         "_cuda_memoryStats": stats,
         "_accelerator_getDeviceStats": stats,
-        "_cuda_resetPeakMemoryStats": driver.reset_peak,
-        "_accelerator_resetPeakStats": driver.reset_peak,
+        **dict.fromkeys(
+            ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
+            lambda device: driver.reset_peak(device),  # noqa: PLW0108 - a session replaces it, here and below
+        ),
+        **dict.fromkeys(
+            ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_setAllocatorSettings"),
+            lambda text: driver.configure(text),  # noqa: PLW0108
+        ),
         "_cuda_emptyCache": lambda *args: driver.empty_cache(),
         "_accelerator_emptyCache": driver.empty_cache,
     }
@@ -758,10 +768,32 @@ def make_generators() -> None:
 
 
 def start_device() -> None:
-    """Have PyTorch start CUDA: while it has not, ``cuda`` without a number is device 0 for fake tensors."""
+    """Have PyTorch's C++ start CUDA; for its Python it has not yet, as when a script begins."""
     import torch
 
     torch.empty(0, device="cuda")
+    torch.cuda._initialized = False
+
+
+def become_cpu_build() -> None:
+    """Have PyTorch's Python be as in a build for processors, for a process without GPUs."""
+    import torch
+    import torch.distributed as dist
+
+    anywhere: Any = torch
+    anywhere.version.cuda = None
+    anywhere._C._has_cuda = anywhere._C._has_cudnn = False
+    anywhere.backends.cuda.is_built = anywhere.backends.cudnn.is_available = lambda: False
+    anywhere.backends.cudnn.version = lambda: None
+    anywhere._C._get_accelerator = lambda: torch.device("cpu")
+    dist.is_nccl_available = lambda: False
+
+
+def swap(one: Any, other: Any) -> None:
+    """Swap what two tensors are in C++."""
+    import torch
+
+    torch._C._swap_tensor_impl(one, other)
 
 
 def is_below_fakes() -> bool:

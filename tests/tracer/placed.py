@@ -1,6 +1,7 @@
 """Trainings that ask tensors for their device: ``placed.py NAME...``, each of one step."""
 
 import copy
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -210,6 +211,7 @@ def listed() -> None:
 
 def main(names: Sequence[str]) -> None:
     """Run what has one of the *names*, one behind the other."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     for name in names:
         globals()[name]()
 

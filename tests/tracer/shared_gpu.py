@@ -84,7 +84,7 @@ def main(way: str) -> None:
     model = model_of(way, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):
-        model(torch.ones(WIDTH, WIDTH).to(device)).sum().backward()
+        model(torch.ones(WIDTH, WIDTH).to(next(model.parameters()).device)).sum().backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
         if way in {"sent", "set, sent"}:

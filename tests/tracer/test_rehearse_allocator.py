@@ -128,7 +128,7 @@ SCRIPT = """
 import sys
 import torch
 
-torch.cuda.memory._set_allocator_settings(sys.argv[1])
+torch._C._accelerator_setAllocatorSettings(sys.argv[1])
 side = torch.cuda.Stream()
 model = torch.nn.Linear(1024, 1024).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

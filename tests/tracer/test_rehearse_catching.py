@@ -26,7 +26,7 @@ def _rehearsed(kind: str, folder: Path, loaded: Loaded, world_size: int = 2) -> 
     ("kind", "said"),
     [
         ("custom", r"catching.py:\d+: the output of the custom operator catching::kernel is not described"),
-        ("pick", r"catching.py:\d+: aten._unique2.default needs values"),
+        ("pick", r"catching.py:\d+: aten._unique2.default needs the values"),
         ("graph", r"catching.py:\d+: CUDA graphs cannot be rehearsed"),
     ],
 )

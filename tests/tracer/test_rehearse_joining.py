@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 def train():
     model = torch.nn.Linear(4, 4, device="cuda")
     if dist.is_initialized():
-        model = DistributedDataParallel(model, device_ids=[0])
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         model(torch.ones(2, 4, device="cuda")).sum().backward()
@@ -42,6 +42,7 @@ BY = {
 JOINING = """
 rank, world, local = (int(os.environ[name]) for name in {names})
 dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=world)
+torch.cuda.set_device(local)
 assert (torch.cuda.current_device(), torch.cuda.device_count()) == (local, 2)
 torch.cuda.set_device(local)
 print(rank, world, local, "RANK" in os.environ)
@@ -273,10 +274,11 @@ def test_what_nccl_would_not_refuse_and_cannot_do_is_refused(
 
 
 def test_a_mesh_that_torch_makes_itself_is_none_of_the_host(tmp_path: Path, loaded: Loaded) -> None:
-    """FSDP2 without a mesh asks for one where it finds its tensors, which is the processor here."""
+    """FSDP2 without a mesh asks for one of the accelerator."""
     body = """
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 model = fully_shard(torch.nn.Linear(4, 4, device="cuda"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

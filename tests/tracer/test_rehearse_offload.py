@@ -74,17 +74,15 @@ def test_states_of_fsdp2_are_on_the_host(rehearsed: Any) -> None:
     assert _held(plain) - _held(tables) == 4 * SHARDS_BYTES + LAYERS * 512
     assert found.memory["0"]["host"]["peak_bytes"] == 4 * SHARDS_BYTES + LAYERS * 4
     assert found.memory["0"]["bytes"]["parameters"] == 0
-    assert sum("on the host" in note for note in found.notes) == 1
 
 
 def test_what_is_not_asked_for_is_not_there(rehearsed: Any) -> None:
-    """Without offloading there is no host: neither work nor memory, nor a word of it."""
+    """Without offloading there is no host: neither work nor memory."""
     for way in ("fsdp2", "fsdp1"):
         found, tables = rehearsed(way)
         assert not _bytes(tables)
         assert "host" not in found.memory["0"]
         assert {work["kind"] for work in tables.works.to_pylist()} <= {"gemm", "memory"}
-        assert not any("on the host" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("way", ["fsdp2", "fsdp1"])
@@ -121,7 +119,6 @@ def test_saved_tensors_go_down_and_up_once(rehearsed: Any) -> None:
     saved = (LAYERS - 1) * LAYER_BYTES + (2 * LAYERS + 1) * ROW_BYTES
     moved = _bytes(tables)
     assert moved == {(TO_HOST, "forward"): saved, (TO_DEVICE, "backward"): saved}
-    assert sum("save_on_cpu keeps activations on the host" in note for note in found.notes) == 1
     assert found.memory["0"]["host"]["peak_bytes"] == saved
 
 

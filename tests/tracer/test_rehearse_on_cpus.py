@@ -36,7 +36,7 @@ def _is_said(folder: Path, machine: str) -> bool:
     ("how", "has_gpu", "on_cpu"),
     [
         (("gloo", "ddp", "cpu"), True, True),
-        (("", "ddp", "cpu"), True, True),
+        (("", "ddp", "cpu"), False, True),
         (("gloo", "ddp", "where"), False, True),
         (("gloo", "fsdp2", "cpu"), False, True),  # where torch finds no GPU either
         (("gloo", "ddp", "where"), True, False),

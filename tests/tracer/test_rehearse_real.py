@@ -78,6 +78,7 @@ class Both:
             ranks=chosen,
             warmup=0,
             steps=STEPS * len(names),
+            has_gpu=False,
         )
         self.rehearsal: Rehearsal = rehearse(asked, folder / "rehearsed")
         self.tables: RankTables = read_rank(rehearsal_folder(folder / "rehearsed"), self.rank)

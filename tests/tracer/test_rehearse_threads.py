@@ -57,7 +57,7 @@ def test_an_error_of_a_thread_is_said(rehearsed: Any) -> None:
 @pytest.mark.parametrize("kind", ["unknown", "asking"])
 def test_what_a_thread_needs_and_a_rehearsal_has_not_ends_it(kind: str, rehearsed: Any) -> None:
     """In the line that names it, though the first thread waits for it, or C++ asks for a device there."""
-    with pytest.raises(RehearsalError, match=r"threaded.py:\d+: aten._unique2.default needs values"):
+    with pytest.raises(RehearsalError, match=r"threaded.py:\d+: aten._unique2.default needs the values"):
         rehearsed(kind)
 
 

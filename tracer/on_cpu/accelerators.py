@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.internals import Wheel
 from foretrace.tracer.on_cpu.devices import answers
 from foretrace.tracer.rehearse.device.installing import WHEELS
+from foretrace.tracer.rehearse.script import stand_ins
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.gpu.meter import Meter
@@ -130,32 +131,10 @@ def tell_profilers() -> None:
     import torch
     import torch.cuda.nvtx
     import torch.cuda.profiler
-    from torch.autograd import profiler
-
-    def ranges(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        del args, kwargs
-        return nullcontext()
 
     anywhere: Any = torch.cuda
     for module in (anywhere, anywhere.profiler):
         module.cudart, module.check_error = Runtime, lambda status: None
     for name in ("range_start", "range_end"):
         setattr(anywhere.nvtx, name, lambda *args, **kwargs: 0)
-    named: Any = profiler
-    named.emit_nvtx = ranges
-    _traces()
-
-
-def _traces() -> None:
-    """Make torch's profiler record the host only: it may wait forever for a GPU that does not exist."""
-    from torch.profiler import ProfilerActivity, profiler
-
-    anywhere: Any = profiler._KinetoProfile
-    made = anywhere.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        self.activities = set(self.activities) - {ProfilerActivity.CUDA} or {ProfilerActivity.CPU}
-        self.use_device = None
-
-    anywhere.__init__ = init
+    stand_ins.profile_host_only()

@@ -34,6 +34,7 @@ HINTS: Final[Mapping[str, str]] = {
     "FlashAttention2 has been toggled on": "FlashAttention 2 is built on GPUs only; let the model ask for "
     'attn_implementation="sdpa", which is the same kernel, by an argument of the script or by the stub '
     f"examples/rehearse/stub_flash_attention_2.py ({STUB})",
+    "No CUDA GPUs are available": "it requests a GPU, but --without-gpu says that there is none",
     "Cannot access accelerator device": "a bare number names no device without a GPU; say cuda and the "
     'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
     "SymmetricMemory": "symmetric memory cannot be rehearsed; run with collectives in its place, by an "

@@ -97,8 +97,9 @@ class RehearsalSession(Training[IssueLane]):
         self.kept, self.tell = Kept(self, warmup, steps), tell
         self.tape = Tape(self.lane, self.position)
         self.memory = Memory(self._allocated, stream=lambda: self.lane.stream)
-        self.meter = device.driver.meter = Meter(self._empty_cache)
+        self.meter = Meter(self._empty_cache)
         self.host, self.fused = Host(self, device), Fused(self)
+        self.meter.tell(device.driver)
         self.streams = Streams(self.tape, device.driver)
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
         self.rounds, self.learning = Rounds(self), Learning(self)

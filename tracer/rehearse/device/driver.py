@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from foretrace.tracer import internals
 from foretrace.tracer.rehearse.errors import RehearsalError
-
-if TYPE_CHECKING:
-    from foretrace.tracer.rehearse.gpu.meter import Meter
 
 KINDS: Final = (
     *("record", "wait", "switch", "synchronize_stream", "synchronize_event", "synchronize_device"),
@@ -57,8 +54,12 @@ class Driver:
         cudnn: version of cuDNN as a number.
 
     Attributes:
-        meter: answers how much memory is used, and held by the allocator, instead of what storages say that
-            have an address: a session that models the allocator puts its own here.
+        memory_of: returns bytes of a device: now, most, ever allocated, ever freed.
+        reserved: returns what the allocator of a device holds now and at most, in bytes; by default what is
+            allocated. A session that models the allocator puts its own here.
+        give_back: empties the cache of that allocator.
+        configure: takes a text as the settings of that allocator.
+        reset_peak: looks for the most bytes of a device from now on.
     """
 
     def __init__(self, library: Path, count: int, capability: tuple[int, int], cudnn: int) -> None:
@@ -67,7 +68,11 @@ class Driver:
         )  # keeps Python's lock: each call takes less than giving it up
         self._entries = (ctypes.c_int64 * (5 * _ROOM))()
         self._count = count
-        self.meter: Meter | None = None
+        self.memory_of: Callable[[int], tuple[int, int, int, int]] = self._placed
+        self.reset_peak: Callable[[int], None] = lambda device: self._call("reset_peak", device)
+        self.reserved: Callable[[int], tuple[int, int]] = lambda device: self.memory_of(device)[:2]
+        self.configure: Callable[[str], None] = lambda text: None
+        self.give_back: Callable[[], None] = lambda: None
         self._call("install", count, *capability, cudnn)
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         self._place = self._function("place", number, pointer, number)
@@ -117,12 +122,6 @@ class Driver:
         """Note that the host waits for the current device."""
         self._call("synchronize")
 
-    def reset_peak(self, device: int) -> None:
-        """Look for the most bytes of *device* from now on."""
-        if self.meter is not None:
-            self.meter.reset()
-        self._call("reset_peak", device)
-
     def note(self, *, is_on: bool) -> None:
         """Note what happens from now on, or do not."""
         self._call("log", is_on)
@@ -152,20 +151,20 @@ class Driver:
         self._used_by(internals.number_of_storage(storage), stream.device_index, stream.stream_id)
 
     def takes(self, kernel: int, *of: Any) -> bool:
-        """Whether a kernel of attention takes tensors, by where C++ holds them, a rate of dropout and flags.
+        """Whether a kernel of attention takes tensors (where C++ holds them), a rate of dropout and flags.
 
         Raises:
             RehearsalError: the shapes do not tell.
         """
         found: int = self._takes(kernel, *of)
         if found < 0:
-            raise RehearsalError("the shapes of an attention do not tell which kernel a GPU would take for it")
+            raise RehearsalError(
+                "the shapes of an attention do not tell which kernel a GPU takes for it"
+            )
         return bool(found)
 
-    def memory_of(self, device: int) -> tuple[int, int, int, int]:
-        """Return bytes of a device: now, most, ever allocated, ever freed."""
-        if self.meter is not None:
-            return self.meter.used()
+    def _placed(self, device: int) -> tuple[int, int, int, int]:
+        """Return bytes of the storages that have an address, as ``memory_of``."""
         found = (ctypes.c_int64 * 4)()
         self._memory(device, found)
         now, most, allocated, freed = found
@@ -173,11 +172,10 @@ class Driver:
 
     def memory(self, device: int) -> Mapping[str, tuple[int, int, int, int]]:
         """Return the same by kind, as ``torch.cuda.memory_stats`` names them."""
-        used = self.memory_of(device)
+        used, (now, most) = self.memory_of(device), self.reserved(device)
         same = dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), used)
-        return {**same, "reserved_bytes": used if self.meter is None else self.meter.held()}
+        return {**same, "reserved_bytes": (now, most, now, 0)}
 
     def empty_cache(self) -> None:
         """Give back what the allocator holds and nobody uses."""
-        if self.meter is not None:
-            self.meter.empty()
+        self.give_back()

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from foretrace.tracer import internals
 from foretrace.tracer.rehearse.device.driver import HOST, Driver
@@ -106,7 +106,11 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
         def _made(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             """Call what makes a tensor on a device, or moves it there."""
             device = kwargs["device"]
+            if device is not None and device.type == "cpu":  # PyTorch numbers no processors
+                kwargs = {**kwargs, "device": torch.device("cpu")}
             if device is not None and device.type == "cuda" and (device.index or 0) >= driver.count:
+                if not driver.count:
+                    raise RuntimeError("No CUDA GPUs are available")
                 raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
             return self._called(func, types, args, kwargs)
 
@@ -137,6 +141,13 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
         """Swap the data of two tensors; PyTorch would refuse where somebody refers to one."""
         if type(one) is not fake or type(other) is not fake:
             swap_any(one, other)
+            return
+        if "meta" in {
+            one.fake_device.type,
+            other.fake_device.type,
+        }:  # PyTorch puts no data of the one into the other
+            one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+            internals.swap(one, other)
             return
         kept = one.detach()
         one.data = other
@@ -189,8 +200,10 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
 
     of_layers = {0: 1, 1: 1, 2: 5, 3: 4}  # by the mode of cuDNN: gates, the cell, a part of one
 
-    def rnn(x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any, **named: Any) -> Any:
-        """Return what cuDNN returns, with the least that a backward needs: how much it reserves is not said."""
+    def rnn(  # noqa: PLR0917 - as the operator is called
+        x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any
+    ) -> Any:
+        # How much cuDNN reserves is not documented: this is the least that a backward needs.
         mode, hidden, projected, layers, batch_first, _, trains, is_two, sizes = others[:9]
         n_directions, n_tokens = 2 if is_two else 1, math.prod(x.shape[:-1])
         batch = sizes[0] if sizes else x.shape[0 if batch_first else 1]

@@ -24,7 +24,7 @@ from foretrace.tracer.rehearse.peers.communicating import FUNCTIONAL, Communicat
 from foretrace.tracer.rehearse.values.following import following
 from foretrace.tracer.rehearse.values.questions import DATA_DEPENDENT, Kernel, Questions
 from foretrace.tracer.rehearse.values.stated import FOLLOWED
-from foretrace.traces.rehearsal import ON_HOST
+from foretrace.traces.rehearsal import ON_HOST, TO_HOST
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -215,22 +215,25 @@ class Watcher:
         """Return the *handler* of copies: the cast of one between host and device is a kernel of its own.
 
         It is done on the host in a blocking copy, else on the device (``copy_kernel_cuda`` in
-        ATen/native/cuda/Copy.cu).
+        ATen/native/cuda/Copy.cu). What is copied of a parameter to the device is one there.
         """
-        fake, mode = self._FakeTensor, self._mode
+        fake, mode, parameter, memory = (
+            self._FakeTensor,
+            self._mode,
+            self._torch.nn.Parameter,
+            self._session.memory,
+        )
 
-        def handled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            source = args[1] if is_write else args[0]
-            device = args[0].device if is_write else kwargs.get("device")
-            dtype = args[0].dtype if is_write else kwargs.get("dtype")
-            here = source.fake_device if type(source) is fake else source.device
-            is_across = (
-                device is not None and "meta" not in {device.type, here.type} and device.type != here.type
+        def copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: str) -> Any:
+            source, device = (
+                args[1] if is_write else args[0],
+                args[0].device if is_write else kwargs["device"],
             )
-            if not is_across or dtype in {None, source.dtype}:
+            dtype = args[0].dtype if is_write else kwargs.get("dtype")
+            if dtype in {None, source.dtype}:
                 return handler(func, args, kwargs)
             is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
-            is_first = here.type == ("cuda" if is_free else "cpu")
+            is_first = here == ("cuda" if is_free else "cpu")
             moves = {name: value for name, value in kwargs.items() if name != "dtype"} | {"device": device}
             with mode:
                 if is_write:
@@ -239,6 +242,17 @@ class Watcher:
                 if is_first:
                     return func(func(source, dtype=dtype), **moves)
                 return func(func(source, **moves), dtype=dtype)
+
+        def handled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            source = args[1] if is_write else args[0]
+            to = (args[0].device if is_write else kwargs.get("device")) or source.device
+            here = source.fake_device if type(source) is fake else source.device
+            if {to.type, here.type} != {"cpu", "cuda"}:
+                return handler(func, args, kwargs)
+            out = copied(func, args, kwargs, here.type)
+            if to.type == "cuda" and isinstance(source, parameter):
+                memory.move(out.untyped_storage(), "parameters")
+            return out
 
         return handled
 
@@ -267,6 +281,8 @@ class Watcher:
         if session.position.step >= 0 and part != ON_HOST:
             is_free = kwargs.get("non_blocking", args[2] if len(args) > 2 else False) is True
             host.waited(part, name, args, non_blocking=is_free)
+        if part == TO_HOST and name == "aten._to_copy" and kwargs.get("non_blocking"):
+            host.pin(out)  # ``_to_copy`` in ATen/native/TensorConversions.cpp
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record a kernel whose results were made up."""
@@ -308,6 +324,8 @@ class Watcher:
         if type(args[0]) is self._torch.Tensor and self._fake:
             for view in tensors_in(out):
                 self._session.stated.numbers.adopt(view, args[0])
+                if func is self._torch.ops.aten.lift_fresh.default:
+                    self._session.host.adopt(view)
         return out
 
     def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:

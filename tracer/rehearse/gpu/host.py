@@ -7,6 +7,7 @@ trains on processors: its memory counts as that of the device, and moves to the 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
 """Operators that copy their second operand into their first, between host and device too."""
 
-MADE: Final = "rehearsed_made"
-"""Attribute of a storage of the host whose contents have never been on the device."""
+RETURNED: Final = "rehearsed_returned"
+"""Attribute of a storage of the host whose contents come from the device."""
 
 HOST, INPUT = "host", "input"
 """Prefixes of the names of copies to the device: any, and of what has never been there, such as a batch."""
@@ -64,6 +65,7 @@ class Host:
         session.memory.host = self.memory
         self.doing = _Doing()
         self.is_used = False
+        self._early = list[weakref.ref[Any]]()
         session.note_job(device="cpu")
 
     def meet_device(self) -> None:
@@ -71,8 +73,10 @@ class Host:
         self.is_used = True
         self._session.job.pop("device", None)
         there = self._session.memory
-        for storage in there.storages():
-            self.memory.add(storage, there.forget(storage) or "buffers")
+        early, self._early = [kept() for kept in self._early], []
+        for storage in (*there.storages(), *early):
+            if storage is not None:
+                self.memory.add(storage, there.forget(storage) or "buffers")
         there.begin_device()
 
     def on_device(self, tensor: Any) -> bool:
@@ -95,6 +99,24 @@ class Host:
         self.count(found, "activations", ON_HOST)
         self._session.stated.numbers.keep(found, tensor)
         return found
+
+    def settle(self, tensor: Any) -> None:
+        """Count *tensor*, to which torch has given a device by itself, where it is."""
+        here, there = self.memory, self._session.memory
+        if self.on_device(tensor):
+            if not self.is_used:
+                self.meet_device()
+            here, there = there, here
+        storage = tensor.untyped_storage()
+        if self.is_used and there.number_of(storage) >= 0:
+            here.add(storage, there.forget(storage) or "buffers")
+
+    def adopt(self, view: Any) -> None:
+        """Count a fake tensor for one that was made of a list: no operator has made its memory."""
+        if self.is_used:
+            self.count(view, "activations", ON_HOST)
+        else:
+            self._early.append(weakref.ref(view.untyped_storage()))
 
     def pin(self, tensor: Any) -> Any:
         """Count *tensor*, or its local shard, as pinned memory and return it."""
@@ -134,8 +156,9 @@ class Host:
                 continue
             storage, is_here = tensor.untyped_storage(), self.holds(tensor)
             memory = self.memory if is_here else self._session.memory
-            if memory.add(storage, category) and part == ON_HOST and all(map(_is_made, tensors_in(operands))):
-                setattr(storage, MADE, True)
+            memory.add(storage, category)
+            if is_here and (part == TO_HOST or any(map(_is_returned, tensors_in(operands)))):
+                setattr(storage, RETURNED, True)
 
     def work(self, part: str, found: Work, operands: Sequence[Any]) -> Work:
         """Return the work of an operator on the host, or of a copy; *found* is its work on the device."""
@@ -143,7 +166,7 @@ class Host:
             return found._replace(kind=ON_HOST, kernels=0)
         read = tensors_in(operands[1]) if found.name in COPYING else tensors_in(operands)[:1]
         size = sum(map(tensor_bytes, read))
-        is_input = part == TO_DEVICE and all(map(_is_made, read))
+        is_input = part == TO_DEVICE and not any(map(_is_returned, read))
         return Work(f"{INPUT if is_input else HOST}.{part}", part, found.shapes, dtype_name(read[0]), 0, size)
 
     def waited(self, part: str, name: str, operands: Sequence[Any], *, non_blocking: bool) -> None:
@@ -166,6 +189,6 @@ class Host:
         return type(tensor) not in self._real and self._device.driver.is_pinned(tensor.untyped_storage())
 
 
-def _is_made(tensor: Any) -> bool:
-    """Whether the contents of *tensor* have never been on the device, as of a real one."""
-    return not hasattr(tensor, "fake_mode") or MADE in vars(tensor.untyped_storage())
+def _is_returned(tensor: Any) -> bool:
+    """Whether contents of *tensor*, which is on the host, come from the device."""
+    return hasattr(tensor, "fake_mode") and RETURNED in vars(tensor.untyped_storage())

@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from foretrace.tracer.rehearse.gpu import allocator
+
+if TYPE_CHECKING:
+    from foretrace.tracer.rehearse.device.driver import Driver
 
 CAPACITY_BYTES: Final = 80 * 2**30
 """Memory of the GPU that a script is told of."""
@@ -26,12 +31,18 @@ class Meter:
         reserved: bytes that the allocator holds, at most those of the GPU: it gives back what is not in use
             before there is too little.
         most_reserved: the most since a script has last reset it.
-        allocated: bytes that ever were allocated.
     """
 
     def __init__(self, empty_cache: Callable[[], int]) -> None:
-        self.now = self.peak = self.reserved = self.most_reserved = self.allocated = 0
+        self.now = self.peak = self.reserved = self.most_reserved = 0
         self._empty_cache, self._is_full = empty_cache, False
+
+    def tell(self, driver: Driver) -> None:
+        """Have what a script asks *driver* for answered by this meter."""
+        driver.memory_of = lambda device: (self.now, self.peak, self.now, 0)
+        driver.reserved = lambda device: (self.reserved, self.most_reserved)
+        driver.reset_peak, driver.give_back = self.reset, self.empty
+        driver.configure = allocator.set_by_script
 
     def changed(self, n_bytes: int, reserved_bytes: int) -> None:
         """Take note of *n_bytes* in all, and of what the allocator holds for them.
@@ -40,7 +51,6 @@ class Meter:
         """
         if self._is_full and n_bytes <= CAPACITY_BYTES:
             self._is_full, reserved_bytes = False, self._empty_cache()
-        self.allocated += max(n_bytes - self.now, 0)
         self.now, self.reserved = n_bytes, max(n_bytes, min(reserved_bytes, CAPACITY_BYTES))
         self.peak, self.most_reserved = max(self.peak, n_bytes), max(self.most_reserved, self.reserved)
 
@@ -52,14 +62,6 @@ class Meter:
     def empty(self) -> None:
         """Give back what is reserved and not used."""
         self.changed(self.now, self._empty_cache())
-
-    def used(self) -> tuple[int, int, int, int]:
-        """Return bytes that are used: now, the most, ever allocated, ever freed."""
-        return self.now, self.peak, self.allocated, self.allocated - self.now
-
-    def held(self) -> tuple[int, int, int, int]:
-        """Return the same of the allocator, whose segments are not followed one by one."""
-        return self.reserved, self.most_reserved, self.reserved, 0
 
     def made(self) -> None:
         """A tensor was made.

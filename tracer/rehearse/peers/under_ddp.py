@@ -39,13 +39,9 @@ def install(session: RehearsalSession) -> None:
 
     @functools.wraps(original)
     def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        kept = dict(kwargs)
-        kept.pop("device_ids", None)
-        kept.pop("output_device", None)
-        own = (*module.parameters(), *module.buffers())
-        group = kept.get("process_group") or dist.group.WORLD
-        session.backends.check("DistributedDataParallel", group, own)
-        original(self, module, None, None, *args[2:], **kept)
+        group = kwargs.get("process_group") or dist.group.WORLD
+        session.backends.check("DistributedDataParallel", group, (*module.parameters(), *module.buffers()))
+        original(self, module, *args, **kwargs)
 
     after = module.DistributedDataParallel._post_forward
 

@@ -53,6 +53,7 @@ class World:
 
     def install(self, session: RehearsalSession) -> None:
         """Replace how processes meet in *session*; torch must have been imported."""
+        import torch
         import torch.distributed as dist
         from torch.distributed import device_mesh
         from torch.distributed import distributed_c10d as c10d
@@ -75,7 +76,8 @@ class World:
                 setattr(module, name, as_torchs)
         meshes.init_process_group = anywhere.init_process_group  # of a script that makes a mesh first
         meshes.new_group = self._group_of_mesh
-        self._dist.get_backend, self._dist.is_nccl_available = self._backend, lambda: True
+        meshes.get_backend = self._backend  # they choose a device where it is not "fake"
+        self._dist.get_backend, self._dist.is_nccl_available = self._backend, torch.cuda.is_available
         self._dist.ProcessGroupNCCL = NcclGroup
         anywhere.monitored_barrier = self._dist.monitored_barrier = self._monitored
         _meshes_without_fakes(session)

@@ -136,6 +136,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     sys.argv = launchers.words_of(spec)
     import torch
 
+    from foretrace.tracer import internals
     from foretrace.tracer.record import activate
     from foretrace.tracer.rehearse.events.watch import Watcher
     from foretrace.tracer.rehearse.peers.world import World
@@ -145,6 +146,8 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     from foretrace.tracer.rehearse.script.stuck import Watchdog
 
     device.driver.count = spec["local_world_size"] if spec["has_gpu"] else 0
+    if not spec["has_gpu"]:
+        internals.become_cpu_build()
     torch.autograd.set_multithreading_enabled(False)  # what is known of a thread is known in its backward
     session, world = _session(spec, device), World(spec["rank"], spec["world_size"])
     world.install(session)

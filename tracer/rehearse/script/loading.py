@@ -68,6 +68,7 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         tensor.fake_device = device
+        session.host.settle(tensor)
         return tensor
 
     anywhere._restore_device_fake_mode = restored

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.internals import makers
@@ -39,6 +40,9 @@ def install(session: RehearsalSession) -> list[Any]:
     install_futures()
     children.install(session)
     _graphs(session)
+    _shared()
+    profile_host_only()
+    synced_norms()
     _grouped_products()
     return when_imported(TRITON, lambda module: _triton(session, module))
 
@@ -211,6 +215,37 @@ def _graphs(session: RehearsalSession) -> None:
     anywhere: Any = torch.cuda
     anywhere.CUDAGraph = anywhere.graph = anywhere.graph_pool_handle = Refused
     anywhere.make_graphed_callables = graphed
+
+
+def _shared() -> None:
+    """Make ``share_memory_`` do nothing for fake tensors: they have no memory, and there is one process."""
+    import torch
+
+    anywhere: Any = torch.UntypedStorage
+    original = anywhere.share_memory_
+
+    def shared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self if self.device.type == "meta" else original(self, *args, **kwargs)
+
+    anywhere.share_memory_ = shared
+
+
+def profile_host_only() -> None:
+    """Make torch's profilers record the host only: they may wait forever for a GPU that does not exist."""
+    from torch.autograd import profiler as ranges
+    from torch.profiler import ProfilerActivity, profiler
+
+    anywhere: Any = profiler._KinetoProfile
+    made = anywhere.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.activities = set(self.activities) - {ProfilerActivity.CUDA} or {ProfilerActivity.CPU}
+        self.use_device = None
+
+    anywhere.__init__ = init
+    named: Any = ranges
+    named.emit_nvtx = lambda *args, **kwargs: nullcontext()
 
 
 def synced_norms() -> None:
