@@ -394,6 +394,9 @@ class Driver(Protocol):
     def empty_cache(self) -> None:
         """Give back what the allocator holds and nobody uses."""
 
+    def takes(self, kernel: int, *of: Any) -> bool:
+        """Whether a kernel of attention takes tensors (where C++ holds them), a rate of dropout and flags."""
+
 
 class Wheel(NamedTuple):
     """Versions of NVIDIA's libraries that a build for CUDA comes with."""
@@ -419,9 +422,8 @@ SETTINGS: Final = (
         "_cuda_record_memory_history_legacy",
         "_cuda_resetAccumulatedHostMemoryStats",
     ),
-    *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats", "_cuda_setMemoryFraction"),
-    *("_cuda_set_sync_debug_mode", "_cuda_unlock_mutex", "_cuda_attach_out_of_memory_observer"),
-    *("_cuda_sleep", "_cuda_setMemoryMetadata"),
+    *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats", "_cuda_sleep"),
+    *("_cuda_unlock_mutex", "_cuda_attach_out_of_memory_observer"),
     *("_host_emptyCache", "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats"),
 )
 """Functions of ``torch._C`` that set or start something that has no effect on a device without a clock."""
@@ -438,16 +440,32 @@ _CONSTANTS: Final[Mapping[str, Any]] = {
     "_cuda_canDeviceAccessPeer": True,
     "_cuda_hasPrimaryContext": True,
     "_cuda_getAllocatorBackend": "native",
-    "_cuda_getMemoryFraction": 1.0,
-    "_cuda_getMemoryMetadata": "",
     "_cuda_memoryMetadataSupported": False,
-    "_cuda_get_sync_debug_mode": 0,
     "_cuda_memorySnapshot": {"segments": [], "device_traces": []},
     "_cuda_hostMemoryStats": {},
     "_accelerator_isAllocatorInitialized": True,
+    "_is_flash_attention_available": True,
     "_nccl_version_suffix": b"",
 }
 """Answers of functions of ``torch._C`` that are always the same."""
+
+_KEPT: Final[Mapping[str, tuple[str, Any]]] = {
+    "_cuda_get_cudnn_benchmark_limit": ("_cuda_set_cudnn_benchmark_limit", 10),
+    "_cuda_get_conv_benchmark_empty_cache": ("_cuda_set_conv_benchmark_empty_cache", True),
+    "_cuda_get_sync_debug_mode": ("_cuda_set_sync_debug_mode", 0),
+    "_cuda_getMemoryFraction": ("_cuda_setMemoryFraction", 1.0),
+    "_cuda_getMemoryMetadata": ("_cuda_setMemoryMetadata", ""),
+    "_cuda_tunableop_is_enabled": ("_cuda_tunableop_enable", False),
+    "_cuda_tunableop_tuning_is_enabled": ("_cuda_tunableop_tuning_enable", True),
+}
+"""Functions of ``torch._C`` that return what another was told last, with its name and the first answer."""
+
+_ATTENTIONS: Final = {
+    "_can_use_flash_attention": 1,
+    "_can_use_mem_efficient_attention": 2,
+    "_can_use_cudnn_attention": 3,
+}
+"""Functions of ``torch._C`` that tell whether a kernel takes an attention, and its ``sdp::SDPBackend``."""
 
 _COUNTS: Final = (
     "allocation",
@@ -490,6 +508,9 @@ def become_cuda_build(
     given: dict[str, Any] = {name: _constant(value) for name, value in _CONSTANTS.items()}
     given |= {name: _constant(None) for name in SETTINGS}
     given |= {name: type(name, (), {"__new__": _refusing(refuse(name))}) for name in CLASSES}
+    for getter, (setter, value) in _KEPT.items():
+        given |= dict(zip((getter, setter), _keeping(value), strict=True))
+    given |= {name: _attending(driver, number) for name, number in _ATTENTIONS.items()}
     given |= {"_graph_pool_handle": _refusing(refuse("_graph_pool_handle"))}
     given |= _of_devices(c, driver, properties, wheel) | _of_memory(driver)
     given |= {"_CudaDeviceProperties": type(properties)} | _of_streams(c, driver)
@@ -520,6 +541,25 @@ def become_cuda_build(
 
 def _constant(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
+
+
+def _keeping(value: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return what tells a setting, at first *value*, and what sets it."""
+    kept = [value]
+
+    def keep(value: Any, *others: Any) -> None:
+        kept[0] = value
+
+    return lambda *args: kept[0], keep
+
+
+def _attending(driver: Driver, kernel: int) -> Callable[..., bool]:
+    def is_taken(params: Any, debug: Any = None) -> bool:
+        tensors = (params.query, params.key, params.value, params.attn_mask)
+        addresses = [None if one is None else one._cdata for one in tensors]
+        return driver.takes(kernel, *addresses, params.dropout, params.is_causal, params.enable_gqa)
+
+    return is_taken
 
 
 def _refusing(error: Exception) -> Callable[..., Any]:
@@ -586,7 +626,7 @@ def _of_memory(driver: Driver) -> dict[str, Any]:
         "_accelerator_getDeviceStats": stats,
         **dict.fromkeys(
             ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
-            lambda device: driver.reset_peak(device),  # noqa: PLW0108 - it may be replaced
+            lambda device: driver.reset_peak(device),  # noqa: PLW0108 - a session replaces it, here and below
         ),
         **dict.fromkeys(
             ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_setAllocatorSettings"),

@@ -41,8 +41,8 @@ TENSOR_CORES_SINCE: Final[Mapping[str, float]] = MappingProxyType({"fp16": 7.0, 
 """Compute capability from which on a GPU of NVIDIA has tensor cores for a type (CUDA C++ Programming Guide,
 "Compute Capabilities")."""
 
-RECURRENT: Final = "aten.mkldnn_rnn_layer"
-"""A recurrent layer over all its tokens: one operation, whose kernels cuDNN launches, two a token."""
+RECURRENT: Final = "aten._cudnn_rnn"
+"""Recurrent layers over all their tokens: one operation, whose kernels cuDNN launches, two a token."""
 
 
 @dataclass(frozen=True, slots=True)

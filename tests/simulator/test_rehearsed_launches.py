@@ -19,7 +19,7 @@ def test_a_recurrent_layer_is_one_operation_of_the_host_over_any_number_of_token
     tokens: int, passes: str
 ) -> None:
     """Its kernels take their time on the device one after the other all the same."""
-    rows = [work(name=f"aten.mkldnn_rnn_layer{passes}", kernels=2 * tokens + 1), work(kernels=3)]
+    rows = [work(name=f"aten._cudnn_rnn{passes}", kernels=2 * tokens + 1), work(kernels=3)]
     found = priced(pa.Table.from_pylist(rows, schema=WORKS), MODEL)
     assert list(found.kernels) == [1, 3]
     short = priced(pa.Table.from_pylist([{**rows[0], "kernels": 1}], schema=WORKS), MODEL)

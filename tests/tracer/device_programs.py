@@ -19,12 +19,13 @@ from typing import Any
 from foretrace.tracer.rehearse.device.installing import install
 
 ROWS = 4
-DEVICE = install(8, lambda question: 3.0 if question.wants == "value" else ROWS)
+DEVICE = install(8, lambda question: 3 if question.wants == "value" else ROWS)
 
 import torch  # noqa: E402 - the device is there before torch
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import unset_fake_temporarily  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -232,25 +233,6 @@ def pinning_the_device() -> Any:
 
 
 @program
-def values_on_the_host() -> Any:
-    x = torch.zeros(4)
-    x[1] = 3
-    x.add_(1)
-    order = torch.randperm(4)
-    written = torch.zeros(2)
-    written.copy_(torch.ones(2, device="cuda"))  # 3.0, as the answers say: nobody computes it
-    return [
-        x.tolist(),
-        sorted(order.tolist()),
-        torch.arange(6).view(2, 3)[1].numpy().tolist(),
-        (torch.arange(4) > 1).nonzero().tolist(),
-        torch.tensor([1, 2]).sum().item(),
-        written.tolist(),
-        list(torch.zeros(1 << 40).shape),
-    ]
-
-
-@program
 def values_on_the_device() -> Any:
     x = torch.rand(8, 2, device="cuda")
     values, inverse, counts = x.unique(return_inverse=True, return_counts=True)
@@ -264,17 +246,12 @@ def values_on_the_device() -> Any:
 
 
 @program
-def numbers_nobody_has() -> Any:
-    return torch.rand(2, device="cuda").cpu().numpy()
-
-
-@program
 def layers_of_cudnn() -> Any:
     with torch.device("cuda"):
         x = torch.ones(5, 2, 8, requires_grad=True)
         lstm, gru = nn.LSTM(8, 6, num_layers=2, bidirectional=True), nn.GRU(8, 6)
         out, (hidden, cell) = lstm(x)
-        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3], device="cpu"))
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 3], device="cpu"))
         shapes = [out, hidden, cell, gru(x)[0], lstm(packed)[0].data]
         out.sum().backward()
         scores = torch.randn(50, 16, 20, requires_grad=True)
@@ -299,7 +276,8 @@ def world(size: int = 64) -> Any:
         with suppress(ImportError):  # shapes of collectives, which newer versions have at once
             import_module("torch.distributed._tools.fake_collectives")
     dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=size)
-    return dist.device_mesh.init_device_mesh("cuda", (size,))
+    with unset_fake_temporarily():  # it reads where this rank is, which nobody answers here
+        return dist.device_mesh.init_device_mesh("cuda", (size,))
 
 
 def layers() -> Any:

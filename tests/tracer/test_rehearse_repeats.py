@@ -164,5 +164,5 @@ def test_storages_are_known_by_the_part_that_made_them() -> None:
     memory.change(before, "resize", 0, "activations")
     assert not changes_of(log, "B", owned)[1]
     assert totals[-1] == memory.total == 0
-    assert Result((1,), (1,), None, requires_grad=False, owned=None).owned is None
+    assert Result((1,), (1,), None, None, requires_grad=False, owned=None).owned is None
     assert np.array(totals).max() == 64 + 512 + 1024

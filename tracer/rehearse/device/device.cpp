@@ -276,10 +276,11 @@ constexpr int NEWEST = TORCH_VERSION_MINOR < 7 ? 90 : 121;  // the last architec
 
 bool is_half(const sdp_params& of) { return of.query.scalar_type() == at::kHalf || of.query.scalar_type() == at::kBFloat16; }
 
+// Rows of tensors that are not dense (jagged ones) are checked in Python (torch/nested/_internal/sdpa.py).
 bool is_alike(const sdp_params& of) {
   const auto type = of.query.scalar_type();
   return type == of.key.scalar_type() && type == of.value.scalar_type() && check_tensor_shapes(of, false) &&
-      !has_for_nested_inputs(of) && check_nonzero_sequence_lengths_dense(of, false);
+      !has_for_nested_inputs(of) && (!has_only_dense_inputs(of) || check_nonzero_sequence_lengths_dense(of, false));
 }
 
 // Which numbers of heads a kernel takes.
@@ -304,7 +305,7 @@ bool by_flash(const sdp_params& of) {
       width == of.value.sym_size(-1) && width <= 256 &&
       !(input_requires_grad(of) && is_small && width > 192 && (width <= 224 || of.dropout > 0.0)) &&
       !(of.is_causal && of.query.sym_size(-2) != of.key.sym_size(-2)) &&
-      groups_in_flash(of) && check_last_dim_stride_equals_1_dense<true>(of, false);
+      (!has_only_dense_inputs(of) || (groups_in_flash(of) && check_last_dim_stride_equals_1_dense<true>(of, false)));
 }
 
 bool by_memory_efficient(const sdp_params& of) {
@@ -314,12 +315,12 @@ bool by_memory_efficient(const sdp_params& of) {
   return check_runtime_disabled_mem_efficient(of, false) && told.major * 10 + told.minor <= NEWEST && is_alike(of) &&
       (type == at::kFloat || type == at::kHalf || (type == at::kBFloat16 && told.major >= 8)) &&
       width == of.key.sym_size(-1) && width > 0 && depth > 0 && width % unit == 0 && depth % unit == 0 &&
-      check_last_dim_stride_equals_1_dense<false>(of, false) && groups_in_efficient(of);
+      (!has_only_dense_inputs(of) || (check_last_dim_stride_equals_1_dense<false>(of, false) && groups_in_efficient(of)));
 }
 
 bool by_cudnn(const sdp_params& of) {
   const auto& context = at::globalContext();
-  if (!context.userEnabledCuDNNSDP() || !is_half(of) || !is_alike(of) || told.major < 8 ||
+  if (!context.userEnabledCuDNNSDP() || !has_only_dense_inputs(of) || !is_half(of) || !is_alike(of) || told.major < 8 ||
       told.major * 10 + told.minor > NEWEST || !check_attn_mask_shape(of, false) ||
       (context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly()) ||
       !check_last_dim_stride_equals_1_dense<true>(of, false))
@@ -356,17 +357,20 @@ void order() {
   });
 }
 
+bool takes(SDPBackend kernel, const sdp_params& of) {
+  return kernel == SDPBackend::flash_attention ? by_flash(of)
+      : kernel == SDPBackend::efficient_attention ? by_memory_efficient(of)
+      : kernel == SDPBackend::cudnn_attention ? by_cudnn(of)
+      : kernel == SDPBackend::math && at::globalContext().userEnabledMathSDP();
+}
+
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double>,
                bool enable_gqa) {
   const sdp_params of{query, key, value, mask, dropout, is_causal, enable_gqa};
   order();
   for (auto one : at::globalContext().sDPPriorityOrder())
-    if ((one == SDPBackend::flash_attention && by_flash(of)) ||
-        (one == SDPBackend::efficient_attention && by_memory_efficient(of)) ||
-        (one == SDPBackend::cudnn_attention && by_cudnn(of)) ||
-        (one == SDPBackend::math && at::globalContext().userEnabledMathSDP()))
-      return static_cast<int64_t>(one);
+    if (takes(one, of)) return static_cast<int64_t>(one);
   TORCH_CHECK(false, "No available kernel. Aborting execution.");
 }
 }  // namespace attention
@@ -398,12 +402,16 @@ void lstm(Tensor& out, Tensor& hy, Tensor& cy, const Tensor& input, TensorList h
       batch_first, {});
 }
 
+std::vector<int64_t> numbers(const Tensor& of) {
+  std::vector<int64_t> found;
+  for (int64_t at = 0; at < of.numel(); ++at) found.push_back(of[at].item<int64_t>());
+  return found;
+}
+
 void lstm_packed(Tensor& out, Tensor& hy, Tensor& cy, const Tensor& input, const Tensor& batch_sizes, TensorList hidden,
                  TensorList weights, bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional) {
-  std::vector<int64_t> sizes;
-  for (int64_t step = 0; step < batch_sizes.numel(); ++step) sizes.push_back(batch_sizes[step].item<int64_t>());
   run(LSTM, out, hy, cy, input, hidden[0], hidden[1], weights, has_biases, layers, dropout, train, bidirectional, false,
-      sizes);
+      numbers(batch_sizes));
 }
 
 template <Mode mode>
@@ -413,6 +421,14 @@ void simple(Tensor& out, Tensor& hy, const Tensor& input, const Tensor& hx, Tens
   run(mode, out, hy, none, input, hx, {}, weights, has_biases, layers, dropout, train, bidirectional, batch_first, {});
 }
 
+template <Mode mode>
+void packed(Tensor& out, Tensor& hy, const Tensor& input, const Tensor& batch_sizes, const Tensor& hx, TensorList weights,
+            bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional) {
+  Tensor none;
+  run(mode, out, hy, none, input, hx, {}, weights, has_biases, layers, dropout, train, bidirectional, false,
+      numbers(batch_sizes));
+}
+
 void install() {
   using namespace at::native;
   lstm_cudnn_stub.set_cuda_dispatch_ptr(&lstm);
@@ -420,6 +436,9 @@ void install() {
   gru_cudnn_stub.set_cuda_dispatch_ptr(&simple<GRU>);
   rnn_tanh_cudnn_stub.set_cuda_dispatch_ptr(&simple<TANH>);
   rnn_relu_cudnn_stub.set_cuda_dispatch_ptr(&simple<RELU>);
+  gru_packed_cudnn_stub.set_cuda_dispatch_ptr(&packed<GRU>);
+  rnn_tanh_packed_cudnn_stub.set_cuda_dispatch_ptr(&packed<TANH>);
+  rnn_relu_packed_cudnn_stub.set_cuda_dispatch_ptr(&packed<RELU>);
 }
 }  // namespace recurrent
 
@@ -444,6 +463,22 @@ void device_install(int64_t count, int64_t major, int64_t minor, int64_t cudnn) 
   recurrent::install();
   c10d::TimerRegistry()->Register(
       DeviceType::CUDA, [](Device) -> std::unique_ptr<c10d::Timer> { return std::make_unique<Untimed>(); }, REGISTRY_PREFERRED);
+}
+
+// Whether a kernel of attention takes three tensors and a mask (null: none); -1: it is not known.
+int64_t device_takes(int64_t kernel, void* query, void* key, void* value, void* mask, double dropout, int64_t is_causal,
+                     int64_t enable_gqa) {
+  auto of = [](void* one) {
+    return at::Tensor(intrusive_ptr<TensorImpl, UndefinedTensorImpl>::reclaim_copy(static_cast<TensorImpl*>(one)));
+  };
+  try {
+    std::optional<at::Tensor> masked;
+    if (mask) masked = of(mask);
+    return attention::takes(static_cast<sdp::SDPBackend>(kernel),
+                            {of(query), of(key), of(value), masked, dropout, is_causal != 0, enable_gqa != 0});
+  } catch (...) {
+    return -1;
+  }
 }
 
 void device_count(int64_t count) { told.count = count; }

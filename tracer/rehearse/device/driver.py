@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from foretrace.tracer import internals
+from foretrace.tracer.rehearse.errors import RehearsalError
 
 KINDS: Final = (
     *("record", "wait", "switch", "synchronize_stream", "synchronize_event", "synchronize_device"),
@@ -82,6 +83,8 @@ class Driver:
         self._memory = self._function("memory", None, number, pointer)
         self._exchange = self._function("exchange", number, number)
         self._stream = self._function("stream", number, number)
+        tensors = (pointer,) * 4
+        self._takes = self._function("takes", number, number, *tensors, ctypes.c_double, number, number)
 
     def _function(self, name: str, returned: Any, *taken: Any) -> Any:
         found = getattr(self._library, f"device_{name}")
@@ -146,6 +149,17 @@ class Driver:
     def used_by(self, storage: Any, stream: Any) -> None:
         """Note that *stream* uses *storage*, whose memory must not be used again before it has done so."""
         self._used_by(internals.number_of_storage(storage), stream.device_index, stream.stream_id)
+
+    def takes(self, kernel: int, *of: Any) -> bool:
+        """Whether a kernel of attention takes tensors (where C++ holds them), a rate of dropout and flags.
+
+        Raises:
+            RehearsalError: the shapes do not tell.
+        """
+        found: int = self._takes(kernel, *of)
+        if found < 0:
+            raise RehearsalError("the shapes of an attention do not tell which kernel a GPU takes for it")
+        return bool(found)
 
     def _placed(self, device: int) -> tuple[int, int, int, int]:
         """Return bytes of the storages that have an address, as ``memory_of``."""

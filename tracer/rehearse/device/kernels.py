@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from foretrace.tracer import internals
 from foretrace.tracer.rehearse.device.driver import HOST, Driver
 from foretrace.tracer.rehearse.errors import RehearsalError
-
-MOST_ELEMENTS: Final = 262_144
-"""Elements up to which a tensor on the host keeps its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +55,20 @@ class _AsksGpuError(RuntimeError):
 def make_mode(driver: Driver, answers: Answers) -> Any:
     """Return the mode in which all tensors are fake, those of the device with an address.
 
-    On the host, tensors up to `MOST_ELEMENTS` keep their values as PyTorch's constants: PyTorch computes with
-    them and drops what something unknown is written to.
+    PyTorch's constants, values that a fake tensor keeps, are off: they would be computed a second time, where
+    a session follows values, and on a GPU that is not there.
     """
     import torch
 
     fakes = internals.fakes()
-    empty = {torch.ops.aten.empty, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted}
     rules, shaped, fake, places = _rules(driver), _shaped(), fakes.tensor, driver.place
 
     class DeviceMode(fakes.mode):  # type: ignore[misc, name-defined]  # torch is untyped here
         """PyTorch's mode of fake tensors, with an answer where that would ask a GPU or a value."""
 
-        most_elements = MOST_ELEMENTS
-
         def may_turn_const(self, tensor: Any) -> bool:
-            """Whether PyTorch keeps the elements of *tensor*, which it has computed."""
-            is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-            return is_plain and tensor.device.type == "cpu" and tensor.numel() <= self.most_elements
+            """Return False: PyTorch keeps no elements."""
+            return False
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -93,7 +88,6 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             return out
 
         def _called(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            args = [self._known(one) for one in args]
             try:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             except fakes.unknown_value:
@@ -109,40 +103,16 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
                     "for --stub can give it one with torch.library.register_fake"
                 ) from None
 
-        def _known(self, one: Any) -> Any:
-            """Return a tensor that is not fake as one that is, with its values."""
-            if type(one) is list:
-                return [self._known(part) for part in one]
-            if type(one) is torch.Tensor and self.may_turn_const(one):
-                return self.fake_tensor_converter.from_real_tensor(self, one, make_constant=True)
-            return one
-
         def _made(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             """Call what makes a tensor on a device, or moves it there."""
             device = kwargs["device"]
+            if device is not None and device.type == "cpu":  # PyTorch numbers no processors
+                kwargs = {**kwargs, "device": torch.device("cpu")}
             if device is not None and device.type == "cuda" and (device.index or 0) >= driver.count:
                 if not driver.count:
                     raise RuntimeError("No CUDA GPUs are available")
                 raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: invalid device ordinal")
-            # PyTorch would compute with operands whose values it knows, on the device that they go to.
-            known = [(one, one.constant) for one in args if type(one) is fake and one.constant is not None]
-            is_leaving = bool(known) and device is not None and device.type != "cpu"
-            for one, _ in known if is_leaving else ():
-                one.constant = None
-            try:
-                out = self._called(func, types, args, kwargs)
-            finally:
-                for one, constant in known if is_leaving else ():
-                    one.constant = constant
-            is_on_host = type(out) is fake and out.fake_device.type == "cpu" and out.constant is None
-            # What is empty has no values yet, and what has operands may come from unknown ones.
-            is_new = func.overloadpacket not in empty and not any(
-                isinstance(one, torch.Tensor) for one in args
-            )
-            if is_on_host and is_new and out.numel() <= self.most_elements:
-                out.constant = func(*args, **kwargs)
-                self.fake_tensor_converter.add_constant_storage_mapping(out)
-            return out
+            return self._called(func, types, args, kwargs)
 
     def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
         """Return a copy of *tensor* in the same mode: PyTorch would copy the mode, too."""
@@ -158,23 +128,14 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             out.grad = deepcopy(tensor.grad, memo)
         return out
 
-    def numpy(tensor: Any, *, force: bool = False) -> Any:
-        """Return the elements of a tensor on the host, if they are known."""
-        if tensor.constant is None:
-            raise UnknownValueError(f"numpy() needs {_unknown(tensor)}")
-        with fakes.off():
-            return tensor.constant.numpy(force=force)
-
-    fake.numpy, fake.__deepcopy__ = numpy, deepcopy
+    fake.__deepcopy__ = deepcopy
     own, swap_any = torch.Tensor.data, torch.utils.swap_tensors
 
     def take_data(tensor: Any, of: Any) -> None:
         """Let *tensor* have the data of another, with its device: parameters move so."""
         own.__set__(tensor, of)
         if type(of) is fake:
-            tensor.fake_device, tensor.constant = of.fake_device, of.constant
-            if tensor.constant is not None:
-                tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+            tensor.fake_device = of.fake_device
 
     def swap(one: Any, other: Any) -> None:
         """Swap the data of two tensors; PyTorch would refuse where somebody refers to one."""
@@ -240,6 +201,25 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
             raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
         return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
+    of_layers = {0: 1, 1: 1, 2: 5, 3: 4}  # by the mode of cuDNN: gates, the cell, a part of one
+
+    def rnn(  # noqa: PLR0917 - as the operator is called
+        x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any
+    ) -> Any:
+        # How much cuDNN reserves is not documented: this is the least that a backward needs.
+        mode, hidden, projected, layers, batch_first, _, trains, is_two, sizes = others[:9]
+        n_directions, n_tokens = 2 if is_two else 1, math.prod(x.shape[:-1])
+        batch = sizes[0] if sizes else x.shape[0 if batch_first else 1]
+        width, n_layers = projected or hidden, layers * n_directions
+        n_kept = n_tokens * n_layers * of_layers[mode] * hidden if trains else 0
+        return (
+            x.new_empty((*x.shape[:-1], width * n_directions)),
+            x.new_empty((n_layers, batch, width)),
+            x.new_empty(0 if cx is None else (n_layers, batch, hidden)),
+            x.new_empty(n_kept * x.element_size(), dtype=torch.uint8),
+            buffer,
+        )
+
     def rnn_backward(  # noqa: PLR0917 - as the operator is called
         x: Any, weights: Any, stride: Any, buffer: Any, hx: Any, cx: Any, *others: Any, **named: Any
     ) -> Any:
@@ -289,6 +269,7 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
         aten.batch_norm_backward_reduce.default: norm_backward_reduce,
         aten.batch_norm_backward_elemt.default: like_second,
         getattr(aten, "_pin_memory").default: pin_memory,  # noqa: B009 - a name of an operator, here and below
+        getattr(aten, "_cudnn_rnn").default: rnn,  # noqa: B009
         getattr(aten, "_cudnn_rnn_backward").default: rnn_backward,  # noqa: B009
         getattr(aten, "_cudnn_rnn_flatten_weight").default: flatten_weights,  # noqa: B009
         getattr(aten, "_ctc_loss").default: ctc,  # noqa: B009
@@ -348,6 +329,7 @@ def register(mode: Any, driver: Driver) -> Any:
     # Of fake tensors PyTorch leaves the lengths on the host; of others it reads them, as here.
     for overload in ("IntList", "Tensor"):
         library.impl(f"ctc_loss.{overload}", _ctc_loss, "AutogradCUDA")
+    library.impl("_pad_packed_sequence", _pad, "AutogradCUDA")
     return library
 
 
@@ -364,6 +346,22 @@ def _cast_as_autocast(*args: Any) -> Any:
 
     with torch.autocast("cuda", enabled=False):
         return getattr(torch.ops.aten, "_cudnn_rnn")(*map(cast, args))  # noqa: B009 - a name of an operator
+
+
+def _pad(rows: Any, sizes: Any, batch_first: bool, value: float, total: int) -> Any:  # noqa: FBT001
+    """Pad packed sequences by copies: one for all steps that have the same number of sequences."""
+    import torch
+
+    at_each = sizes.tolist()
+    n_steps = total if total > 0 else len(at_each)
+    out, at, step = rows.new_full((n_steps, at_each[0], *rows.shape[1:]), value), 0, 0
+    for n, group in itertools.groupby(at_each):
+        length = len(list(group))
+        part = rows[at : at + n * length].view(length, n, *rows.shape[1:])
+        out[step : step + length, :n] = part
+        at, step = at + n * length, step + length
+    lengths = torch.tensor([sum(n > i for n in at_each) for i in range(at_each[0])])
+    return out.transpose(0, 1) if batch_first else out, lengths
 
 
 def _ctc_loss(  # noqa: PLR0917 - as the operator is called

@@ -163,8 +163,6 @@ class Memo:
         for value in values:
             kind = type(value)
             if kind is kind_of_tensor:
-                if value.constant is not None:
-                    raise _UnknownError
                 operands.append(value)
                 found.append(self._signature(value))
             elif kind is list or kind is tuple or kind is self._torch.Size:
@@ -214,7 +212,7 @@ class Memo:
         """
         if out is None or type(out) in {int, float, bool}:
             return out  # type: ignore[no-any-return]
-        if type(out) is not self._kind or out.constant is not None or out.requires_grad:
+        if type(out) is not self._kind or out.requires_grad:
             raise _UnknownError
         memory = _memory(out)
         source = places.get(memory, -1)

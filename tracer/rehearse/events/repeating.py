@@ -201,8 +201,8 @@ class Repeats:
         if type(tensor) is not self._kind:
             return _Odd()
         number = self._session.memory.number_of(tensor.untyped_storage())
-        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-        return Result(shape, stride, tensor.dtype, bool(tensor.requires_grad), owned.get(number))
+        shape, stride, device = tuple(tensor.shape), tuple(tensor.stride()), tensor.fake_device
+        return Result(shape, stride, tensor.dtype, device, bool(tensor.requires_grad), owned.get(number))
 
     def _again(self, part: Part, microbatch: int) -> list[Any]:
         """Write down again what *part* issues; return tensors like those that it leaves behind.
@@ -248,7 +248,9 @@ class Repeats:
         if result is None:
             return None
         with self._session.aside(), self._torch.no_grad():
-            found = self._torch.empty_strided(result.shape, result.stride, dtype=result.dtype)
+            found = self._torch.empty_strided(
+                result.shape, result.stride, dtype=result.dtype, device=result.device
+            )
         found.requires_grad_(result.requires_grad)
         if result.owned is not None:
             weakref.finalize(found.untyped_storage(), self._let_go, key, result.owned)

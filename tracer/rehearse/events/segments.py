@@ -29,7 +29,7 @@ class Result(NamedTuple):
     """A tensor that remains after a segment.
 
     Attributes:
-        shape, stride, dtype: of it.
+        shape, stride, dtype, device: of it.
         requires_grad: whether it does.
         owned: the storage that it lies in, None if that was there before.
     """
@@ -37,6 +37,7 @@ class Result(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: Any
+    device: Any
     requires_grad: bool
     owned: Owned | None
 

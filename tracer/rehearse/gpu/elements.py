@@ -8,11 +8,9 @@ not recorded. So all that is left to do is to write the number where those of th
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, Final
 
 from foretrace.tracer.rehearse.values.numbers import Numbers
-from foretrace.traces.rehearsal import ON_HOST
 
 SHARED: Final = frozenset({"torch.int64", "torch.int32", "torch.float32", "torch.float64", "torch.bool"})
 """Types of tensors of which arrays share the numbers."""
@@ -21,25 +19,27 @@ NUMBERS: Final = (int, float, bool)
 """What is written; a tensor would have to be read."""
 
 
-def writing(session: Any) -> Callable[[tuple[Any, ...]], bool]:
-    """Return what does ``tensor[place] = number``, with these as its arguments, and whether it could."""
+def install(session: Any) -> None:
+    """Do ``tensor[place] = number`` here where that can be done, else as torch does it."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     host, stated, kept = session.host, session.stated, Kept(session.stated.numbers)
+    kind: Any = FakeTensor
+    original = kind.__setitem__
 
-    def is_written(args: tuple[Any, ...]) -> bool:
-        tensor, place, number = args
-        if type(number) not in NUMBERS or type(tensor) is not FakeTensor or tensor.requires_grad:
+    def is_written(tensor: Any, place: Any, number: Any) -> bool:
+        if type(number) not in NUMBERS or tensor.requires_grad or not host.holds(tensor):
             return False
         places = place if type(place) is tuple else (place,)
-        if not _is_inside(places, tensor.shape) or not host.is_used:
-            return False
-        if host.part("aten.fill_", (tensor,)) != ON_HOST or not kept.is_written(tensor, places, number):
-            return False
-        stated.forget_mean((tensor,))
-        return True
+        return _is_inside(places, tensor.shape) and kept.is_written(tensor, places, number)
 
-    return is_written
+    def write(tensor: Any, place: Any, number: Any) -> None:
+        if is_written(tensor, place, number):
+            stated.forget_mean((tensor,))
+        else:
+            original(tensor, place, number)
+
+    kind.__setitem__ = write
 
 
 class Kept:

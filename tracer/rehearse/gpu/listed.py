@@ -48,7 +48,7 @@ def _lists(session: RehearsalSession) -> None:
     one_by_one = kind.tolist
 
     def tolist(self: Any) -> Any:
-        own = session.stated.numbers.of(self) if self.constant is None else self.constant
+        own = session.stated.numbers.of(self)
         if self.numel() <= ONE_BY_ONE or (own is None and session.stated.of(self).mean is not None):
             with session.stated.unending.paused():
                 return one_by_one(self)

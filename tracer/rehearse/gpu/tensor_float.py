@@ -21,8 +21,8 @@ ROLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "aten.convolution": "conv",
         "aten.convolution_backward": "conv",
-        "aten.mkldnn_rnn_layer": "rnn",
-        "aten.mkldnn_rnn_layer_backward": "rnn",
+        "aten._cudnn_rnn": "rnn",
+        "aten._cudnn_rnn_backward": "rnn",
         **dict.fromkeys(
             ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._euclidean_dist"), "matmul"
         ),

@@ -85,8 +85,7 @@ class Pricing:
     def _known(self, tensor: Any) -> tuple[int, ...]:
         """Return the numbers in *tensor*, nothing if they are unknown."""
         numbers = self._session.stated.numbers
-        real = getattr(tensor, "constant", None)
-        real = numbers.of(tensor) if real is None else real
+        real = numbers.of(tensor)
         if real is None:
             return ()
         with numbers.really():

@@ -109,18 +109,24 @@ def _distances(call: Call) -> Work:
 
 
 def _recurrent(call: Call) -> Work:
-    """A layer of an LSTM: at each token a product with all weights, one token after the other.
+    """All layers of a recurrent network: a product of each token with all weights, one token after the other.
 
-    A backward takes twice that. Each token launches a product and an element-wise kernel; the inputs of all
-    tokens are multiplied at once, which is one more launch (the standard algorithm of cuDNN).
+    A backward takes twice that. Each token of a layer launches a product and an element-wise kernel; the
+    inputs of all its tokens are multiplied at once, which is one more launch (the standard algorithm of
+    cuDNN). Layers may differ in width: the shape is that of the mean.
     """
-    x, to_gates, again = call.args[:3]
-    passes = 2 if "backward" in call.name else 1
-    first, second = (1, 0) if call.named["batch_first"] else (0, 1)
-    n_steps, rows = x.shape[first], x.shape[second]
-    shape = (rows, to_gates.shape[0], to_gates.shape[1] + again.shape[1])
-    found = product(call, x, shape, batch=n_steps * passes)
-    return found._replace(kernels=(2 * n_steps + 1) * passes)
+    named = call.named
+    x, sizes = named["input"], named["batch_sizes"]
+    matrices = [weight for weight in named["weight"] if len(weight.shape) == 2]
+    n_steps = len(sizes) or x.shape[1 if named["batch_first"] else 0]
+    n_tokens, n_weights = prod(x.shape[:-1]), sum(prod(weight.shape) for weight in matrices)
+    passes, gates = 2 if "backward" in call.name else 1, matrices[0].shape[0]
+    layers = named["num_layers"] * (2 if named["bidirectional"] else 1)
+    shape = (n_tokens // n_steps, gates, round(n_weights / (gates * layers)))
+    found = product(call, x, shape, batch=n_steps * layers * passes)
+    return found._replace(
+        flops=2 * n_tokens * n_weights * passes, kernels=(2 * n_steps + 1) * layers * passes
+    )
 
 
 def _grouped(call: Call) -> Work:
@@ -188,8 +194,8 @@ _PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
         "aten._scaled_mm": _mm,
         "aten._scaled_mm_v2": _mm,
         "aten._euclidean_dist": _distances,
-        "aten.mkldnn_rnn_layer": _recurrent,
-        "aten.mkldnn_rnn_layer_backward": _recurrent,
+        "aten._cudnn_rnn": _recurrent,
+        "aten._cudnn_rnn_backward": _recurrent,
         "aten.addmm": _addmm,
         "aten.bmm": _bmm,
         "aten.baddbmm": _bmm,

@@ -66,8 +66,7 @@ def own_numbers(stated: Stated, tensor: Any) -> list[int] | None:
     numbers = stated.numbers
     if tensor.is_floating_point() or tensor.numel() > MOST_GATHERED or numbers.is_shared(tensor):
         return None
-    constant = getattr(tensor, "constant", None)
-    own = numbers.of(tensor) if constant is None else constant
+    own = numbers.of(tensor)
     if own is None:
         return None
     with numbers.really():

@@ -18,8 +18,7 @@ def leave(stated: Stated, address: Address, tensor: Any) -> None:
     """
     if tensor.is_floating_point() or tensor.numel() > MOST_NUMBERS or stated.numbers.is_shared(tensor):
         return
-    constant = getattr(tensor, "constant", None)
-    own = stated.numbers.of(tensor) if constant is None else constant
+    own = stated.numbers.of(tensor)
     if own is not None:
         with stated.numbers.really():
             stated.letters.leave(address, own.flatten().tolist())

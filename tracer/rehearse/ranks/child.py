@@ -148,7 +148,6 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     device.driver.count = spec["local_world_size"] if spec["has_gpu"] else 0
     if not spec["has_gpu"]:
         internals.become_cpu_build()
-    device.mode.most_elements = 1  # of more, the session keeps the numbers
     torch.autograd.set_multithreading_enabled(False)  # what is known of a thread is known in its backward
     session, world = _session(spec, device), World(spec["rank"], spec["world_size"])
     world.install(session)

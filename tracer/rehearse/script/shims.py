@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.rehearse.events import embedded
-from foretrace.tracer.rehearse.gpu import kernels
 from foretrace.tracer.rehearse.operators import empty, jagged
 from foretrace.tracer.rehearse.script import (
     checkpoints,
@@ -45,7 +44,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _parameters(session)
     _stubs(session)
     session.bodies.install()
-    return [*kernels.install(), *libraries.install(session), *stand_ins.install(session), *jagged.install()]
+    return [*libraries.install(session), *stand_ins.install(session), *jagged.install()]
 
 
 def _multi_tensor_optimizers() -> None:

@@ -11,7 +11,7 @@ from foretrace.tracer.internals import makers
 from foretrace.tracer.operators import dtype_name, tensor_bytes
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.events.tape import HOST_WAIT
-from foretrace.tracer.rehearse.gpu import listed
+from foretrace.tracer.rehearse.gpu import elements, listed
 from foretrace.tracer.rehearse.operators.calls import tensors_in
 from foretrace.tracer.rehearse.operators.work import Work
 from foretrace.tracer.rehearse.peers.waits import install_futures
@@ -33,6 +33,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _texts()
     _shapes()
     listed.install(session)
+    elements.install(session)
     _copies()
     _plain_tensors(session)
     lazy.install(session)
@@ -57,7 +58,7 @@ def _arrays(session: RehearsalSession) -> None:
     def told(tensor: Any) -> Any:
         if session.position.step >= 0 and not session.host.holds(tensor):
             session.tape.note(HOST_WAIT)
-        own = session.stated.numbers.of(tensor) if tensor.constant is None else tensor.constant
+        own = session.stated.numbers.of(tensor)
         value = session.stated.scalar(tensor) if own is None else 0
         with unset_fake_temporarily():
             if own is not None:

@@ -52,7 +52,8 @@ COMPUTED: Final = frozenset(
         "aten.masked_fill_", "aten.bernoulli", "aten.bernoulli_", "aten.random_",
         "aten.bitwise_and_", "aten.bitwise_or_", "aten.logical_and_", "aten.logical_or_",
         "aten.logical_not_", "aten.bitwise_not_", "aten.floor_divide_", "aten.div_", "aten.remainder_",
-        "aten.unfold_backward", "aten.upsample_nearest1d", "aten.upsample_nearest2d",
+        "aten._pin_memory", "aten.unfold_backward", "aten.upsample_nearest1d",
+        "aten.upsample_nearest2d",
     }
 )  # fmt: skip
 """Operators that are computed where all of their operands are known."""

@@ -279,7 +279,7 @@ class Numbers:
         for value in args:
             first = value[0] if isinstance(value, list | tuple) and value else value
             if type(first) is self._kind:
-                return storage_key(first) in self._held or first.constant is not None
+                return storage_key(first) in self._held
         return True
 
     def _real(self, value: Any) -> Any:
@@ -292,7 +292,7 @@ class Numbers:
             if type(value) is not self._torch.Tensor or value.numel() > self.most:
                 raise _UnknownError
             return value
-        real = value.constant if value.constant is not None else self.of(value)
+        real = self.of(value)
         if real is None:
             raise _UnknownError
         return real

@@ -74,8 +74,7 @@ class Stated:
         """Return what is known of the elements of *tensor*."""
         if (found := self._known.get(storage_key(tensor))) is not None:
             return found[0]
-        own = getattr(tensor, "constant", None)
-        numbers = self.numbers.of(tensor) if own is None else own
+        numbers = self.numbers.of(tensor)
         if numbers is None and (fill := self.numbers.fill_of(tensor)) is not None:
             return Known(mean=float(fill), is_own=True)
         if numbers is None or not numbers.numel() or numbers.is_complex():
@@ -94,8 +93,6 @@ class Stated:
         """
         known = self.of(source)
         for tensor in outputs:
-            if getattr(tensor, "constant", None) is not None:
-                tensor.constant = None  # what it holds now came from others
             self._known.pop(storage_key(tensor), None)
         factor = 1.0 if kind in COPIES else factor
         if self.numbers.exchange(kind, source, outputs, factor) or factor is None or known.mean is None:
