@@ -90,11 +90,14 @@ class Memo:
         self._leaf = torch.Tensor._make_subclass
         self._unseen = torch._C.DisableTorchFunction  # by modes that replace functions, as in a backward
         self._slicing = torch.ops.aten.slice.Tensor
+        self._pinning = torch.ops.aten._pin_memory.default
         self._mode_of, self._fake_key = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
         self.n_answered = 0
 
     def call(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> tuple[Any, Remembered | None]:
         """Return what *func* makes, and what is remembered of it, None if nothing is."""
+        if func is self._pinning or kwargs.get("pin_memory"):  # what is pinned has an address of its own
+            return func(*args, **kwargs), None
         if func is self._slicing and not kwargs and type(args[0]) is self._kind:
             return self._slice(func, args)
         return self._call(func, args, kwargs)

@@ -45,9 +45,11 @@ class Backends:
     """
 
     def __init__(self, session: RehearsalSession) -> None:
+        from torch.cuda import is_available
+
         self._session = session
         self._asked = {"": UNSAID}
-        self._known: dict[str, Mapping[str, str]] = {UNSAID: ON_GPU}
+        self._known: dict[str, Mapping[str, str]] = {UNSAID: ON_GPU if is_available() else {"cpu": "gloo"}}
 
     def ask(self, group: str, backend: str) -> None:
         """Keep the *backend* that was asked for, for the *group* of that name in torch; ``""``: the world."""

@@ -107,7 +107,16 @@ def _random_states(session: RehearsalSession) -> None:
         if known is not None:
             original(known)
 
+    class Generator(torch.Generator):  # type: ignore[misc]  # torch is untyped here
+        """A generator that takes such a state, too."""
+
+        def set_state(self, new_state: Any) -> Any:
+            """Set a state; of one that was on the device, as much as is known."""
+            known = session.stated.numbers.of(new_state) if type(new_state) is FakeTensor else new_state
+            return self if known is None else super().set_state(known)
+
     anywhere.set_rng_state = anywhere.random.set_rng_state = take
+    anywhere.Generator = Generator
 
 
 def _texts() -> None:
