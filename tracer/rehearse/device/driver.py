@@ -158,9 +158,7 @@ class Driver:
         """
         found: int = self._takes(kernel, *of)
         if found < 0:
-            raise RehearsalError(
-                "the shapes of an attention do not tell which kernel a GPU takes for it"
-            )
+            raise RehearsalError("the shapes of an attention do not tell which kernel a GPU takes for it")
         return bool(found)
 
     def _placed(self, device: int) -> tuple[int, int, int, int]:

@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.operators import OPERATORS, dtype_name, tensor_bytes
+from foretrace.tracer.rehearse.device.kernels import WHOLE
 from foretrace.tracer.rehearse.events import in_place
 from foretrace.tracer.rehearse.events.around import AROUND, keeping, reading
 from foretrace.tracer.rehearse.events.converting import CONVOLUTIONS, converting
@@ -38,9 +39,8 @@ CROSSING: Final = frozenset({"aten._to_copy", "aten.copy_"})
 COMMUNICATING: Final = frozenset({"c10d", "_c10d_functional", "_dtensor"})
 """Namespaces of collectives and transfers."""
 
-ON_CUDA: Final = frozenset({"aten._fused_rms_norm", "aten.mish_backward", "aten.silu_backward"})
-"""Operators that are decomposed only on devices without a kernel for them. CUDA has one: they are under both
-``CUDA`` and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
+ON_CUDA: Final = frozenset(f"aten.{name}" for name in WHOLE)
+"""Operators that are not decomposed."""
 
 
 class Watcher:
