@@ -151,7 +151,9 @@ class Watcher:
             return _through
         if namespace == symmetric.NAMESPACE:
             return symmetric.by_parts(self._session, self._mode, func)  # type: ignore[no-any-return]
-        if func.is_view and full != "aten._to_copy":
+        has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key
+        is_composite = full not in ON_CUDA and has_kernel(func.name(), "CompositeImplicitAutograd")
+        if func.is_view and full != "aten._to_copy" and not is_composite:  # `to` and `reshape` may copy
             return keeping(self._session, self._viewing) if full == "aten.detach" else self._viewing
         if full in DATA_DEPENDENT:
             return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
@@ -159,8 +161,7 @@ class Watcher:
             return self._questions.other
         if full in INERT:
             return self._inert(full)
-        has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key
-        if full not in ON_CUDA and has_kernel(func.name(), "CompositeImplicitAutograd"):
+        if is_composite:
             return self._decomposing
         if full in SILENT:
             return self._allocating
@@ -172,7 +173,7 @@ class Watcher:
         return AROUND[full](self._session, computing) if full in AROUND else computing
 
     def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a composite operator, which arrives whole in inference mode: its parts come again."""
+        """Handle a composite operator: its parts come again. It arrives whole where autograd is left out."""
         with self._mode:
             out = func.decompose(*args, **kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out
