@@ -10,11 +10,9 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as exchanges
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
     FullStateDictConfig,
     FullyShardedDataParallel,
     StateDictType,
-    fully_shard,
 )
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -167,15 +165,6 @@ def exported() -> None:
     graph = torch.export.export(parts, (rows,))
     n_nodes = len(graph.graph.nodes)
     say("exported", n_nodes > len(parts.layers), torch.cuda.memory_allocated() - before)
-
-
-def offloaded() -> None:
-    """Keep states on the host."""
-    if not hasattr(model, "set_requires_gradient_sync"):
-        mesh = dist.init_device_mesh("cuda", (dist.get_world_size(),))
-        fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy())
-        optimizer.param_groups[0]["params"] = list(model.parameters())
-    model(batch()).square().mean().backward()
 
 
 @cache

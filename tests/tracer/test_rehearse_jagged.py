@@ -84,14 +84,14 @@ def test_attention_over_many_lengths_is_that_of_each(
         ("strided", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
         ("strided views", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
         ("loaded strided", "float32", r"jagged\.py:\d+: nested tensors of strided layout .*jagged"),
-        ("rows", "float64", "attention of nested tensors without a fused kernel cannot be rehearsed"),
+        ("rows", "float64", "No viable backend for scaled_dot_product_attention was found"),
         ("unlike", "float32", "cannot call binary pointwise function add.Tensor with inputs of shapes"),
     ],
 )
 def test_what_is_not_rehearsed_of_nested_tensors_is_refused(
     way: str, dtype: str, words: str, tmp_path: Path, loaded: Loaded
 ) -> None:
-    """In one line: the old layout, attention without a fused kernel; as by torch, a sum of unlike rows."""
+    """In one line: the old layout; as by torch, attention without a fused kernel, a sum of unlike rows."""
     asked = Asked(command=(str(SCRIPT), way, dtype), world_size=2, ranks=(0,))
     with pytest.raises(RehearsalError, match=words) as error:
         rehearse(asked, tmp_path / "run", on=loaded)

@@ -98,14 +98,10 @@ def test_what_is_changed_in_place_stays_the_same_tensor() -> None:
     assert memo.n_answered == 3
 
 
-def test_numbers_that_are_known_and_shapes_that_change_are_not_remembered() -> None:
-    """A tensor whose elements are known, and an operator that changes the shape of its operand."""
+def test_an_operator_that_changes_the_shape_of_its_operand_is_not_remembered() -> None:
     memo = Memo()
     with FakeTensorMode():
-        for n in (2, 3):
-            known = torch.tensor(float(n))
-            found, _ = memo.call(torch.ops.aten.add.Tensor, (known, 1.0), {})
-            assert found.item() == n + 1
+        for _ in range(2):
             flat = torch.empty(4)
             memo.call(torch.ops.aten.unsqueeze_.default, (flat, 0), {})
             assert flat.shape == (1, 4)

@@ -164,13 +164,6 @@ def test_a_parameter_without_a_gradient_ends_what_it_would_end_for_real(tmp_path
     assert "\n" not in str(error.value)
 
 
-def test_what_is_kept_on_the_host_is_told(tmp_path: Path) -> None:
-    """Memory and time of a run that offloads are others: one line says so, once."""
-    told = [note for note in _rehearsed(tmp_path, "offloaded")[0].notes if "on the host" in note]
-    assert len(told) == 1
-    assert told[0].startswith("CPUOffloadPolicy keeps parameters, gradients and states of the optimizer on")
-
-
 def test_a_module_that_is_missing_is_named_whoever_says_so(tmp_path: Path) -> None:
     """A library raises an error of its own, which has no name."""
     with pytest.raises(RehearsalError, match="a_module_that_nobody_has is not installed here: install it"):

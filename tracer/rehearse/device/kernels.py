@@ -7,11 +7,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.rehearse.device.driver import HOST, Driver
 from foretrace.tracer.rehearse.errors import RehearsalError
+
+WHOLE: Final = ("_fused_rms_norm", "mish_backward", "silu_backward")
+"""Operators for which a build for CUDA has kernels, and which PyTorch makes of others where there are none:
+they are under both ``CUDA`` and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +328,9 @@ def register(mode: Any, driver: Driver) -> Any:
         warnings.simplefilter("ignore")  # a build for CUDA has kernels of its own
         library.impl("empty.memory_format", making(aten.empty.memory_format), "CUDA")
         library.impl("empty_strided", making(aten.empty_strided.default), "CUDA")
+        for name in WHOLE:
+            if (packet := getattr(aten, name, None)) is not None:  # an older PyTorch may lack one
+                library.impl(name, making(packet.default), "CUDA")
         library.impl("record_stream", _rules(driver)[aten.record_stream.default], "CUDA")
     library.impl("_cudnn_rnn", _cast_as_autocast, "AutocastCUDA")
     # Of fake tensors PyTorch leaves the lengths on the host; of others it reads them, as here.

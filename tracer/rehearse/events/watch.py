@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.operators import OPERATORS, dtype_name, tensor_bytes
+from foretrace.tracer.rehearse.device.kernels import WHOLE
 from foretrace.tracer.rehearse.events import in_place
 from foretrace.tracer.rehearse.events.around import AROUND, keeping, reading
 from foretrace.tracer.rehearse.events.converting import CONVOLUTIONS, converting
@@ -38,9 +39,8 @@ CROSSING: Final = frozenset({"aten._to_copy", "aten.copy_"})
 COMMUNICATING: Final = frozenset({"c10d", "_c10d_functional", "_dtensor"})
 """Namespaces of collectives and transfers."""
 
-ON_CUDA: Final = frozenset({"aten._fused_rms_norm", "aten.mish_backward", "aten.silu_backward"})
-"""Operators that are decomposed only on devices without a kernel for them. CUDA has one: they are under both
-``CUDA`` and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
+ON_CUDA: Final = frozenset(f"aten.{name}" for name in WHOLE)
+"""Operators that are not decomposed."""
 
 
 class Watcher:
@@ -151,7 +151,9 @@ class Watcher:
             return _through
         if namespace == symmetric.NAMESPACE:
             return symmetric.by_parts(self._session, self._mode, func)  # type: ignore[no-any-return]
-        if func.is_view and full != "aten._to_copy":
+        has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key
+        is_composite = full not in ON_CUDA and has_kernel(func.name(), "CompositeImplicitAutograd")
+        if func.is_view and full != "aten._to_copy" and not is_composite:  # `to` and `reshape` may copy
             return keeping(self._session, self._viewing) if full == "aten.detach" else self._viewing
         if full in DATA_DEPENDENT:
             return getattr(self._questions, DATA_DEPENDENT[full])  # type: ignore[no-any-return]
@@ -159,8 +161,7 @@ class Watcher:
             return self._questions.other
         if full in INERT:
             return self._inert(full)
-        has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key
-        if full not in ON_CUDA and has_kernel(func.name(), "CompositeImplicitAutograd"):
+        if is_composite:
             return self._decomposing
         if full in SILENT:
             return self._allocating
@@ -172,7 +173,7 @@ class Watcher:
         return AROUND[full](self._session, computing) if full in AROUND else computing
 
     def _decomposing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a composite operator, which arrives whole in inference mode: its parts come again."""
+        """Handle a composite operator: its parts come again. It arrives whole where autograd is left out."""
         with self._mode:
             out = func.decompose(*args, **kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out

@@ -59,6 +59,12 @@ class Backends:
         """Return the backend that was asked for; if none was, that of the world."""
         return self._asked.get(group, self._asked[""])
 
+    def devices(self, group: Any) -> list[Any]:
+        """Return the devices for which *group* has a backend in a real run, as torch asks a group."""
+        import torch
+
+        return [torch.device(kind) for kind in self._by_device(self.of(str(group.group_name)))]
+
     def check(self, call: str, group: Any, tensors: Iterable[Any]) -> None:
         """Raise RehearsalError if *call* sends *tensors* in *group* for which it has no backend.
 

@@ -79,6 +79,7 @@ class World:
         meshes.get_backend = self._backend  # they choose a device where it is not "fake"
         self._dist.get_backend, self._dist.is_nccl_available = self._backend, torch.cuda.is_available
         self._dist.ProcessGroupNCCL = NcclGroup
+        self._dist.ProcessGroup._device_types = property(self._backends.devices)
         anywhere.monitored_barrier = self._dist.monitored_barrier = self._monitored
         _meshes_without_fakes(session)
 
