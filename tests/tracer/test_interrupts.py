@@ -186,7 +186,7 @@ def test_each_signal_reaches_the_command_once(counting: subprocess.Popen[str]) -
 def test_ctrl_z_stops_the_recorder_with_the_command(
     counting: subprocess.Popen[str], send: Callable[[int, int], None], *, is_first: bool
 ) -> None:
-    """So that the shell takes the job for stopped; and goes on with it. The command may be the first to stop."""
+    """So that the shell takes the job for stopped; and goes on with it. The command may stop first."""
     command = child_of(counting.pid)
     if is_first:
         os.kill(command, signal.SIGTSTP)
