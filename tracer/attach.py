@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.optimizing import optimizer_steps
-from foretrace.tracer.record import DEPTHS, Recording, activate
+from foretrace.tracer.record import DEPTHS, Recording, activate, begin_now, expect
 from foretrace.tracer.run_directory import RESTART
 from foretrace.tracer.window import Window
-from foretrace.tracer.with_group import begin_now, expect
 
 RUN_VARIABLE: Final = "FORETRACE_RUN"
 """Environment variable with the absolute path of the run directory."""

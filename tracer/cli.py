@@ -82,10 +82,9 @@ def _record(
     context: click.Context, command: tuple[str, ...], output: Path | None, *, as_json: bool, **asked: Any
 ) -> None:
     """Record *command* and say what there is; *asked* as ``tracer.launch.launch`` takes it."""
-    from foretrace.tracer.launch import launch
-    from foretrace.tracer.launched import is_first, is_one_of_many
+    from foretrace.tracer.launch import end_as, launch
+    from foretrace.tracer.process import is_first, is_one_of_many
     from foretrace.tracer.run_directory import beside, no_empty_folders
-    from foretrace.tracer.supervised import end_as
 
     path = _free_directory(command) if output is None else output
     if is_one_of_many() and output is None:
@@ -156,7 +155,7 @@ def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, An
 
 def _merge(parts: tuple[str, ...], output: Path | None, *, as_json: bool) -> None:
     """Join run directories and say what has become of them."""
-    from foretrace.tracer.merge import merge
+    from foretrace.tracer.finish import merge
 
     if output is None:
         raise click.UsageError("--merge needs -o DIRECTORY for the joined run")

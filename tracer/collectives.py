@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import FrameType
+from math import prod
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
-from foretrace.tracer.implementations import Implementations
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.operators import RECORDED, Operator, dtype_name
 from foretrace.tracer.records import Communication
@@ -265,3 +265,165 @@ def _address(tensor: Any) -> int:
         return int(tensor.data_ptr())
     except RuntimeError:
         return 0
+
+
+FIRST: Final = "BackendSelect"
+"""The dispatch key at which a call is seen first."""
+
+
+class Implementations:
+    """Functions that see the calls of operators of one namespace first, and pass them on.
+
+    Args:
+        namespace: e.g. ``"c10d"``.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._overloads: list[Any] = []
+        self._library = _library(namespace)
+
+    def add(self, overload: Any, kernel: Callable[..., Any]) -> None:
+        """Have *kernel* called in place of *overload*, with the keys of the call before its arguments."""
+        self._library.impl(overload, kernel, FIRST, with_keyset=True)
+        self._overloads.append(overload)
+
+    def remove(self) -> None:
+        """Give the operators back as they were, and have torch forget the functions."""
+        internals.destroy_library(self._library)
+        last = _library(self._namespace)
+        for overload in self._overloads:
+            last.impl(overload, _passing(overload), FIRST, with_keyset=True)
+        internals.destroy_library(last)
+
+
+def _library(namespace: str) -> Any:
+    import torch
+
+    return torch.library.Library(namespace, "IMPL")
+
+
+def _passing(overload: Any) -> Callable[..., Any]:
+    """Return what passes a call on, and knows of nothing else: what torch keeps."""
+    redispatch, after = internals.redispatch(overload), internals.keys_after_backend_select()
+
+    def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return redispatch(keyset & after, *args, **kwargs)
+
+    return kernel
+
+
+def _gathered(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of all parts together, of which the first argument is one."""
+    return int(args[0].nbytes) * n
+
+
+def _scattered_product(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of the product of the first two arguments, before it is scattered."""
+    rows, columns = prod(args[0].shape[:-1]), args[1].shape[-1]
+    kind = kwargs.get("out_dtype") or args[0].dtype
+    return int(rows * columns * kind.itemsize)
+
+
+def _whole(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of the first argument."""
+    return int(args[0].nbytes)
+
+
+def _copied(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of the second argument, which is copied into the memory that is the first."""
+    return int(args[1].nbytes)
+
+
+FUSED: Final[Mapping[str, tuple[str, Callable[[Any, Any, int], int]]]] = MappingProxyType(
+    {
+        "fused_all_gather_matmul": ("all_gather", _gathered),
+        "fused_all_gather_scaled_matmul": ("all_gather", _gathered),
+        "fused_matmul_reduce_scatter": ("reduce_scatter", _scattered_product),
+        "fused_scaled_matmul_reduce_scatter": ("reduce_scatter", _scattered_product),
+        "_low_contention_all_gather": ("all_gather", _gathered),
+        "_low_contention_reduce_scatter": ("reduce_scatter", _whole),
+        "multimem_all_reduce_": ("all_reduce", _whole),
+        "multimem_one_shot_all_reduce": ("all_reduce", _whole),
+        "multimem_one_shot_all_reduce_out": ("all_reduce", _whole),
+        "multimem_all_gather_out": ("all_gather", _gathered),
+        "one_shot_all_reduce": ("all_reduce", _whole),
+        "one_shot_all_reduce_out": ("all_reduce", _whole),
+        "one_shot_all_reduce_copy": ("all_reduce", _copied),
+        "one_shot_all_reduce_copy_out": ("all_reduce", _copied),
+        "two_shot_all_reduce_": ("all_reduce", _whole),
+        "two_shot_all_reduce_out": ("all_reduce", _whole),
+        "reduce_scatter_out": ("reduce_scatter", _whole),
+        "all_to_all_vdev": ("all_to_all", _whole),
+        "all_to_all_vdev_2d": ("all_to_all", _whole),
+        "all_to_all_vdev_2d_offset": ("all_to_all", _whole),
+        "nvshmem_all_to_all": ("all_to_all", _whole),
+        "nvshmem_broadcast": ("broadcast", _whole),
+    }
+)
+"""Operators of ``symm_mem`` as of torch 2.13: the collective that each replaces, the size of its array. How
+much of its input an ``all_to_all_vdev`` sends only the device knows. Gets, puts and signals are left out."""
+
+
+class SymmetricHook:
+    """Implementations of the operators that note each call and pass it on.
+
+    Args:
+        session: the recording.
+    """
+
+    def __init__(self, session: Session) -> None:
+        import torch
+
+        self._session = session
+        self._implementations = Implementations("symm_mem")
+        for name in FUSED:
+            if (packet := getattr(torch.ops.symm_mem, name, None)) is not None:
+                self._implementations.add(packet.default, self._noting(name, packet.default))
+
+    def remove(self) -> None:
+        """Give the operators back as they were."""
+        self._implementations.remove()
+
+    def _noting(self, name: str, overload: Any) -> Callable[..., Any]:
+        """Return the kernel that notes a call of one operator and passes it on."""
+        kind, size = FUSED[name]
+        at = internals.position_of(overload, "group_name")
+        began = self._session.guarded("collectives", self._began)
+        ended = self._session.guarded("collectives", self._ended)
+        redispatch, after = internals.redispatch(overload), internals.keys_after_backend_select()
+
+        def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            one = began(kind, args[0], args[at], lambda n: size(args, kwargs, n))
+            try:
+                return redispatch(keyset & after, *args, **kwargs)
+            finally:
+                if one is not None:
+                    ended(one)
+
+        return kernel
+
+    def _began(self, kind: str, tensor: Any, name: str, size: Callable[[int], int]) -> Communication:
+        session = self._session
+        group, at = session.groups.of(internals.group_named(name)), session.position
+        device = tensor.get_device() if tensor.is_cuda else -1
+        one = Communication(
+            kind,
+            group,
+            group.next_collective(),
+            -1,
+            size(len(group.ranks)),
+            dtype_name(tensor),
+            session.lane.block,
+            (at.step, at.stage, at.virtual_stage, at.microbatch),
+            now_ns() if device < 0 else cuda_stamp(device),
+            (),
+            device,
+        )
+        session.sink.put(one)
+        session.issued.note(one)
+        return one
+
+    @staticmethod
+    def _ended(one: Communication) -> None:
+        one.end = now_ns() if isinstance(one.start, int) else cuda_stamp(one.device)

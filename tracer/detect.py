@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from foretrace.tracer.device_file import DeviceFigures, device_toml
+from foretrace.tracer.bench.device import DeviceFigures, device_toml
 from foretrace.tracer.errors import RecordError
 from foretrace.traces.report.format import format_share
 

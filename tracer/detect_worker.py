@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from foretrace.tracer.bench.kernels import line, seconds
 from foretrace.tracer.detect import GEMM_SHAPES, SIZES_BYTES
-from foretrace.tracer.timing import line, seconds
 
 CHAIN: Final = 32
 """Products, each followed by a sum, in the chain of tiny operations."""

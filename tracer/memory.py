@@ -13,13 +13,14 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import ipc
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
+from foretrace.tracer.guarded import Replacements, between
 from foretrace.traces.timeline import MEMORY
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Peak:
         return UNKNOWN if is_lost or least < most else most, UNKNOWN if is_lost else most
 
 
-class PeakHook:
+class PeakHook(Replacements):
     """The functions by which a script resets counters of an allocator: what they were is noted before.
 
     Args:
@@ -89,29 +90,13 @@ class PeakHook:
     """
 
     def __init__(self, session: Session) -> None:
+        super().__init__()
         before, after = (
             session.guarded("memory", functools.partial(session.memory.look, note))
             for note in (session.memory.peak.look, session.memory.peak.begin)
         )
-
-        def told(original: Any) -> Any:
-            def reset(*args: Any, **kwargs: Any) -> Any:
-                before()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    after()
-
-            return reset
-
-        self._undo = [(owner, name, getattr(owner, name)) for owner, name in internals.counter_resets()]
-        for owner, name, original in self._undo:
-            setattr(owner, name, told(original))
-
-    def remove(self) -> None:
-        """Give the functions back as they were."""
-        for owner, name, original in self._undo:
-            setattr(owner, name, original)
+        for owner, name in internals.counter_resets():
+            self.replace(owner, name, between(lambda *_, **__: before(), lambda _: after()))
 
 
 class MemoryLog:

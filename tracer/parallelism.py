@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from foretrace.tracer import internals
 from foretrace.tracer.groups import Groups, axis_of
+from foretrace.tracer.guarded import Replacements
 from foretrace.tracer.wrapped import around, inside, said_by_holders, said_by_parts
 from foretrace.traces.layout import AXES
 
@@ -20,7 +20,7 @@ SHARDING: Final = ("sharding", "shard_ranks", "reshard_after_forward")
 """Settings by which ``data_parallel`` says how a model is sharded."""
 
 
-class MeshHook:
+class MeshHook(Replacements):
     """Wrapper around the making of device meshes; looks at those that are there already, too.
 
     A mesh of one dimension over the whole world uses the default group, which does not bear its name. One
@@ -34,23 +34,20 @@ class MeshHook:
     def __init__(self, session: Session) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
-        self._type: Any = DeviceMesh
-        self._original = original = DeviceMesh.__init__
+        super().__init__()
         note = session.guarded("meshes", lambda mesh: name_axes(session.groups, mesh))
 
-        @functools.wraps(original)
-        def init(made: Any, /, *args: Any, **kwargs: Any) -> None:  # torch 2.6 passes mesh= by name
-            original(made, *args, **kwargs)
-            note(made)
+        def noting(original: Any) -> Any:
+            def init(made: Any, /, *args: Any, **kwargs: Any) -> None:  # torch 2.6 passes mesh= by name
+                original(made, *args, **kwargs)
+                note(made)
 
-        self._type.__init__ = init
+            return init
+
+        self.replace(DeviceMesh, "__init__", noting)
         # An object refers to its class: of 10 million objects these are found in 0.1 s, once.
         for mesh in [thing for thing in gc.get_referrers(DeviceMesh) if type(thing) is DeviceMesh]:
             note(mesh)
-
-    def remove(self) -> None:
-        """Give ``DeviceMesh`` back as it was."""
-        self._type.__init__ = self._original
 
 
 def parameter_meshes(model: Any) -> list[Any]:

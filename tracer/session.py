@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from foretrace.tracer.audit import Auditor
-from foretrace.tracer.clock import now_ns
+from foretrace.tracer.clock import RunClock, now_ns
 from foretrace.tracer.device_works import DeviceTimes
-from foretrace.tracer.drift import RunClock
 from foretrace.tracer.guarded import Guarded
 from foretrace.tracer.hooks import Hook, install
 from foretrace.tracer.issued import Issued

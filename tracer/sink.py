@@ -7,9 +7,11 @@ overlaps nothing, and appends a batch to the span file: a process that is killed
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -17,9 +19,131 @@ from foretrace.tracer.columns import Row, Segments, communication_row, step_row,
 from foretrace.tracer.device_works import DeviceTimes
 from foretrace.tracer.records import Communication, Segment, StepWindow
 from foretrace.tracer.stamps import GATE, Resolver
-from foretrace.tracer.streams import Streams
-from foretrace.tracer.under_way import UnderWay
 from foretrace.traces.writer import SpanWriter
+
+GLOO_THREADS: Final = 2
+"""Worker threads of a gloo process group (``ProcessGroupGloo::Options::threads``)."""
+
+
+class Streams:
+    """Streams of one rank; communications are placed in the order of their issue."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, list[int]] = {}
+        self._free_ns: defaultdict[str, list[int]] = defaultdict(list)
+
+    def place(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[str, int, int]:
+        """Return the stream, the start and the end of a communication.
+
+        Args:
+            communication: what to place.
+            issued_ns: when it was issued; on a GPU, when it began.
+            end_ns: when it was complete.
+        """
+        axis = communication.group.axis
+        name = f"{axis}.{communication.kind}" if communication.is_p2p else axis
+        if not communication.is_p2p and communication.device < 0:
+            issued_ns = self._worked(communication, issued_ns, end_ns)
+        return self._stream(name, issued_ns, end_ns), issued_ns, end_ns
+
+    def _worked(self, communication: Communication, issued_ns: int, end_ns: int) -> int:
+        """Return from when the first worker of the group that was free was busy with it."""
+        group = communication.group
+        n_workers = GLOO_THREADS if group.on_gloo else 1
+        busy_until_ns = self._workers.setdefault(group.id, [0] * n_workers)
+        first = min(range(n_workers), key=busy_until_ns.__getitem__)
+        started_ns = min(max(issued_ns, busy_until_ns[first]), end_ns)
+        if not (group.on_gloo and communication.kind == "reduce_scatter"):  # its end is that of its waiter
+            busy_until_ns[first] = max(end_ns, busy_until_ns[first])
+        return started_ns
+
+    def _stream(self, name: str, start_ns: int, end_ns: int) -> str:
+        """Return the first stream of *name* that is free at *start_ns*: ``dp``, ``dp.1``, ..."""
+        free_ns = self._free_ns[name]
+        number = next((i for i, free in enumerate(free_ns) if free <= start_ns), len(free_ns))
+        free_ns[number : number + 1] = [end_ns]
+        return name if not number else f"{name}.{number}"
+
+
+MOST_UNDER_WAY: Final = 65_536
+"""Communications that are followed at once: some 40 MB."""
+
+MOST_BEHIND: Final = 1024
+"""Communications that wait for one before them: with more of them, what has ended passes what has not."""
+
+Line = tuple[int, int, str, bool]
+
+
+class UnderWay:
+    """Communications of one rank that have no span yet; used on the thread that writes.
+
+    Iterating yields them, oldest first.
+
+    Args:
+        times: tells when communications began and ended.
+        most: how many are followed at once; what comes beyond is only counted, as the oldest explain a hang.
+
+    Attributes:
+        n_kept: how many are followed.
+        n_left: how many had not ended when the recording did.
+        n_beyond: how many came while as many as are followed were under way.
+    """
+
+    def __init__(self, times: DeviceTimes, most: int = MOST_UNDER_WAY) -> None:
+        self._times, self._most = times, most
+        self._lines: defaultdict[Line, deque[tuple[int, Communication]]] = defaultdict(deque)
+        self._numbers = itertools.count()
+        self.n_kept = 0
+        self.n_left = self.n_beyond = 0
+
+    def __iter__(self) -> Iterator[Communication]:
+        return (one for _, one in heapq.merge(*self._lines.values()))
+
+    def add(self, communication: Communication) -> None:
+        """Take a communication that was issued after those which were added before."""
+        if self.n_kept >= self._most:
+            self.n_beyond += 1
+            return
+        self.n_kept += 1
+        self._lines[_line(communication)].append((next(self._numbers), communication))
+
+    def take(self, *, last: bool) -> Iterator[tuple[Communication, int, int]]:
+        """Yield what has ended, when it began and when it ended, in the order of issue within a group.
+
+        On a processor it began when it was issued, as far as is known here.
+
+        Args:
+            last: the recording ends: what has not ended is counted, and kept to be told of.
+        """
+        for line in self._lines.values():
+            may_pass = last or len(line) > MOST_BEHIND
+            for _ in range(len(line)):
+                _, one = line[0]
+                times = self._times.of(one, last=last)
+                if times is not None:
+                    line.popleft()
+                    self.n_kept -= 1
+                    yield one, *times
+                elif may_pass:
+                    self.n_left += last
+                    if last and one.launch is not None:
+                        one.launch.work = None  # it keeps the memory of its tensors
+                    line.rotate(-1)
+                else:
+                    break
+
+
+def _line(communication: Communication) -> Line:
+    """Return what tells communications that wait for each other from others.
+
+    A group may run tensors of the processor on gloo and those of a GPU on NCCL, one at a time. A transfer
+    between processors waits for its peer only.
+    """
+    if communication.device >= 0:
+        return communication.group.id, -1, "", True
+    direction = communication.kind if communication.is_p2p else ""
+    return communication.group.id, communication.peer, direction, False
+
 
 FLUSH_S: Final = 1.0
 """Seconds between two batches."""

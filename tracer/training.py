@@ -7,10 +7,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from foretrace.tracer.inputs import input_of
 from foretrace.tracer.parallelism import data_parallel, tensor_parallel
-from foretrace.tracer.precision import Precision
 from foretrace.tracer.process import process_groups
 from foretrace.tracer.records import Block, Position
-from foretrace.tracer.shape import describe_model
+from foretrace.tracer.shape import Precision, describe_model
 from foretrace.tracer.steps import Steps
 from foretrace.tracer.wrapped import cutting_sequences
 from foretrace.traces.layout import AXES

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import ctypes
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
 from foretrace.tracer.clock import now_ns
-from foretrace.tracer.giving_up import give_up
 from foretrace.tracer.records import Communication
 
 Batch = list[Communication]
@@ -196,3 +198,46 @@ def join(watch: Watch, timeout: Any = None) -> bool:
     if watch.error is not None:
         raise watch.error
     return True
+
+
+CLASSES: Final = ("N4c10d16ProcessGroupGloo8SendWork", "N4c10d16ProcessGroupGloo8RecvWork")
+"""Works of transfers of gloo, as compilers write their names."""
+
+_VIRTUAL: Final = 2 * ctypes.sizeof(ctypes.c_void_p)
+"""Bytes in a table of functions before those: an offset and the type (Itanium C++ ABI, 2.5.2)."""
+
+
+def give_up(work: Any) -> bool:
+    """Have whoever waits for a transfer give up, or else who waits for it next; whether that could be done.
+
+    Args:
+        work: a ``Work``.
+    """
+    with suppress(OSError, AttributeError, ValueError):  # another torch
+        library = _library()
+        address = _address(work)
+        table = ctypes.c_void_p.from_address(address).value if address else None
+        for name in CLASSES:
+            own = ctypes.addressof(ctypes.c_char.in_dll(library, f"_ZTV{name}E"))
+            if table == own + _VIRTUAL:
+                abort = library[f"_Z{name}5abortEv"]
+                abort.argtypes, abort.restype = [ctypes.c_void_p], None
+                abort(address)
+                return True
+    return False
+
+
+def _library() -> ctypes.CDLL:
+    """Return torch's library for processors, which a process that has a group has loaded."""
+    import torch
+
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def _address(work: Any) -> int | None:
+    """Return where the object of C++ is that *work* holds, None if it is no plain one of torch."""
+    import torch.distributed as dist
+
+    if type(work) is not dist.Work:  # a class of Python's own may hold it elsewhere
+        return None
+    return ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value

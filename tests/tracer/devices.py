@@ -17,8 +17,8 @@ import pytest
 from foretrace.tracer import device_works, stamps
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Block, Communication
+from foretrace.tracer.sink import UnderWay
 from foretrace.tracer.stamps import CudaStamp, Events, Resolver
-from foretrace.tracer.under_way import UnderWay
 
 MS = 1_000_000
 AHEAD_NS = 12_345 * MS

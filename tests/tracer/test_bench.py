@@ -18,11 +18,19 @@ from foretrace.simulator.validate.kernels import validate_kernels
 from foretrace.topologies.catalog import load_device
 from foretrace.tracer import detect
 from foretrace.tracer.bench import kernels as bench_kernels
-from foretrace.tracer.bench.cases import SIZES, Sizes, cases
 from foretrace.tracer.bench.device import device_of, sustained_share, to_toml
-from foretrace.tracer.bench.kernels import Bench, bench, write_table
+from foretrace.tracer.bench.kernels import (
+    SIZES,
+    Bench,
+    Sizes,
+    bench,
+    burst_s,
+    cases,
+    line,
+    sustained_s,
+    write_table,
+)
 from foretrace.tracer.errors import RecordError
-from foretrace.tracer.timing import burst_s, line, sustained_s
 
 TINY = Sizes(
     tokens=(16, 64),

@@ -15,12 +15,12 @@ from foretrace.tracer.collectives import CollectiveHook
 from foretrace.tracer.completion import Completions
 from foretrace.tracer.device_works import READ_NS, DeviceWorks
 from foretrace.tracer.groups import GroupInfo, Groups
+from foretrace.tracer.hooks import BatchHook
 from foretrace.tracer.lane import Lane
 from foretrace.tracer.operators import RECORDED
 from foretrace.tracer.records import Communication, Position
+from foretrace.tracer.sink import Streams
 from foretrace.tracer.stamps import ANCHORED_NS, GATE
-from foretrace.tracer.streams import Streams
-from foretrace.tracer.waits import BatchHook
 
 TOLERANCE_NS = 2 * ANCHORED_NS
 """What an anchor may be off, and a host that is not ahead of the device between a stamp and a launch."""

@@ -17,8 +17,7 @@ from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
-    from foretrace.tracer.bench.cases import Kernel
-    from foretrace.tracer.bench.kernels import Bench
+    from foretrace.tracer.bench.kernels import Bench, Kernel
 
 
 WIDTH: Final = 140

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import click
 
+from foretrace.tracer.errors import RecordError
 from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
 
@@ -70,7 +73,7 @@ def collectives(
     Exit status 1 if a link or a rank is slow: 1.5 times the median.
     """
     from foretrace.tracer.bench.world import measured
-    from foretrace.tracer.sizes import parse_sizes
+    from foretrace.tracer.bench.world_cli import parse_sizes
 
     options = {"sizes": parse_sizes(sizes), "repeats": repeats}
     ask = (ctx.obj or {}).get("collectives")
@@ -193,3 +196,27 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes / 2**10:.1f} KiB"
+
+
+_UNITS: Final = MappingProxyType(
+    {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Return the bytes of sizes between commas; a bare number is refused.
+
+    Raises:
+        RecordError: a size is not one.
+
+    >>> parse_sizes("64 KiB,1MiB")
+    [65536, 1048576]
+    """
+    return [_parsed(part.strip()) for part in text.split(",")]
+
+
+def _parsed(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]+)", text)
+    if found is None or found[2] not in _UNITS or not float(found[1]):
+        raise RecordError(f"size {text!r}: a number and one of {', '.join(_UNITS)}, e.g. '16 MiB'")
+    return int(float(found[1]) * _UNITS[found[2]])

@@ -27,11 +27,9 @@ from foretrace.tracer.groups import axis_of
 from foretrace.tracer.ingest.events import number, text, whole
 from foretrace.tracer.ingest.groups import TraceGroups
 from foretrace.tracer.ingest.kernels import collective_kind, dtype
-from foretrace.tracer.ingest.kinds import kind_of
 from foretrace.tracer.ingest.kineto import rank_in_name
-from foretrace.tracer.ingest.recording import Recording, lanes
-from foretrace.tracer.ingest.rows import rows
-from foretrace.tracer.ingest.sources import Progress, Source, opened
+from foretrace.tracer.ingest.recording import Recording, lanes, rows
+from foretrace.tracer.ingest.sources import Progress, Source, kind_of, opened
 from foretrace.traces.analysis.diagnosis import Diagnosis, Evidence, judge
 from foretrace.traces.analysis.mismatch import disagreements
 from foretrace.traces.info import stable_group_id

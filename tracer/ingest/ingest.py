@@ -12,9 +12,8 @@ from typing import Final
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.joining import join
-from foretrace.tracer.ingest.kinds import kind_of
 from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.sources import Progress, Source, find_sources
+from foretrace.tracer.ingest.sources import Progress, Source, find_sources, kind_of
 from foretrace.traces.info import RunInfo
 from foretrace.traces.store import write_run
 

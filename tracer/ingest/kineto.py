@@ -10,18 +10,28 @@ import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.calls import host_calls
-from foretrace.tracer.ingest.chrome import EVENTS_KEY, has_kineto_layout, read_any_layout, read_kineto_layout
+from foretrace.tracer.ingest.chrome import (
+    EVENTS_KEY,
+    Trace,
+    has_kineto_layout,
+    read_any_layout,
+    read_kineto_layout,
+)
 from foretrace.tracer.ingest.device import device_rows
 from foretrace.tracer.ingest.events import whole
 from foretrace.tracer.ingest.groups import TraceGroups
-from foretrace.tracer.ingest.host import Known, gap_rows, host_only_rows
-from foretrace.tracer.ingest.launches import launches_of
+from foretrace.tracer.ingest.host import (
+    Known,
+    Steps,
+    gap_rows,
+    host_only_rows,
+    launches_of,
+    step_rows,
+    steps_of,
+)
 from foretrace.tracer.ingest.notes import Notes
-from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.rows import stacked
+from foretrace.tracer.ingest.recording import Recording, stacked
 from foretrace.tracer.ingest.sources import Progress, Source, head, opened
-from foretrace.tracer.ingest.steps import Steps, step_rows, steps_of
-from foretrace.tracer.ingest.trace import Trace
 from foretrace.traces.errors import reason
 
 LATEST_NS: Final = 4 * 10**18

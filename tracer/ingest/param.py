@@ -21,8 +21,7 @@ from foretrace.tracer.ingest.events import number, text, whole
 from foretrace.tracer.ingest.groups import TraceGroups
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
 from foretrace.tracer.ingest.kineto import rank_in_name
-from foretrace.tracer.ingest.recording import Recording, lanes
-from foretrace.tracer.ingest.rows import rows
+from foretrace.tracer.ingest.recording import Recording, lanes, rows
 from foretrace.tracer.ingest.sources import Progress, Source, opened
 
 MOST_BYTES: Final = 1 << 30

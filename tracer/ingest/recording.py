@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from foretrace.traces.columns import Int64Array
 from foretrace.traces.layout import Group, Layout
+from foretrace.traces.timeline import empty, timeline
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,3 +116,21 @@ def innermost(start: Int64Array, end: Int64Array) -> list[tuple[int, int, int]]:
     if stack:
         advance(stack[0][1])
     return pieces
+
+
+def rows(columns: dict[str, Any]) -> pa.Table:
+    """Return a checked timeline from *columns*; ``kind`` and all with a default may be left out."""
+    return timeline(columns)
+
+
+def stacked(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return timelines one below the other, in one piece per column."""
+    filled = [table for table in tables if table.num_rows]
+    if not filled:
+        return empty()
+    return pa.concat_tables(filled).unify_dictionaries().combine_chunks()
+
+
+def coded(codes: Any, names: Sequence[str]) -> pa.DictionaryArray:
+    """Return a label column from numbers and the names that they stand for."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names), pa.string()))

@@ -16,13 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.decoder import Decoder
+from foretrace.tracer.ingest.chrome import Decoder, Trace
 from foretrace.tracer.ingest.events import arguments, number, text, to_ns, whole
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind
-from foretrace.tracer.ingest.recording import Recording, innermost
-from foretrace.tracer.ingest.rows import rows
+from foretrace.tracer.ingest.recording import Recording, innermost, rows
 from foretrace.tracer.ingest.sources import Progress, Source, opened
-from foretrace.tracer.ingest.trace import Trace
 from foretrace.traces.layout import Group, Layout
 
 GAP: Final = "pass of another stage"
