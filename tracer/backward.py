@@ -123,7 +123,7 @@ def _lead_back(module: Any) -> None:
     """Have a library that starts backward passes past torch's function start them by it."""
 
     def run_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        return internals.swap_run_backward()(tensors, *args, **kwargs)  # whatever is there then: it sees the pass
+        return internals.swap_run_backward()(tensors, *args, **kwargs)  # whatever is there by then
 
     module.Variable = SimpleNamespace(_execution_engine=SimpleNamespace(run_backward=run_backward))
 

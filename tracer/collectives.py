@@ -8,6 +8,7 @@ miss some of them, or deadlock because they hold the interpreter lock.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
+from foretrace.tracer.guarded import between
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.operators import RECORDED, Operator, dtype_name
 from foretrace.tracer.records import Communication
@@ -46,10 +48,12 @@ class CollectiveHook:
         self._unbox_group, self._unbox_work = dist.ProcessGroup.unbox, dist.Work.unbox
         self._after = internals.keys_after_backend_select()
         self._classic, self._functional = Implementations("c10d"), Implementations("_c10d_functional")
+        pause, resume = session.pausing()
+        paused = between(lambda *_, **__: pause(), resume)
         for name, operator in RECORDED.items():
             if (packet := getattr(torch.ops.c10d, name, None)) is not None:
                 kernel = self._noting(name, operator, packet.default)
-                self._classic.add(packet.default, self._pausing(kernel) if operator.waits else kernel)
+                self._classic.add(packet.default, paused(kernel) if operator.waits else kernel)
         wait_tensor = internals.wait_tensor()
         self._functional.add(wait_tensor, self._waiting(wait_tensor))
 
@@ -62,7 +66,7 @@ class CollectiveHook:
         """Return the kernel that records a call of one operator and redispatches it."""
         before, issued = self._describing(operator), self._following(operator)
         failed, issued_on_device = (
-            self._session.guarded("collectives", f) for f in (self._failed, self._issued_on_device)
+            self._session.guarded("collectives", f) for f in (_over, self._issued_on_device)
         )
         pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
         redispatch, after, flag = internals.redispatch(overload), self._after, internals.async_flag(overload)
@@ -99,19 +103,6 @@ class CollectiveHook:
 
         kernel.__name__ = f"foretrace_{name}"
         return kernel
-
-    def _pausing(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Return *kernel*, during which the process waits: its time is attributed to no block."""
-        pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
-
-        def waiting(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            is_paused = pause()
-            try:
-                return kernel(keyset, *args, **kwargs)
-            finally:
-                resume(is_paused)
-
-        return waiting
 
     def _describing(self, operator: Operator) -> Callable[[tuple[Any, ...]], Communication | None]:
         """Return the function that describes a call of *operator* beforehand; None once that has failed.
@@ -189,12 +180,6 @@ class CollectiveHook:
             device,
         )
 
-    @staticmethod
-    def _failed(communication: Communication) -> None:
-        """The call raised, so its communication is over."""
-        at_once = isinstance(communication.start, int)
-        communication.end = now_ns() if at_once else cuda_stamp(communication.device)
-
     def _following(self, operator: Operator) -> Callable[[Communication, Any, FrameType | None], None]:
         """Return the function that tracks a call of *operator* that has just been made until it completes.
 
@@ -259,6 +244,12 @@ class CollectiveHook:
         return kernel
 
 
+def _over(one: Communication | None) -> None:
+    """The call of a communication has raised, or it is over when the call is."""
+    if one is not None:
+        one.end = now_ns() if isinstance(one.start, int) else cuda_stamp(one.device)
+
+
 def _address(tensor: Any) -> int:
     """Return the address of the elements of *tensor*, 0 if it has none."""
     try:
@@ -266,6 +257,11 @@ def _address(tensor: Any) -> int:
     except RuntimeError:
         return 0
 
+
+# torch keeps the last function of Python that was registered for an operator and a key in a table of its own
+# (``python_registrations_`` in ``torch/csrc/utils/python_dispatch.cpp``), and never lets go of it: not when
+# its ``Library`` is destroyed, not when Python ends. With it lives all that it refers to. Where that led to
+# the process groups of the training, gloo's threads outlived Python, and ran on while C++ was taken apart.
 
 FIRST: Final = "BackendSelect"
 """The dispatch key at which a call is seen first."""
@@ -311,6 +307,11 @@ def _passing(overload: Any) -> Callable[..., Any]:
         return redispatch(keyset & after, *args, **kwargs)
 
     return kernel
+
+
+# Operators on symmetric memory, as async tensor parallelism calls them, go by no process group's collectives:
+# a rank reads and writes the memory of the others while it multiplies. Each is noted as the collective that
+# it replaces; the block that calls it owns the time, for it computes all the while.
 
 
 def _gathered(args: Any, kwargs: Any, n: int) -> int:
@@ -365,7 +366,7 @@ FUSED: Final[Mapping[str, tuple[str, Callable[[Any, Any, int], int]]]] = Mapping
 much of its input an ``all_to_all_vdev`` sends only the device knows. Gets, puts and signals are left out."""
 
 
-class SymmetricHook:
+class SymmetricHook(Implementations):
     """Implementations of the operators that note each call and pass it on.
 
     Args:
@@ -375,36 +376,18 @@ class SymmetricHook:
     def __init__(self, session: Session) -> None:
         import torch
 
+        super().__init__("symm_mem")
         self._session = session
-        self._implementations = Implementations("symm_mem")
+        began, over = (session.guarded("collectives", f) for f in (self._began, _over))
         for name in FUSED:
             if (packet := getattr(torch.ops.symm_mem, name, None)) is not None:
-                self._implementations.add(packet.default, self._noting(name, packet.default))
+                noted = between(functools.partial(began, name, packet.default), over)
+                self.add(packet.default, noted(_passing(packet.default)))
 
-    def remove(self) -> None:
-        """Give the operators back as they were."""
-        self._implementations.remove()
-
-    def _noting(self, name: str, overload: Any) -> Callable[..., Any]:
-        """Return the kernel that notes a call of one operator and passes it on."""
-        kind, size = FUSED[name]
-        at = internals.position_of(overload, "group_name")
-        began = self._session.guarded("collectives", self._began)
-        ended = self._session.guarded("collectives", self._ended)
-        redispatch, after = internals.redispatch(overload), internals.keys_after_backend_select()
-
-        def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            one = began(kind, args[0], args[at], lambda n: size(args, kwargs, n))
-            try:
-                return redispatch(keyset & after, *args, **kwargs)
-            finally:
-                if one is not None:
-                    ended(one)
-
-        return kernel
-
-    def _began(self, kind: str, tensor: Any, name: str, size: Callable[[int], int]) -> Communication:
-        session = self._session
+    def _began(self, operator: str, overload: Any, _: Any, *args: Any, **kwargs: Any) -> Communication:
+        """A call of *operator* with *args* begins."""
+        session, (kind, size), tensor = self._session, FUSED[operator], args[0]
+        name = args[internals.position_of(overload, "group_name")]
         group, at = session.groups.of(internals.group_named(name)), session.position
         device = tensor.get_device() if tensor.is_cuda else -1
         one = Communication(
@@ -412,7 +395,7 @@ class SymmetricHook:
             group,
             group.next_collective(),
             -1,
-            size(len(group.ranks)),
+            size(args, kwargs, len(group.ranks)),
             dtype_name(tensor),
             session.lane.block,
             (at.step, at.stage, at.virtual_stage, at.microbatch),
@@ -423,7 +406,3 @@ class SymmetricHook:
         session.sink.put(one)
         session.issued.note(one)
         return one
-
-    @staticmethod
-    def _ended(one: Communication) -> None:
-        one.end = now_ns() if isinstance(one.start, int) else cuda_stamp(one.device)

@@ -1,36 +1,21 @@
 """Measures this machine and describes it as a cluster whose devices are CPU processes that talk over gloo.
 
-Real processes do the measuring (``tracer.detect_worker``): as many compute at once as have a core each, since
-they share caches and memory, and then all of them communicate. The result is the text of a machine file,
+Real processes do the measuring (``tracer.bench.machine``). The result is the text of a machine file,
 so that the simulator can use it without the tracer knowing the simulator.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from foretrace.tracer.bench.device import DeviceFigures, device_toml
-from foretrace.tracer.errors import RecordError
+from foretrace.tracer.bench.machine import GEMM_SHAPES, SIZES_BYTES
+from foretrace.tracer.bench.world import started
 from foretrace.traces.report.format import format_share
-
-TIMEOUT_S: Final = 180
-"""How long the processes may take; some 15 s on a machine that has nothing else to do."""
-
-GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2048, 256), (1024, 1024, 1024))
-"""Products (m, n, k) that are timed: those of a small transformer, and one large enough for the peak."""
-
-SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
-"""Whole-array sizes at which communication is timed, 1 KiB to 32 MiB."""
 
 GEMM_MEMORY_FRACTION: Final = 0.8
 """Share of memory bandwidth that a product reaches, taken where it was not measured."""
@@ -123,57 +108,21 @@ def measure(n_processes: int) -> Measured:
     Raises:
         RecordError: torch is not installed, or a process failed.
     """
-    if find_spec("torch") is None:
-        raise RecordError("measuring this machine needs torch: pip install torch")
     cores = len(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="foretrace-detect-") as scratch:
-        results = _run_workers(n_processes, min(cores, n_processes), Path(scratch))
-    computing = [result["compute"] for result in results if "compute" in result]
-    compute = Compute(**{name: median(c[name] for c in computing) for name in Compute.__slots__})
+    options = {"n_computing": min(cores, n_processes)}
+    found = started("machine", "gloo", options, n_processes, env={"GLOO_SOCKET_IFNAME": "lo"})
+    compute = Compute(**{name: median(c[name] for c in found["compute"]) for name in Compute.__slots__})
     times_s = {
-        kind: {int(n): _rising(times) for n, times in rows.items()}
-        for kind, rows in results[0]["times_s"].items()
+        kind: {int(n): _rising(times) for n, times in rows.items()} for kind, rows in found["times_s"].items()
     }
     return Measured(
         n_processes=n_processes,
         cores=cores,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        torch=results[0]["torch"],
+        torch=found["torch"],
         compute=compute,
         times_s=times_s,
     )
-
-
-def _run_workers(n_processes: int, n_computing: int, scratch: Path) -> list[dict[str, Any]]:
-    """Run one worker per rank to its end and return what each has found."""
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [
-        sys.executable,
-        "-m",
-        "foretrace.tracer.detect_worker",
-        str(scratch),
-        str(n_processes),
-        str(n_computing),
-    ]
-    workers = [
-        subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(n_processes)
-    ]
-    try:
-        for worker in workers:
-            _, errors = worker.communicate(timeout=TIMEOUT_S)
-            if worker.returncode:
-                reason = errors.strip().splitlines()[-1] if errors.strip() else f"status {worker.returncode}"
-                raise RecordError(f"a measuring process failed: {reason}")
-    except subprocess.TimeoutExpired as error:
-        raise RecordError(f"measuring took more than {TIMEOUT_S} s; the machine is too busy") from error
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    return [json.loads((scratch / f"{rank}.json").read_text("utf-8")) for rank in range(n_processes)]
 
 
 def _rising(times: Sequence[float]) -> list[float]:

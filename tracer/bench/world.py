@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -71,6 +71,9 @@ def _measured(name: str) -> dict[str, int]:
     return {"offset_ns": clock.offset_ns, "uncertainty_ns": clock.uncertainty_ns, "at": now_ns()}
 
 
+NAMES: Final = {"collectives": "collectives", "clock": "clocks", "machine": "this machine"}
+"""What is measured, in words."""
+
 TIMEOUT_S: Final = 600
 """How long processes that are started here may take; some 20 s on a machine that does nothing else."""
 
@@ -92,17 +95,36 @@ def measured(what: str, *, processes: int, backend: str, options: Mapping[str, A
     Raises:
         RecordError: torch is missing, or a process failed.
     """
-    if find_spec("torch") is None:
-        raise RecordError(f"bench {what} needs torch: pip install torch")
-    chosen = _backend(backend, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
+    if not is_launched():
+        return started(what, backend, options, processes)
+    chosen = _backend(what, backend, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
-        arguments = [what, chosen, json.dumps(options), str(result)]
-        if is_launched():
-            main(arguments)
-        else:
-            _started([*arguments, str(Path(scratch) / "meeting")], processes)
+        main([what, chosen, json.dumps(options), str(result)])
         return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+
+
+def started(
+    what: str, backend: str, options: Mapping[str, Any], n: int, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what rank 0 of *n* processes of this machine found, which run to their end.
+
+    Args:
+        what: ``"machine"``, or as `measured` takes it, like *backend* and *options*.
+        backend: as above.
+        options: as above.
+        n: how many processes.
+        env: environment variables to add.
+
+    Raises:
+        RecordError: torch is missing, or a process failed.
+    """
+    chosen = _backend(what, backend, n)
+    with tempfile.TemporaryDirectory() as scratch:
+        result, meeting = (str(Path(scratch) / name) for name in ("result.json", "meeting"))
+        _run([what, chosen, json.dumps(options), result, meeting], n, env or {})
+        found: dict[str, Any] = json.loads(Path(result).read_text(encoding="utf-8"))
+        return found
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -137,15 +159,20 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _measure(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    from foretrace.tracer.bench import collectives
+    from foretrace.tracer.bench import collectives, machine
 
-    if what == "clock":
-        return measure_clocks(**options)
-    return collectives.measure(**options)
+    measures: Mapping[str, Callable[..., dict[str, Any]]] = {
+        "clock": measure_clocks,
+        "collectives": collectives.measure,
+        "machine": machine.measure,
+    }
+    return measures[what](**options)
 
 
-def _backend(wanted: str, n_local: int) -> str:
+def _backend(what: str, wanted: str, n_local: int) -> str:
     """Return the wanted backend, by default NCCL if each local process has a GPU; raises RecordError."""
+    if find_spec("torch") is None:
+        raise RecordError(f"measuring {NAMES[what]} needs torch: pip install torch")
     import torch
 
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -154,10 +181,10 @@ def _backend(wanted: str, n_local: int) -> str:
     return wanted or ("nccl" if n_gpus >= n_local else "gloo")
 
 
-def _started(arguments: Sequence[str], n: int) -> None:
+def _run(arguments: Sequence[str], n: int, env: Mapping[str, str]) -> None:
     """Run *n* processes of one world on this machine to their end. Raises RecordError if one fails."""
     root = str(Path(__file__).parents[3])
-    base = {**os.environ, "OMP_NUM_THREADS": "1"}
+    base = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH", "")]))
     base |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
     processes = [

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from foretrace.tracer.ingest.events import CALL_NAME, elements, text, whole
+from foretrace.tracer.ingest.events import CALL_NAME, array_bytes, elements, text, whole
 from foretrace.tracer.ingest.groups import TraceGroups
-from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
+from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype, first_dtype
 from foretrace.tracer.ingest.notes import COLLECTIVE, Notes
 from foretrace.traces.columns import Int64Array
 from foretrace.traces.layout import Group
@@ -75,7 +75,7 @@ def from_arguments(said: Mapping[str, Any], groups: TraceGroups, source: str) ->
     return Call(
         kind=kind,
         dtype=label,
-        size_bytes=largest * width if largest < 1 << 56 else 0,
+        size_bytes=array_bytes(largest, width),
         group=groups.of(said),
         sequence=order if order is not None and order >= 0 else -1,
         peer=peer_rank if peer_rank is not None and peer_rank >= 0 else -1,
@@ -111,7 +111,7 @@ def named(calls: Sequence[Call | None]) -> Counter[str]:
 def _from_annotation(name: str, said: Mapping[str, Any]) -> Call:
     """Return the call that an annotation such as ``nccl:all_reduce`` tells, with the shape of its input."""
     kinds, shapes = said.get("Input type"), said.get("Input Dims")
-    label, width = dtype(str(kinds[0])) if isinstance(kinds, list) and kinds else ("", 0)
+    label, width = first_dtype(kinds)
     n_elements = elements(shapes[0]) if isinstance(shapes, list) and shapes else 0
     words = text(name).partition(" ")[2]
     peers = words.split("->") if "->" in words else []
@@ -120,7 +120,7 @@ def _from_annotation(name: str, said: Mapping[str, Any]) -> Call:
     return Call(
         kind=kind,
         dtype=label,
-        size_bytes=n_elements * width if n_elements < 1 << 56 else 0,
+        size_bytes=array_bytes(n_elements, width),
         peer=-1 if peer is None else peer,
         source="annotation on the host",
     )

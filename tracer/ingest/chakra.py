@@ -16,20 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.events import elements, text, whole
-from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.events import array_bytes, elements, text, whole
+from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype, kernel
-from foretrace.tracer.ingest.kineto import rank_in_name
 from foretrace.tracer.ingest.notes import COLLECTIVE
-from foretrace.tracer.ingest.recording import Recording, rows
-from foretrace.tracer.ingest.sources import Progress, Source, opened
-
-MOST_BYTES: Final = 1 << 30
-"""Largest file that is held: graphs are read whole."""
+from foretrace.tracer.ingest.recording import Recording, Rows
+from foretrace.tracer.ingest.sources import Progress, Source, rank_in_name, read_json, read_whole
 
 _SEND, _RECV, _COLLECTIVE = 5, 6, 7
 _DATA_DEPENDENCY: Final = 5
@@ -61,12 +56,9 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     Raises:
         IngestError: it cannot be read, has no durations, or its dependencies go round in a circle.
     """
-    with opened(source, progress) as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise IngestError(f"{source.name}: a graph of more than {MOST_BYTES >> 30} GiB is not read")
+    data = read_whole(source, progress)
     result = Recording(name=source.name, spans=pa.table({}), rank=rank_in_name(source.name))
-    document = _document(data, source.name) if data.lstrip()[:1] == b"{" else None
+    document = read_json(data, source.name) if data.lstrip()[:1] == b"{" else None
     if document is not None and _is_timeless(document):
         read_graph(document["nodes"], result)
         return result
@@ -78,15 +70,6 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
         "dependencies and durations: as early as they allow; the file has no start times"
     )
     return result
-
-
-def _document(data: bytes, name: str) -> dict[str, Any]:
-    """Return the object that *data* is in JSON."""
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IngestError(f"{name} is not complete JSON") from error
-    return document if isinstance(document, dict) else {}
 
 
 def _is_timeless(document: Mapping[str, Any]) -> bool:
@@ -238,7 +221,7 @@ def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
     ready = deque(sorted(number for number, count in waits.items() if not count))
     ended: dict[int, int] = {}
     free: defaultdict[str, int] = defaultdict(int)
-    columns: defaultdict[str, list[Any]] = defaultdict(list)
+    rows = Rows()
     while ready:
         number = ready.popleft()
         node = nodes[number]
@@ -247,19 +230,14 @@ def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
         ended[number] = begun + node.duration_ns
         if node.duration_ns:
             free[row["stream"]] = ended[number]
-            for key, value in {**row, "start_ns": begun, "duration_ns": node.duration_ns}.items():
-                columns[key].append(value)
+            rows.add({**row, "start_ns": begun, "duration_ns": node.duration_ns})
         for later in after[number]:
             waits[later] -= 1
             if not waits[later]:
                 ready.append(later)
     if len(ended) < len(nodes):
         raise IngestError(f"{name}: {len(nodes) - len(ended)} nodes wait for one another in a circle")
-    whole_numbers = {"start_ns", "duration_ns", "size_bytes"}
-    return rows(
-        {"rank": np.zeros(len(columns["kind"]), np.int32)}
-        | {key: np.array(v, np.int64) if key in whole_numbers else v for key, v in columns.items()}
-    )
+    return rows.table()
 
 
 def _row(node: Node) -> dict[str, Any]:
@@ -288,9 +266,6 @@ def _row(node: Node) -> dict[str, Any]:
 DRAWN_NS: Final = 1000
 """Length of an operator in a run without times."""
 
-_MOST_RANKS: Final = 1 << 20
-_MOST_ELEMENTS: Final = 1 << 56
-
 
 def read_graph(nodes: list[Any], result: Recording) -> None:
     """Put the timeline of *nodes*, of an execution trace, into *result*."""
@@ -298,7 +273,7 @@ def read_graph(nodes: list[Any], result: Recording) -> None:
     result.lost["node without a number"] += len(nodes) - len(said)
     callers = {whole(node.get("ctrl_deps", node.get("parent"))) for node in said}
     groups = _groups(said, -1 if result.rank is None else result.rank)
-    columns: defaultdict[str, list[Any]] = defaultdict(list)
+    rows = Rows()
     numbers: Counter[int] = Counter()
     for node in sorted(said, key=lambda one: int(one["id"])):
         if whole(node["id"]) in callers or text(node.get("name", "")).startswith(("[", "##")):
@@ -306,18 +281,8 @@ def read_graph(nodes: list[Any], result: Recording) -> None:
         row = _graph_row(node, groups)
         row["sequence"] = numbers[row["group"]] if row["group"] >= 0 else -1
         numbers[row["group"]] += 1
-        for key, value in row.items():
-            columns[key].append(value)
-    n = len(columns["name"])
-    whole_numbers = {"group": np.int32, "sequence": np.int64, "size_bytes": np.int64, "flops": np.int64}
-    result.spans = rows(
-        {key: np.array(v, whole_numbers[key]) if key in whole_numbers else v for key, v in columns.items()}
-        | {
-            "rank": np.zeros(n, np.int32),
-            "start_ns": np.arange(n, dtype=np.int64) * DRAWN_NS,
-            "duration_ns": np.full(n, DRAWN_NS, np.int64),
-        }
-    )
+        rows.add(row | {"start_ns": len(rows) * DRAWN_NS, "duration_ns": DRAWN_NS})
+    result.spans = rows.table()
     result.groups = tuple(groups.known.values())
     result.world_size = groups.world_size or None
     result.facts["times"] = "none"
@@ -341,9 +306,8 @@ def _graph_row(node: Mapping[str, Any], groups: TraceGroups) -> dict[str, Any]:
             "category": "collective" if kind != UNKNOWN else "host",
             "kind": kind if kind != UNKNOWN else "operator",
             "name": name,
-            "axis": group.axis if group else "unknown",
-            "group": group.id if group else -1,
-            "size_bytes": n_elements * width if n_elements < _MOST_ELEMENTS else 0,
+            **placed(group),
+            "size_bytes": array_bytes(n_elements, width),
             "flops": 0,
             "dtype": label,
         }
@@ -394,7 +358,7 @@ def _flops(name: str, shapes: list[Any]) -> int:
         return 0
     columns = whole(right[-1])
     total = 2 * elements(left) * (columns if columns is not None and columns > 0 else 0)
-    return total if total < _MOST_ELEMENTS else 0
+    return total if total < 1 << 56 else 0
 
 
 def _groups(nodes: list[dict[str, Any]], rank: int) -> TraceGroups:
@@ -411,17 +375,8 @@ def _groups(nodes: list[dict[str, Any]], rank: int) -> TraceGroups:
             return groups
         for one in listed if isinstance(listed, list) else ():
             size = (whole(one.get("group_size")) if isinstance(one, dict) else 0) or 0
-            if 0 < size < _MOST_RANKS:
-                members = one.get("ranks")
-                found = (
-                    tuple(r for r in map(whole, members) if r is not None)
-                    if isinstance(members, list)
-                    else ()
-                )
-                groups.configured[text(one.get("pg_name", ""))] = (
-                    text(one.get("pg_desc", "")),
-                    found or tuple(range(size)),
-                )
-                groups.world_size = max(groups.world_size, size)
+            if 0 < size < MOST_RANKS:
+                members = one.get("ranks") or list(range(size))
+                groups.configure(one.get("pg_name", ""), one.get("pg_desc", ""), members, size)
         return groups
     return groups

@@ -16,9 +16,10 @@ from foretrace.tracer.ingest.events import ARGUMENTS, all_to_ns
 from foretrace.tracer.ingest.groups import TraceGroups
 from foretrace.tracer.ingest.host import Known
 from foretrace.tracer.ingest.kernels import UNKNOWN, Kernel, kernel, kernel_dtype
-from foretrace.tracer.ingest.recording import Recording, coded, lanes, rows
+from foretrace.tracer.ingest.recording import Recording, coded, lanes
 from foretrace.traces.columns import BoolArray, Int64Array, factorized, labels
 from foretrace.traces.layout import Group
+from foretrace.traces.timeline import timeline
 
 GRAIN_NS: Final = 1_000
 """Up to torch 2.2, times are whole microseconds: neighbours of a stream may overlap by one."""
@@ -261,7 +262,7 @@ def with_calls(
     known.result.numbered = bool(calls) and all(
         call.sequence >= 0 for call in calls if call.group is not None
     )
-    return rows(columns | filled)
+    return timeline(columns | filled)
 
 
 def _category(call: Call) -> str:

@@ -169,6 +169,11 @@ def elements(shape: object) -> int:
     return math.prod(size for size in sizes if size is not None)
 
 
+def array_bytes(n_elements: int, width: int) -> int:
+    """Return the size of so many elements, 0 if no array is as large."""
+    return n_elements * width if n_elements < 1 << 56 else 0
+
+
 def to_ns(us: float) -> int:
     """Return microseconds as whole nanoseconds; ``us * 1000`` of a date has lost the last 256 of them.
 

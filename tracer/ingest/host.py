@@ -16,10 +16,10 @@ from foretrace.tracer.ingest.chrome import Trace
 from foretrace.tracer.ingest.events import all_to_ns, number, text, to_ns, whole
 from foretrace.tracer.ingest.groups import TraceGroups
 from foretrace.tracer.ingest.notes import STEP, Notes, flattened
-from foretrace.tracer.ingest.recording import Recording, coded, innermost, lanes, rows, stacked
+from foretrace.tracer.ingest.recording import Recording, coded, innermost, lanes, stacked
 from foretrace.tracer.kernels import N_STEPS
 from foretrace.traces.columns import BoolArray, Int64Array, int64, labels
-from foretrace.traces.timeline import empty
+from foretrace.traces.timeline import empty, timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def step_rows(steps: Steps, spans: pa.Table) -> pa.Table:
         ended = steps.number < steps.n_steps
         steps = replace(steps, number=steps.number[ended], start_ns=steps.start_ns[ended])
         end = end[ended]
-    return rows(
+    return timeline(
         {
             "rank": np.zeros(len(end), np.int32),
             "stream": ["step"] * len(end),
@@ -262,7 +262,7 @@ def _thread_rows(spans: list[_HostSpan], tid: int, steps: Steps) -> pa.Table:
     if not pieces:
         return empty()
     at = np.array([piece[1] for piece in pieces], np.int64)
-    return rows(
+    return timeline(
         {
             "rank": np.zeros(len(at), np.int32),
             "stream": [f"thread {tid}"] * len(at),
@@ -283,7 +283,7 @@ def _gloo_rows(calls: HostCalls, steps: Steps, groups: TraceGroups) -> pa.Table:
     chosen = [calls.calls[i] for i in kept]
     everyone = groups.add("", "", tuple(range(groups.world_size))) if groups.world_size > 1 else None
     found = [call.group or everyone for call in chosen]
-    return rows(
+    return timeline(
         {
             "rank": np.zeros(len(kept), np.int32),
             "stream": [f"gloo {number}" if number else "gloo" for number in lane[kept].tolist()],
@@ -318,7 +318,7 @@ class _Pieces:
         start, n = self.start_ns[some], int(some.sum())
         code = np.zeros(n, np.int64) if self.code is None else self.code[some]
         one = np.zeros(n, np.int32)
-        return rows(
+        return timeline(
             {
                 "rank": one,
                 "stream": coded(one, ["idle"]),

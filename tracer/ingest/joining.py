@@ -12,8 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.kineto import rank_in_name
 from foretrace.tracer.ingest.recording import Recording, stacked
+from foretrace.tracer.ingest.sources import rank_in_name
 from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels
 from foretrace.traces.info import Clock, RunInfo, rank_list
 from foretrace.traces.layout import Group

@@ -136,6 +136,11 @@ def dtype(name: str) -> tuple[str, int]:
     return _DTYPES.get(re.sub(r"[^a-z0-9]", "", name.lower().rpartition(":")[2]), ("", 0))
 
 
+def first_dtype(names: object) -> tuple[str, int]:
+    """Return what *names*, a list of data types as far as is known, says of the first; as `dtype`."""
+    return dtype(str(names[0])) if isinstance(names, list) and names else ("", 0)
+
+
 @cache
 def kernel_dtype(name: str) -> str:
     """Return the data type in the name of an NCCL kernel, "" if there is none or if it is only bytes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from foretrace.tracer.ingest.chrome import (
 )
 from foretrace.tracer.ingest.device import device_rows
 from foretrace.tracer.ingest.events import whole
-from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups
 from foretrace.tracer.ingest.host import (
     Known,
     Steps,
@@ -36,9 +35,6 @@ from foretrace.traces.errors import reason
 
 LATEST_NS: Final = 4 * 10**18
 """Latest base time that is believed, in the year 2096. Times of events may be as large: sums of both fit."""
-
-MOST_RANKS: Final = 1 << 20
-"""Largest world that is believed."""
 
 
 def read(source: Source, progress: Progress | None = None) -> Recording:
@@ -127,18 +123,6 @@ def _rank(info: Mapping[str, Any]) -> int | None:
 def _world_size(info: Mapping[str, Any]) -> int | None:
     size = whole(info.get("world_size"))
     return size if size is not None and 1 <= size <= MOST_RANKS else None
-
-
-def rank_in_name(name: str) -> int | None:
-    """Return the rank that the name of a file tells, None if it does not.
-
-    >>> names = ("trace_rank-12.json.gz", "worker3_step_12.169.pt.trace.json", "a.json")
-    >>> [rank_in_name(name) for name in names]
-    [12, 3, None]
-    """
-    base = name.rpartition("/")[2].rpartition(":")[2]
-    found = re.search(r"(?:rank|worker|gpu)[-_ ]?(\d{1,6})(?!\d)", base, re.IGNORECASE)
-    return int(found[1]) if found else None
 
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.recording import Recording, lanes, rows, stacked
+from foretrace.tracer.ingest.recording import Recording, lanes, stacked
 from foretrace.tracer.ingest.sources import UNREADABLE, Progress, Source, opened
 from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64
 from foretrace.traces.errors import LayoutError, reason
 from foretrace.traces.layout import Group, Layout
+from foretrace.traces.timeline import timeline
 
 EMBEDDING: Final = "embedding"
 """Axis of the gradients of a shared embedding: first and last stage of one pipeline."""
@@ -76,7 +77,7 @@ def operation_rows(
     collective = np.array([operation.category == "collective" for operation in what], np.bool_)
     order = np.where(collective, _place(start, rank, np.where(collective, group, -1)), order)
     sequence = np.where(group >= 0, order, -1)
-    table = rows(
+    table = timeline(
         {
             "rank": rank.astype(np.int32),
             "stream": [operation.stream for operation in what],
@@ -169,7 +170,7 @@ def _without_overlaps(table: pa.Table) -> pa.Table:
     ]
     columns = {"start_ns": begin, "duration_ns": end - begin, "stream": named}
     whole = {name: columns.get(name, table[name]) for name in table.column_names}
-    return rows(whole).filter(pa.array(kept)).combine_chunks()
+    return timeline(whole).filter(pa.array(kept)).combine_chunks()
 
 
 def step_rows(spans: pa.Table) -> pa.Table:
@@ -181,7 +182,7 @@ def step_rows(spans: pa.Table) -> pa.Table:
     first = np.array([start[step == number].min() for number in steps])
     last = np.array([end[step == number].max() for number in steps])
     n = len(ranks) * len(steps)
-    return rows(
+    return timeline(
         {
             "rank": np.repeat(ranks, len(steps)).astype(np.int32),
             "stream": ["step"] * n,

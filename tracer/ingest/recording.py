@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,9 @@ import pyarrow as pa
 from foretrace.traces.columns import Int64Array
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.timeline import empty, timeline
+
+MOST_LANES: Final = 1 << 10
+"""Communications of a rank that may be under way at once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,11 +121,6 @@ def innermost(start: Int64Array, end: Int64Array) -> list[tuple[int, int, int]]:
     return pieces
 
 
-def rows(columns: dict[str, Any]) -> pa.Table:
-    """Return a checked timeline from *columns*; ``kind`` and all with a default may be left out."""
-    return timeline(columns)
-
-
 def stacked(tables: Sequence[pa.Table]) -> pa.Table:
     """Return timelines one below the other, in one piece per column."""
     filled = [table for table in tables if table.num_rows]
@@ -134,3 +132,37 @@ def stacked(tables: Sequence[pa.Table]) -> pa.Table:
 def coded(codes: Any, names: Sequence[str]) -> pa.DictionaryArray:
     """Return a label column from numbers and the names that they stand for."""
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names), pa.string()))
+
+
+class Rows:
+    """Rows of a timeline that are found one by one; of rank 0 unless they say otherwise."""
+
+    def __init__(self) -> None:
+        self._columns: defaultdict[str, list[Any]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        return len(self._columns["start_ns"])
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row; all have the same columns."""
+        for name, value in row.items():
+            self._columns[name].append(value)
+
+    def column(self, name: str) -> list[Any]:
+        """Return what the rows have in one column."""
+        return self._columns[name]
+
+    def table(self) -> pa.Table:
+        """Return them as a checked timeline."""
+        return timeline({"rank": [0] * len(self)} | dict(self._columns))
+
+    def beside(self, name: str) -> pa.Table:
+        """Return them by their start on streams *name*, *name 2*, ... on which none overlap."""
+        start, duration = (np.array(self._columns[of], np.int64) for of in ("start_ns", "duration_ns"))
+        order = np.argsort(start, kind="stable")
+        lane, _ = lanes(start[order], (start + duration)[order], 0, MOST_LANES)
+        kept = lane >= 0
+        chosen = order[kept].tolist()
+        streams = [f"{name} {n + 1}" if n else name for n in lane[kept].tolist()]
+        columns = {key: [values[i] for i in chosen] for key, values in self._columns.items()}
+        return timeline({"rank": [0] * len(chosen)} | columns | {"stream": streams})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import re
 import tarfile
@@ -13,10 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Any, Final, cast
 
 from foretrace.tracer.errors import IngestError
 from foretrace.traces.errors import reason
+
+MOST_BYTES: Final = 1 << 30
+"""Largest file that is held: all but Chrome traces are read whole."""
 
 HEAD_BYTES: Final = 1 << 20
 """Start of a file that its kind is told from; a header with the members of large groups fits in it."""
@@ -116,6 +120,35 @@ def head(source: Source, until: bytes | None = None) -> bytes:
             if not data:
                 raise
     return bytes(data)
+
+
+def read_whole(source: Source, progress: Progress | None = None) -> bytes:
+    """Return all that *source* holds. Raises IngestError if it cannot be read, or is too large to be held."""
+    with opened(source, progress) as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise IngestError(f"{source.name}: more than {MOST_BYTES >> 30} GiB of such a file are not read")
+    return data
+
+
+def read_json(data: bytes, name: str) -> Any:
+    """Return the JSON value that *data*, of the file *name*, is. Raises IngestError if it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IngestError(f"{name} is not complete JSON") from error
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that the name of a file tells, None if it does not.
+
+    >>> names = ("trace_rank-12.json.gz", "worker3_step_12.169.pt.trace.json", "a.json")
+    >>> [rank_in_name(name) for name in names]
+    [12, 3, None]
+    """
+    base = name.rpartition("/")[2].rpartition(":")[2]
+    found = re.search(r"(?:rank|worker|gpu)[-_ ]?(\d{1,6})(?!\d)", base, re.IGNORECASE)
+    return int(found[1]) if found else None
 
 
 class _Counted(io.RawIOBase):

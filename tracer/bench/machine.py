@@ -1,29 +1,42 @@
-"""One process of ``tracer.detect``: times products, memory, attention and gloo, and writes what it found.
-
-Run as ``python -m tracer.detect_worker SCRATCH N_PROCESSES N_COMPUTING RANK``.
-"""
+"""Times products, memory, attention and gloo in one of the processes that are the devices of a machine."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from foretrace.tracer.bench.kernels import line, seconds
-from foretrace.tracer.detect import GEMM_SHAPES, SIZES_BYTES
 
-CHAIN: Final = 32
+GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2048, 256), (1024, 1024, 1024))
+"""Products (m, n, k) that are timed: those of a small transformer, and one large enough for the peak."""
+
+SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
+"""Whole-array sizes at which communication is timed, 1 KiB to 32 MiB."""
+
+LINKS: Final = 32
 """Products, each followed by a sum, in the chain of tiny operations."""
 
 OPERATIONS_PER_LINK: Final = 4
 """Operations of the model per link of the chain: product and sum forward, and two products backward."""
 
 
-def compute() -> dict[str, float]:
+def measure(n_computing: int) -> dict[str, Any]:
+    """Return what each of the first *n_computing* processes computes, and the times of communication.
+
+    They compute at once, as they share caches and memory, and all of them communicate afterwards.
+    """
+    import torch.distributed as dist
+
+    rank, n_processes = dist.get_rank(), dist.get_world_size()
+    computed: list[Any] = [None] * n_processes
+    dist.all_gather_object(computed, _compute() if rank < n_computing else None)
+    times_s = _communicate(rank, n_processes)
+    return {"compute": [one for one in computed if one is not None], "times_s": times_s}
+
+
+def _compute() -> dict[str, float]:
     """Return the fields of ``tracer.detect.Compute``, measured in this process."""
     times = {shape: _gemm_s(*shape) for shape in GEMM_SHAPES}
     flops = {(m, n, k): 2 * m * n * k for m, n, k in GEMM_SHAPES}
@@ -108,7 +121,7 @@ def _operation_s() -> float:
     """Return the time of one tiny operation of a model, forward or backward."""
     import torch
 
-    layers = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(CHAIN))
+    layers = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(LINKS))
     x = torch.randn(4, 16, requires_grad=True)
 
     def chain() -> None:
@@ -117,7 +130,7 @@ def _operation_s() -> float:
             y = y + layer(y)
         y.sum().backward()
 
-    return seconds(chain) / (CHAIN * OPERATIONS_PER_LINK)
+    return seconds(chain) / (LINKS * OPERATIONS_PER_LINK)
 
 
 def _attention(peak: float) -> tuple[float, float]:
@@ -137,7 +150,7 @@ def _attention(peak: float) -> tuple[float, float]:
     return 2 * product / (forward_s * peak), 5 * product / (max(both_s - forward_s, 1e-9) * peak)
 
 
-def communicate(rank: int, n_processes: int) -> dict[str, dict[int, list[float]]]:
+def _communicate(rank: int, n_processes: int) -> dict[str, dict[int, list[float]]]:
     """Return the times of gloo operations by kind, number of ranks and ``SIZES_BYTES``."""
     import torch.distributed as dist
 
@@ -188,27 +201,3 @@ def _operation(kind: str, n_elements: int, rank: int, n_ranks: int, group: Any) 
         ),
         "p2p": there_and_back,
     }[kind]
-
-
-def main(arguments: list[str]) -> None:
-    """Measure, and write what was found to ``SCRATCH/RANK.json``."""
-    import torch
-    import torch.distributed as dist
-
-    scratch = Path(arguments[0])
-    n_processes, n_computing, rank = map(int, arguments[1:])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{scratch}/store", rank=rank, world_size=n_processes)
-    found: dict[str, Any] = {"torch": str(torch.__version__)}
-    dist.barrier()
-    if rank < n_computing:
-        found["compute"] = compute()
-    dist.barrier()
-    found["times_s"] = communicate(rank, n_processes)
-    (scratch / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
