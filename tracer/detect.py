@@ -1,6 +1,6 @@
 """Measures this machine and describes it as a cluster whose devices are CPU processes that talk over gloo.
 
-Real processes do the measuring (``tracer.bench.machine``). The result is the text of a machine file,
+Real processes do the measuring (``tracer.bench.world``). The result is the text of a machine file,
 so that the simulator can use it without the tracer knowing the simulator.
 """
 
@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any, Final
 
 from foretrace.tracer.bench.device import DeviceFigures, device_toml
-from foretrace.tracer.bench.machine import GEMM_SHAPES, SIZES_BYTES
-from foretrace.tracer.bench.world import started
+from foretrace.tracer.bench.world import GEMM_SHAPES, SIZES_BYTES, started
 from foretrace.traces.report.format import format_share
 
 GEMM_MEMORY_FRACTION: Final = 0.8

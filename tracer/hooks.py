@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from foretrace.tracer import internals
 from foretrace.tracer.backward import BackwardHook, CheckpointHook
 from foretrace.tracer.collectives import CollectiveHook, SymmetricHook
-from foretrace.tracer.completion import Completions
+from foretrace.tracer.completion import Completions, join
 from foretrace.tracer.guarded import Replacements, between
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.memory import PeakHook
@@ -23,7 +23,6 @@ from foretrace.tracer.pipeline import PipelineHook
 from foretrace.tracer.process import is_distributed
 from foretrace.tracer.stamps import GATE
 from foretrace.tracer.steps import OptimizerHook, SaveHook
-from foretrace.tracer.watchers import join
 
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session

@@ -16,17 +16,17 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from foretrace.tracer import on_cpu
-from foretrace.tracer.attach import (
+from foretrace.tracer.ended import watch
+from foretrace.tracer.errors import LaunchError
+from foretrace.tracer.process import is_one_of_many, job
+from foretrace.tracer.record import (
     DEPTH_VARIABLE,
+    DEPTHS,
     NAME_VARIABLE,
     RANKS_VARIABLE,
     RUN_VARIABLE,
     STEPS_VARIABLE,
 )
-from foretrace.tracer.ended import watch
-from foretrace.tracer.errors import LaunchError
-from foretrace.tracer.process import is_one_of_many, job
-from foretrace.tracer.record import DEPTHS
 from foretrace.tracer.run_directory import check_new, claimed, holds_run, no_empty_folders
 from foretrace.tracer.window import Window
 

@@ -23,10 +23,13 @@ from urllib.parse import urlparse
 from foretrace.tracer import internals, on_cpu
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.guarded import is_interrupt
+from foretrace.tracer.importing import Expectation
+from foretrace.tracer.optimizing import optimizer_steps
 from foretrace.tracer.process import is_distributed, is_first, is_told_world, own_name
 from foretrace.tracer.run_directory import (
     AGAIN,
     REFUSED,
+    RESTART,
     check_new,
     folder_alone,
     set_aside,
@@ -172,7 +175,7 @@ class Recording:
 
     def leave(self) -> None:
         """End, because the process does."""
-        from foretrace.tracer.watchers import leave
+        from foretrace.tracer.completion import leave
 
         self.end()
         leave()
@@ -502,3 +505,59 @@ def _note_uncaught(recording: Recording) -> None:
 def first_line(error: BaseException) -> str:
     """Return the first line of what *error* says."""
     return str(error).strip().partition("\n")[0]
+
+
+RUN_VARIABLE: Final = "FORETRACE_RUN"
+"""Environment variable with the absolute path of the run directory."""
+
+NAME_VARIABLE: Final = "FORETRACE_NAME"
+"""Environment variable with the name of the run."""
+
+
+DEPTH_VARIABLE: Final = "FORETRACE_DEPTH"
+"""Environment variable with the depth, ``light`` or ``kernels``."""
+
+RANKS_VARIABLE: Final = "FORETRACE_RANKS"
+STEPS_VARIABLE: Final = "FORETRACE_STEPS"
+"""Environment variables with the ranks and steps to record, as ``Window.parsed`` takes them."""
+
+
+_OPTIMIZER: Final = "torch.optim.optimizer"
+"""Module in which hooks on optimizers are registered."""
+
+
+def attach(module: Any) -> None:
+    """Arrange for a recording to begin with ``init_process_group``.
+
+    Args:
+        module: ``torch.distributed.distributed_c10d``, just imported.
+    """
+    path = Path(os.environ[RUN_VARIABLE])
+    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restart:  # what was recorded before the restart stays as it is
+        path = path.with_name(f"{path.name}{RESTART}{restart}")
+    window = Window.parsed(ranks=os.environ.get(RANKS_VARIABLE, ""), steps=os.environ.get(STEPS_VARIABLE, ""))
+    recording = Recording(
+        path,
+        name=os.environ.get(NAME_VARIABLE, ""),
+        flush_s=None,
+        window=window,
+        depth=os.environ.get(DEPTH_VARIABLE, DEPTHS[0]),
+        is_shared=True,
+    )
+    activate(recording)
+    expect(recording, module)
+    if not recording.awaits_group:
+        _begin_alone(recording)
+
+
+def _begin_alone(recording: Recording) -> None:
+    """Have *recording* begin with the first step of an optimizer if no process group was joined by then."""
+
+    def register(module: Any) -> None:
+        optimizer_steps(module).first = lambda: begin_now(recording)
+
+    if _OPTIMIZER in sys.modules:
+        register(sys.modules[_OPTIMIZER])
+    else:
+        Expectation(_OPTIMIZER, register)

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.tracer.ingest.calls import HostCalls
 from foretrace.tracer.ingest.chrome import Trace
 from foretrace.tracer.ingest.events import all_to_ns, number, text, to_ns, whole
 from foretrace.tracer.ingest.groups import TraceGroups
-from foretrace.tracer.ingest.notes import STEP, Notes, flattened
+from foretrace.tracer.ingest.notes import STEP, HostCalls, Notes, flattened
 from foretrace.tracer.ingest.recording import Recording, coded, innermost, lanes, stacked
 from foretrace.tracer.kernels import N_STEPS
 from foretrace.traces.columns import BoolArray, Int64Array, int64, labels
