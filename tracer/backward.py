@@ -132,9 +132,6 @@ class CheckpointHook(Replacements):
     """Lets both kinds of checkpoints of torch say when they compute again.
 
     A checkpoint may lie around the inside of a module: then nothing else tells that a forward runs once more.
-
-    Args:
-        session: the recording.
     """
 
     def __init__(self, session: Session) -> None:

@@ -33,11 +33,7 @@ _DISTRIBUTED: Final = "distributed_c10d.py"
 
 
 class CollectiveHook:
-    """Implementations of the ``c10d`` operators that record each call.
-
-    Args:
-        session: the recording.
-    """
+    """Implementations of the ``c10d`` operators that record each call."""
 
     def __init__(self, session: Session) -> None:
         import torch
@@ -367,11 +363,7 @@ much of its input an ``all_to_all_vdev`` sends only the device knows. Gets, puts
 
 
 class SymmetricHook(Implementations):
-    """Implementations of the operators that note each call and pass it on.
-
-    Args:
-        session: the recording.
-    """
+    """Implementations of the operators that note each call and pass it on."""
 
     def __init__(self, session: Session) -> None:
         import torch

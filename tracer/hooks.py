@@ -78,11 +78,7 @@ def _pipeline(session: Session) -> Hook:
 
 
 class WaitHook(Replacements):
-    """``Work.wait`` that tells the end of a communication, and that its time is not compute.
-
-    Args:
-        session: the recording.
-    """
+    """``Work.wait`` that tells the end of a communication, and that its time is not compute."""
 
     def __init__(self, session: Session) -> None:
         import torch.distributed as dist
@@ -120,9 +116,6 @@ class BlockingHook(Replacements):
 
     ``Stream.wait_event``, by which FSDP2 waits for what it has gathered, and ``wait_stream`` end in
     ``Event.wait`` of CUDA.
-
-    Args:
-        session: the recording.
     """
 
     def __init__(self, session: Session) -> None:
@@ -143,11 +136,7 @@ class BlockingHook(Replacements):
 
 
 class BatchHook(Replacements):
-    """The end of a batch of transfers, of which NCCL makes one work.
-
-    Args:
-        session: the recording.
-    """
+    """The end of a batch of transfers, of which NCCL makes one work."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()

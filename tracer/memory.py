@@ -83,11 +83,7 @@ class Peak:
 
 
 class PeakHook(Replacements):
-    """The functions by which a script resets counters of an allocator: what they were is noted before.
-
-    Args:
-        session: the recording.
-    """
+    """The functions by which a script resets counters of an allocator: what they were is noted before."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()

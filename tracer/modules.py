@@ -33,11 +33,7 @@ MOST_ASKED: Final = 64
 
 
 class ModuleHook:
-    """Global hooks around the forward of every module.
-
-    Args:
-        session: the recording.
-    """
+    """Global hooks around the forward of every module."""
 
     def __init__(self, session: Session) -> None:
         import torch

@@ -26,9 +26,6 @@ class MeshHook(Replacements):
     A mesh of one dimension over the whole world uses the default group, which does not bear its name. One
     that joins the process group while it is made, and so begins the recording, is met with the parameters
     that it distributes.
-
-    Args:
-        session: the recording.
     """
 
     def __init__(self, session: Session) -> None:

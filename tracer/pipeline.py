@@ -48,11 +48,7 @@ SCHEDULES: Final = {
 
 
 class PipelineHook(Replacements):
-    """Wrappers around the methods of pipeline stages and schedules.
-
-    Args:
-        session: the recording.
-    """
+    """Wrappers around the methods of pipeline stages and schedules."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()

@@ -63,11 +63,6 @@ class CudaStamp:
 Stamp = int | CudaStamp
 
 
-def host_stamp() -> Stamp:
-    """Return this moment on the host."""
-    return now_ns()
-
-
 class Events:
     """CUDA events with times, used again once they are understood: the driver makes and frees them slowly."""
 
@@ -93,25 +88,26 @@ EVENTS: Final = Events()
 """Those of this process."""
 
 
-def cuda_stamp(device: int) -> Stamp:
-    """Return the moment at which the device of that index reaches this point of its current CUDA stream.
+def _stamp_on(cuda: Any, stream: Any) -> Stamp:
+    """Return the moment at which the device reaches this point of *stream*, of ``torch.cuda`` *cuda*.
 
-    While a CUDA graph is being captured, nothing runs: the moment is one of the host.
+    While a CUDA graph is being captured nothing runs, and an event would become part of the graph: the moment
+    is one of the host.
     """
+    return now_ns() if cuda.is_current_stream_capturing() else CudaStamp(EVENTS.recorded(cuda, stream))
+
+
+def cuda_stamp(device: int) -> Stamp:
+    """Return the moment at which the device of that index reaches this point of its current CUDA stream."""
     import torch
 
     if GATE.device is None:
         GATE.device = device
-    if torch.cuda.is_current_stream_capturing():
-        return host_stamp()
-    return CudaStamp(EVENTS.recorded(torch.cuda, torch.cuda.current_stream(device)))
+    return _stamp_on(torch.cuda, torch.cuda.current_stream(device))
 
 
 class ComputeStream:
     """A CUDA stream on which the model computes.
-
-    While a CUDA graph is being captured nothing runs, and an event would become part of the graph: stamps are
-    of the host then.
 
     Args:
         stream: a ``torch.cuda.Stream``.
@@ -130,9 +126,7 @@ class ComputeStream:
 
     def stamp(self) -> Stamp:
         """Return the moment at which the device reaches this point of the stream."""
-        if self._cuda.is_current_stream_capturing():
-            return host_stamp()
-        return CudaStamp(EVENTS.recorded(self._cuda, self._stream))
+        return _stamp_on(self._cuda, self._stream)
 
     def is_same(self, stream: Any) -> bool:
         """Whether *stream* is this one."""

@@ -362,11 +362,7 @@ def _first_parameter(optimizer: Any) -> int:
 
 
 class OptimizerHook(Replacements):
-    """What each ``Optimizer.step`` means, and what a ``GradScaler`` that skips one does.
-
-    Args:
-        session: the recording.
-    """
+    """What each ``Optimizer.step`` means, and what a ``GradScaler`` that skips one does."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()

@@ -12,9 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.recording import Recording, stacked
+from foretrace.tracer.ingest.recording import Recording, place_in_time, stacked
 from foretrace.tracer.ingest.sources import rank_in_name
-from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels
+from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
 from foretrace.traces.info import Clock, RunInfo, rank_list
 from foretrace.traces.layout import Group
 from foretrace.traces.report.format import format_share
@@ -240,10 +240,9 @@ def numbered_in_order(table: pa.Table) -> pa.Table:
     collective = is_one_of(table, "category", ("collective",)) & (group >= 0)
     p2p = is_one_of(table, "category", ("p2p",)) & (peer >= 0)
     sending = is_one_of(table, "kind", ("send",)).astype(np.int64)
-    _number(sequence, np.flatnonzero(collective), start, [group])
-    _number(
-        sequence, np.flatnonzero(p2p), start, [group, np.minimum(rank, peer), np.maximum(rank, peer), sending]
-    )
+    pair = np.minimum(rank, peer), np.maximum(rank, peer), sending
+    for chosen, keys in ((collective, [group]), (p2p, [group, *pair])):
+        sequence[chosen] = place_in_time(start[chosen], *(key[chosen] for key in keys))
     return table.set_column(table.column_names.index("sequence"), "sequence", pa.array(sequence))
 
 
@@ -301,17 +300,6 @@ def _misfit(a: Ends, b: Ends) -> str:
     if together.mean() < FIT:
         return f"only {format_share(together.mean(), '.0f')} were running at the same time"
     return ""
-
-
-def _number(sequence: Int64Array, rows: NDArray[np.intp], start: Int64Array, keys: list[Int64Array]) -> None:
-    """Write into *sequence* the place of each of *rows* in time among those with equal *keys*."""
-    if not len(rows):
-        return
-    key = factorized(*(k[rows] for k in keys))
-    order = np.lexsort((start[rows], key))
-    first = np.flatnonzero(np.diff(key[order], prepend=-1))
-    sizes = np.diff(first, append=len(rows))
-    sequence[rows[order]] = np.arange(len(rows)) - np.repeat(first, sizes)
 
 
 LEAST_NS: Final = 50_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -176,7 +175,7 @@ def device_rows(table: pa.Table, known: Known) -> tuple[pa.Table, NDArray[np.int
     stream, stream_names = _streams(table)
     order = np.lexsort((-end, start, stream))
     table, start, end, stream = table.take(order), start[order], end[order], stream[order]
-    lane, begin = _lanes(stream, start, end)
+    lane, begin = lanes(start, end, GRAIN_NS, MOST_LANES, stream)
     kept = lane >= 0
     if not kept.all():
         result.lost["more overlapping kernels of one stream than a device runs"] += int((~kept).sum())
@@ -235,15 +234,6 @@ def _streams(table: pa.Table) -> tuple[Int64Array, list[str]]:
         for i in first
     ]
     return number, names
-
-
-def _lanes(stream: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the lane of each event within its stream, and its start; rows are sorted by stream and start."""
-    lane, begin = np.zeros(len(start), np.int64), start.copy()
-    edges = [*np.flatnonzero(np.diff(stream, prepend=-1)).tolist(), len(stream)]
-    for a, b in pairwise(edges):
-        lane[a:b], begin[a:b] = lanes(start[a:b], end[a:b], GRAIN_NS, MOST_LANES)
-    return lane, begin
 
 
 def _stream_labels(stream: Int64Array, lane: Int64Array, names: list[str]) -> pa.DictionaryArray:

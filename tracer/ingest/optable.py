@@ -6,7 +6,6 @@ from the start of the step, on one clock. https://github.com/ByteDance-Seed/Stra
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.recording import Recording, lanes, stacked
+from foretrace.tracer.ingest.recording import Recording, lanes, place_in_time, stacked
 from foretrace.tracer.ingest.sources import UNREADABLE, Progress, Source, opened
 from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64
 from foretrace.traces.errors import LayoutError, reason
@@ -75,7 +74,7 @@ def operation_rows(
     group = _group_ids(groups, rank, [operation.axis for operation in what])
     order, microbatch = _order(names, whole, start)
     collective = np.array([operation.category == "collective" for operation in what], np.bool_)
-    order = np.where(collective, _place(start, rank, np.where(collective, group, -1)), order)
+    order = np.where(collective, place_in_time(start, rank, np.where(collective, group, -1)), order)
     sequence = np.where(group >= 0, order, -1)
     table = timeline(
         {
@@ -111,8 +110,8 @@ def _order(
     """Return the number of each row among those of its rank and type over all steps, and its micro-batch."""
     codes = {name: i for i, name in enumerate(sorted(set(names)))}
     code = np.array([codes[name] for name in names], np.int64)
-    order = _place(start, whole["rank"], code)
-    within = _place(start, whole["rank"], code, whole["step"])
+    order = place_in_time(start, whole["rank"], code)
+    within = place_in_time(start, whole["rank"], code, whole["step"])
     microbatch = np.where(whole["mb_id"] >= 0, whole["mb_id"], -1)
     for direction in ("forward", "backward"):
         compute = np.array([name == f"{direction}-compute" for name in names], np.bool_)
@@ -125,16 +124,6 @@ def _order(
         ).tolist():
             microbatch[i] = known.get((int(whole["rank"][i]), int(whole["step"][i]), int(within[i])), -1)
     return order, microbatch
-
-
-def _place(start: Int64Array, *keys: Int64Array) -> Int64Array:
-    """Return the place of each row in time among those with equal *keys*."""
-    key = factorized(*keys)
-    order = np.lexsort((start, key))
-    first = np.flatnonzero(np.diff(key[order], prepend=-1))
-    place = np.empty(len(start), np.int64)
-    place[order] = np.arange(len(start)) - np.repeat(first, np.diff(first, append=len(start)))
-    return place
 
 
 def _peers(names: list[str], whole: dict[str, Int64Array], layout: Layout) -> Int64Array:
@@ -157,11 +146,8 @@ def _without_overlaps(table: pa.Table) -> pa.Table:
     streams = stream.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     key = factorized(rank, streams)
     order = np.lexsort((end, start, key))
-    edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
     begin, lane = start.copy(), np.zeros(len(start), np.int64)
-    for a, b in pairwise(edges):
-        own = order[a:b]
-        lane[own], begin[own] = lanes(start[own], end[own], 1_000_000, 8)
+    lane[order], begin[order] = lanes(start[order], end[order], 1_000_000, 8, key[order])
     kept: BoolArray = lane >= 0
     names = stream.to_pylist()
     named = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from foretrace.traces.columns import Int64Array
+from foretrace.traces.columns import Int64Array, factorized
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.timeline import empty, timeline
 
@@ -56,7 +58,9 @@ class Recording:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def lanes(start: Int64Array, end: Int64Array, grain_ns: int, limit: int) -> tuple[Int64Array, Int64Array]:
+def lanes(
+    start: Int64Array, end: Int64Array, grain_ns: int, limit: int, key: Int64Array | None = None
+) -> tuple[Int64Array, Int64Array]:
     """Distribute spans over lanes so that none overlap; return the lane of each, and their new starts.
 
     A span that begins up to *grain_ns* before its predecessor ends, as rounded times do, is cut by that much.
@@ -67,7 +71,13 @@ def lanes(start: Int64Array, end: Int64Array, grain_ns: int, limit: int) -> tupl
         end: ends of the spans, in ns.
         grain_ns: resolution of the file's clock.
         limit: most lanes; spans that find none free get lane -1.
+        key: numbers of streams, by which the spans are sorted first: each has lanes of its own.
     """
+    if key is not None:
+        lane, begin = np.zeros(len(start), np.int64), start.copy()
+        for a, b in pairwise([*_first_of(key).tolist(), len(key)]):
+            lane[a:b], begin[a:b] = lanes(start[a:b], end[a:b], grain_ns, limit)
+        return lane, begin
     lane = np.zeros(len(start), np.int64)
     begin = start.copy()
     if not len(start):
@@ -88,6 +98,21 @@ def lanes(start: Int64Array, end: Int64Array, grain_ns: int, limit: int) -> tupl
         if found >= 0:
             free[found] = b
     return lane, begin
+
+
+def _first_of(key: Int64Array) -> NDArray[np.intp]:
+    """Return the first row of each run of rows with an equal *key*."""
+    return np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+
+
+def place_in_time(start: Int64Array, *keys: Int64Array) -> Int64Array:
+    """Return the place of each row in time among those with equal *keys*."""
+    key = factorized(*keys)
+    order = np.lexsort((start, key))
+    first = _first_of(key[order])
+    place = np.empty(len(start), np.int64)
+    place[order] = np.arange(len(start)) - np.repeat(first, np.diff(first, append=len(start)))
+    return place
 
 
 def innermost(start: Int64Array, end: Int64Array) -> list[tuple[int, int, int]]:
