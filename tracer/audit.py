@@ -28,8 +28,7 @@ from foretrace.traces.audit import Audit, Tally, joined
 KEPT: Final = 4096
 """Calls of one line that are kept: more than the flight recorder holds, unless it was told to hold more."""
 
-MOST_PASSED: Final = 256
-"""Calls that are passed in search of one that was recorded and is held."""
+MOST_PASSED: Final = 256  # calls that are passed in search of one that was recorded and is held
 
 PARTS: Final[Mapping[tuple[str, str], str]] = {
     ("gloo", "reduce_scatter"): "all_reduce",
@@ -38,8 +37,7 @@ PARTS: Final[Mapping[tuple[str, str], str]] = {
 }
 """By backend and kind of a call, of what kind the calls are as which it may be carried out."""
 
-_PEERS: Final = re.compile(r" \d+(?:->|<-)(\d+)")
-"""How NCCL names the ranks of a transfer, its own first."""
+_PEERS: Final = re.compile(r" \d+(?:->|<-)(\d+)")  # how NCCL names the ranks of a transfer, its own first
 
 _NO_RING: Final = "collectives in no flight recorder, as this torch has none for {} or it is off"
 _OLDER: Final = "collectives older than what c10d's flight recorder holds"

@@ -23,8 +23,7 @@ from foretrace.tracer.records import Block
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
-LOSS: Final = Block("loss")
-"""Owner of the backward pass before it enters the model."""
+LOSS: Final = Block("loss")  # owner of the backward pass before it enters the model
 
 
 class BackwardHook:

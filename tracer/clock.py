@@ -31,8 +31,7 @@ JOIN_TIMEOUT: Final = timedelta(seconds=60)
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
-now_ns: Callable[[], int] = time.monotonic_ns
-"""Own time of this process."""
+now_ns: Callable[[], int] = time.monotonic_ns  # own time of this process
 
 
 class Measurement(NamedTuple):
@@ -166,20 +165,14 @@ def _round(store: Any, name: str, i: int, now: Callable[[], int]) -> Measurement
     return Measurement(middle, answered - middle, (received - sent) // 2)
 
 
-FIRST_S: Final = 2.0
-"""Time from the start of a run to its second measurement; it doubles from then on."""
+FIRST_S: Final = 2.0  # time from the start of a run to its second measurement; it doubles from then on
 
 MOST_S: Final = 600.0
 """Longest time between two measurements: the rate of a quartz clock changes with temperature, in minutes."""
 
-POLL_S: Final = 0.2
-"""Time between two looks of rank 0 whether somebody asks: one small message each."""
-
-AGAIN_ROUNDS: Final = 20
-"""Ping-pongs per measurement: some 3 ms of rank 0's interpreter for each machine."""
-
-PATIENCE: Final = timedelta(seconds=2)
-"""How long either side waits for the other: rank 0 may have ended."""
+POLL_S: Final = 0.2  # time between two looks of rank 0 whether somebody asks: one small message each
+AGAIN_ROUNDS: Final = 20  # ping-pongs per measurement: some 3 ms of rank 0's interpreter for each machine
+PATIENCE: Final = timedelta(seconds=2)  # how long either side waits for the other: rank 0 may have ended
 
 
 @dataclass(frozen=True, slots=True)

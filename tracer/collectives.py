@@ -259,8 +259,7 @@ def _address(tensor: Any) -> int:
 # its ``Library`` is destroyed, not when Python ends. With it lives all that it refers to. Where that led to
 # the process groups of the training, gloo's threads outlived Python, and ran on while C++ was taken apart.
 
-FIRST: Final = "BackendSelect"
-"""The dispatch key at which a call is seen first."""
+FIRST: Final = "BackendSelect"  # the dispatch key at which a call is seen first
 
 
 class Implementations:

@@ -58,8 +58,7 @@ GRACE_S: Final = 0.2
 """How long threads that are told to give up are waited for where they wait for transfers, which end soon or
 never."""
 
-LAST_S: Final = 5.0
-"""How long the others are waited for: each ends within `SLICE`, on a machine that lets it."""
+LAST_S: Final = 5.0  # how long the others are waited for: each ends within `SLICE`, on a machine that lets it
 
 _left: list[Watchers] = []
 """Those with threads inside of a wait for a transfer when nobody wanted its end any more."""
@@ -278,8 +277,7 @@ WAIT_EVERY_NS: Final = 10_000_000
 """Time between two waits of the training in which a thread is woken for each end: the wait hides what that
 costs, but not in steps that are shorter than this."""
 
-MOST_ASKED: Final = 8
-"""Communications that one hook looks at."""
+MOST_ASKED: Final = 8  # communications that one hook looks at
 
 MOST_BUSY: Final = 2
 """Collectives of a group that one hook finds incomplete and asks no more: gloo works on two at a time

@@ -29,8 +29,7 @@ from foretrace.traces.timeline import MEMORY
 NOTHING: Final = "no process of the command called init_process_group or stepped an optimizer"
 """Why a command was not recorded that has left nothing at all."""
 
-STOPPED: Final = "recording stopped: "
-"""How a warning begins that tells why no more was written."""
+STOPPED: Final = "recording stopped: "  # how a warning begins that tells why no more was written
 
 
 def finish(path: Path) -> dict[str, Any] | None:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
 
-CHECKPOINTS: Final = "torch.distributed.checkpoint"
-"""Module that saves what is spread over ranks."""
+CHECKPOINTS: Final = "torch.distributed.checkpoint"  # module that saves what is spread over ranks
 
 
 class Hook(Protocol):

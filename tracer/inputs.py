@@ -9,11 +9,8 @@ from typing import Any, Final, NamedTuple
 MOST_ENTRIES: Final = 16
 """Entries of a list or mapping in which a tensor is looked for: a batch has few parts."""
 
-MOST_DEEP: Final = 3
-"""Lists and mappings inside of each other in which a tensor is looked for."""
-
-N_EMBEDDED: Final = 3
-"""Sides of an input of embedded tokens: rows, tokens and the width of a token."""
+MOST_DEEP: Final = 3  # lists and mappings inside of each other in which a tensor is looked for
+N_EMBEDDED: Final = 3  # sides of an input of embedded tokens: rows, tokens and the width of a token
 
 
 def tensors_inside(values: Iterable[Any], depth: int = MOST_DEEP) -> Iterator[Any]:

@@ -13,11 +13,8 @@ from typing import Any, Final
 
 from foretrace.tracer.window import Window
 
-KINETO: Final = "kineto"
-"""Folder of the run directory that holds the traces."""
-
-KERNELS: Final = "kernels"
-"""Folder of the run directory that holds the run made of them."""
+KINETO: Final = "kineto"  # folder of the run directory that holds the traces
+KERNELS: Final = "kernels"  # folder of the run directory that holds the run made of them
 
 N_STEPS: Final = "foretrace_n_steps"
 """Key of such a trace, beside its events: steps from this number on had not ended when it was written."""

@@ -126,8 +126,7 @@ PASSED_ON: Final = frozenset(signal.valid_signals()) - {
 GRACE_S: Final = 0.1
 """Time in which a signal that was sent to every process of a group, one by one, reaches all of them."""
 
-POLL_S: Final = 0.002
-"""Time between two looks of the witness."""
+POLL_S: Final = 0.002  # time between two looks of the witness
 
 
 def run(

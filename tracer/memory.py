@@ -26,19 +26,16 @@ from foretrace.traces.timeline import MEMORY
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
-MOST_SAMPLES: Final = 20_000
-"""Samples that are kept: 2 MB."""
+MOST_SAMPLES: Final = 20_000  # samples that are kept: 2 MB
 
 _STATM: Final = Path("/proc/self/statm")
 """What the kernel says of the memory of a process, in pages. Kept open: to open it takes most of the time."""
 
-STATM_BYTES: Final = 256
-"""More than its seven numbers take."""
+STATM_BYTES: Final = 256  # more than its seven numbers take
 
 UNKNOWN: Final = -1
 
-PEAKS: Final = ("peak", "peak_at_most")
-"""Categories of what was reached within a step."""
+PEAKS: Final = ("peak", "peak_at_most")  # categories of what was reached within a step
 
 
 class Counters(NamedTuple):

@@ -21,8 +21,7 @@ from foretrace.tracer.stamps import ComputeStreams
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
-_TAG: Final = "foretrace"
-"""Key in the metadata of an autograd node that has an owner."""
+_TAG: Final = "foretrace"  # key in the metadata of an autograd node that has an owner
 
 
 _VIEWS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0"})

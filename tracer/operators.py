@@ -25,8 +25,7 @@ DTYPES: Final = MappingProxyType(
 """Names of torch's floating-point types as the field writes them; others keep torch's name."""
 
 
-NO_PEER: Final = -1
-"""In place of the position of a peer, for a collective."""
+NO_PEER: Final = -1  # in place of the position of a peer, for a collective
 
 ANY_PEER: Final = -2
 """The same for a receive from whichever rank sends first: who that was is known when it is over."""
@@ -144,5 +143,4 @@ ON_GLOO_ONLY: Final[Mapping[str, Operator]] = MappingProxyType(
 )
 """The others, which NCCL does not have."""
 
-RECORDED: Final[Mapping[str, Operator]] = MappingProxyType({**OPERATORS, **ON_GLOO_ONLY})
-"""All of them."""
+RECORDED: Final[Mapping[str, Operator]] = MappingProxyType({**OPERATORS, **ON_GLOO_ONLY})  # all of them

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-Listener = Callable[[Any], Any]
-"""Called with an optimizer; must not raise."""
+Listener = Callable[[Any], Any]  # called with an optimizer; must not raise
 
 
 class _Stepping(NamedTuple):

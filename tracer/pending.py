@@ -32,11 +32,8 @@ STALL_NS: Final = 1_000_000_000
 EVERY_NS: Final = 10_000_000_000
 """Time after which it is written without a reason, as the process may be killed at any moment."""
 
-MOST_LISTED: Final = 64
-"""Communications under way that are listed; the oldest of them explain the others."""
-
-MOST_FRAMES: Final = 16
-"""Calls of the main thread that are listed."""
+MOST_LISTED: Final = 64  # communications under way that are listed; the oldest of them explain the others
+MOST_FRAMES: Final = 16  # calls of the main thread that are listed
 
 
 class Pending:
@@ -184,8 +181,7 @@ def main_stack() -> list[str]:
 # death. So the newest calls are kept in a ring of lines in a file that is mapped into memory: the operating
 # system keeps it whatever becomes of the process. Section 8 of docs/timeline-format.md.
 
-SLOTS: Final = 64
-"""Communications that are kept."""
+SLOTS: Final = 64  # communications that are kept
 
 SLOT_BYTES: Final = 704
 """Bytes of a line: 256 of keys and braces, 124 of numbers, the rest for two names in whatever script."""
@@ -210,8 +206,7 @@ LOCAL: Final = frozenset(
 the next write would then end the process with SIGBUS. So may a full disk under one that copies on write, as
 btrfs, zfs and bcachefs: room that was made once is no room for a second write."""
 
-MOST_TEMPLATES: Final = 4096
-"""Lines that are kept prepared: one for each block, kind, group and type."""
+MOST_TEMPLATES: Final = 4096  # lines that are kept prepared: one for each block, kind, group and type
 
 _NUMBERS: Final = tuple(
     f'"{name}": %{width}d'

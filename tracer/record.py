@@ -181,8 +181,7 @@ class Recording:
         leave()
 
 
-_active: list[Recording] = []
-"""The recording of this process, if any: hooks are global, so there can be one."""
+_active: list[Recording] = []  # the recording of this process, if any: hooks are global, so there can be one
 
 
 @contextlib.contextmanager
@@ -318,14 +317,9 @@ def _joined(folder: Path) -> tuple[int, int, RunClock]:
 PATIENCE_S: Final = 60.0
 """How long the old store may stay: rank 0 may have much left to write, or the script holds its store."""
 
-AGENT: Final = "TORCHELASTIC_USE_AGENT_STORE"
-"""Set where the store is that of torchrun, which stays."""
-
-OPEN_FILES: Final = Path("/dev/fd")
-"""The open files of this process, on Linux and macOS."""
-
-MAPPED: Final = "::ffff:"
-"""How an address of IPv4 begins where it is written as one of IPv6."""
+AGENT: Final = "TORCHELASTIC_USE_AGENT_STORE"  # set where the store is that of torchrun, which stays
+OPEN_FILES: Final = Path("/dev/fd")  # the open files of this process, on Linux and macOS
+MAPPED: Final = "::ffff:"  # how an address of IPv4 begins where it is written as one of IPv6
 
 Address = tuple[str, int]
 
@@ -408,14 +402,9 @@ def _address(join: Callable[..., None], args: tuple[Any, ...], kwargs: Mapping[s
 
 # Recordings that begin when their process joins its process group, and end with it.
 
-_expecting: Final[list[Recording]] = []
-"""Recordings that begin with the process group."""
-
-FOLLOWED: Final = "_foretrace"
-"""Attribute of torch's function that joins a process group, once that is seen."""
-
-_meeting: Final = Meeting()
-"""Where this process meets the other ranks."""
+_expecting: Final[list[Recording]] = []  # recordings that begin with the process group
+FOLLOWED: Final = "_foretrace"  # attribute of torch's function that joins a process group, once that is seen
+_meeting: Final = Meeting()  # where this process meets the other ranks
 
 
 def expect(recording: Recording, module: Any = None) -> None:
@@ -507,23 +496,18 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-RUN_VARIABLE: Final = "FORETRACE_RUN"
-"""Environment variable with the absolute path of the run directory."""
-
-NAME_VARIABLE: Final = "FORETRACE_NAME"
-"""Environment variable with the name of the run."""
+RUN_VARIABLE: Final = "FORETRACE_RUN"  # environment variable with the absolute path of the run directory
+NAME_VARIABLE: Final = "FORETRACE_NAME"  # environment variable with the name of the run
 
 
-DEPTH_VARIABLE: Final = "FORETRACE_DEPTH"
-"""Environment variable with the depth, ``light`` or ``kernels``."""
+DEPTH_VARIABLE: Final = "FORETRACE_DEPTH"  # environment variable with the depth, ``light`` or ``kernels``
 
 RANKS_VARIABLE: Final = "FORETRACE_RANKS"
 STEPS_VARIABLE: Final = "FORETRACE_STEPS"
 """Environment variables with the ranks and steps to record, as ``Window.parsed`` takes them."""
 
 
-_OPTIMIZER: Final = "torch.optim.optimizer"
-"""Module in which hooks on optimizers are registered."""
+_OPTIMIZER: Final = "torch.optim.optimizer"  # module in which hooks on optimizers are registered
 
 
 def attach(module: Any) -> None:

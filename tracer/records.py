@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.stamps import Stamp
 
-P2P: Final = frozenset({"send", "recv"})
-"""Kinds of point-to-point transfers."""
+P2P: Final = frozenset({"send", "recv"})  # kinds of point-to-point transfers
 
 
 class Block(NamedTuple):

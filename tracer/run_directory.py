@@ -32,8 +32,7 @@ AGAIN: Final = "-again"
 ALONE: Final = "-alone"
 """What is added to the name of a run directory for what a process did before it joined its process group."""
 
-CLAIM: Final = ".recorder"
-"""File of the run directory that its recorders lock."""
+CLAIM: Final = ".recorder"  # file of the run directory that its recorders lock
 
 CLAIM_TRIES: Final = 100
 CLAIM_POLL_S: Final = 0.01

@@ -33,8 +33,7 @@ from foretrace.traces.audit import Audit
 from foretrace.traces.info import Process, RunInfo
 from foretrace.traces.store import SpanWriter, write_info
 
-HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
-"""Names of the hooks, as warnings call them."""
+HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")  # names of the hooks, as warnings call them
 
 
 class Session(Training[Lane], Guarded):

@@ -281,11 +281,8 @@ PRODUCTS: Final = frozenset(
 )
 """Nodes of products, most of the work of a model."""
 
-MOST_VALUES: Final = 64
-"""Values of what a model returns that are looked at."""
-
-MOST_NODES: Final = 20_000
-"""Nodes of a graph that are looked at: a layer of a transformer has some 50."""
+MOST_VALUES: Final = 64  # values of what a model returns that are looked at
+MOST_NODES: Final = 20_000  # nodes of a graph that are looked at: a layer of a transformer has some 50
 
 
 class Precision:

@@ -186,8 +186,7 @@ def communication_row(c: Communication, stream: str, start_ns: int, duration_ns:
     )  # fmt: skip
 
 
-GLOO_THREADS: Final = 2
-"""Worker threads of a gloo process group (``ProcessGroupGloo::Options::threads``)."""
+GLOO_THREADS: Final = 2  # worker threads of a gloo process group (``ProcessGroupGloo::Options::threads``)
 
 
 class Streams:
@@ -230,8 +229,7 @@ class Streams:
         return name if not number else f"{name}.{number}"
 
 
-MOST_UNDER_WAY: Final = 65_536
-"""Communications that are followed at once: some 40 MB."""
+MOST_UNDER_WAY: Final = 65_536  # communications that are followed at once: some 40 MB
 
 MOST_BEHIND: Final = 1024
 """Communications that wait for one before them: with more of them, what has ended passes what has not."""
@@ -310,8 +308,7 @@ def _line(communication: Communication) -> Line:
     return communication.group.id, communication.peer, direction, False
 
 
-FLUSH_S: Final = 1.0
-"""Seconds between two batches."""
+FLUSH_S: Final = 1.0  # seconds between two batches
 
 MOST_RECORDS: Final = 500_000
 """Records that may wait to be written, as while a file system does not answer: some 100 MB."""

@@ -21,8 +21,7 @@ RENEW_NS: Final = 1_000_000_000
 """Age at which an anchor is renewed. ``Event.elapsed_time`` is a 32-bit float of milliseconds: over one
 second it resolves 60 ns; and the clocks of host and device drift apart by some µs per second."""
 
-OLD_NS: Final = 10_000_000_000
-"""Age from which an anchor is worth some patience."""
+OLD_NS: Final = 10_000_000_000  # age from which an anchor is worth some patience
 
 ANCHOR_TRIES: Final = 5
 """Events that are tried for an anchor; the one known best counts, and half of its doubt bounds the error."""
@@ -34,15 +33,11 @@ MOST_PATIENCE_NS: Final = 2_000_000_000
 """The same where there is no anchor, or an old one only. With CUDA_DEVICE_MAX_CONNECTIONS=1, as Megatron-LM
 wants it, all streams share one queue, and our event comes after all that the host has issued before."""
 
-SPIN_NS: Final = 200_000
-"""Time after which a thread that waits for an event sleeps between two looks at it."""
-
-NAP_S: Final = 50e-6
-"""Length of such a sleep: twice the error of an anchor on a device that is behind."""
+SPIN_NS: Final = 200_000  # time after which a thread that waits for an event sleeps between two looks at it
+NAP_S: Final = 50e-6  # length of such a sleep: twice the error of an anchor on a device that is behind
 
 
-ANCHORED_NS: Final = 100_000
-"""Error of a host time that comes from an anchor, at most, as a rule."""
+ANCHORED_NS: Final = 100_000  # error of a host time that comes from an anchor, at most, as a rule
 
 
 class CudaStamp:
@@ -84,8 +79,7 @@ class Events:
         self._spare[event.device.index].append(event)
 
 
-EVENTS: Final = Events()
-"""Those of this process."""
+EVENTS: Final = Events()  # those of this process
 
 
 def _stamp_on(cuda: Any, stream: Any) -> Stamp:
@@ -212,8 +206,7 @@ class Gate:
         return there
 
 
-GATE: Final = Gate()
-"""That of this process."""
+GATE: Final = Gate()  # that of this process
 
 
 class Anchor(NamedTuple):

@@ -30,15 +30,11 @@ MOST_BESIDE: Final = 0.01
 WIDTHS: Final = MappingProxyType({"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2})
 """Bytes of a number of each type that gradients are summed in."""
 
-SURE_AFTER: Final = 2
-"""Steps in a row after which a group is known: one could be chance."""
+SURE_AFTER: Final = 2  # steps in a row after which a group is known: one could be chance
 
 
-SUMMING: Final = ("all_reduce", "reduce_scatter")
-"""Collectives after which gradients are summed."""
-
-Shapes: TypeAlias = Mapping[tuple[int, ...], int]
-"""How many parameters of each shape are trained."""
+SUMMING: Final = ("all_reduce", "reduce_scatter")  # collectives after which gradients are summed
+Shapes: TypeAlias = Mapping[tuple[int, ...], int]  # how many parameters of each shape are trained
 
 
 def are_gradients(summed: Counter[tuple[str, int]], shapes: Shapes, n_ranks: int, n_passes: int = 1) -> bool:
@@ -125,8 +121,7 @@ class Averaged:
         return any(are_gradients(summed, one, n_ranks, n) for one in self._params() for n in times)
 
 
-MOST_SHAPES: Final = 1024
-"""Shapes of inputs that are told apart."""
+MOST_SHAPES: Final = 1024  # shapes of inputs that are told apart
 
 
 class Trained:

@@ -15,8 +15,7 @@ from foretrace.tracer.errors import RecordError
 from foretrace.traces.errors import LayoutError
 from foretrace.traces.ranks import ranks_in
 
-_ENDLESS: Final = 1 << 31
-"""A step that no training reaches: the column is 32 bits wide."""
+_ENDLESS: Final = 1 << 31  # a step that no training reaches: the column is 32 bits wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,8 @@ from foretrace.traces.report.format import format_share
 if TYPE_CHECKING:
     from foretrace.tracer.bench.kernels import Bench, Kernel
 
-WIDTH: Final = 140
-"""Columns of the table of kernels, wherever it goes."""
-
-TWO_DIGITS: Final = 10
-"""Percent from which whole ones have two digits."""
+WIDTH: Final = 140  # columns of the table of kernels, wherever it goes
+TWO_DIGITS: Final = 10  # percent from which whole ones have two digits
 
 DIRECTIONS: Final = {
     "fwd": "forward",
@@ -254,8 +251,7 @@ def _rate(one: Kernel) -> str:
     return f"{one.gb_per_s:.1f} GB/s"
 
 
-SIZES: Final = "64 KiB,1 MiB,16 MiB"
-"""Where latency rules, where bandwidth does, and in between."""
+SIZES: Final = "64 KiB,1 MiB,16 MiB"  # where latency rules, where bandwidth does, and in between
 
 FAR_BELOW: Final = 0.5
 """Share of the promised speed below which a collective is counted: more than any model of it is off."""

@@ -20,8 +20,7 @@ from typing import Any, Final
 
 from foretrace.tracer.errors import RecordError
 
-MIN_S: Final = 0.25
-"""Least time spent on one figure, so that a busy moment of the machine does not decide it."""
+MIN_S: Final = 0.25  # least time spent on one figure, so that a busy moment of the machine does not decide it
 
 FAST: Final = 0.25
 """Quantile of a computation's times: half of the quiet half, as others may use the machine, too."""
@@ -29,11 +28,8 @@ FAST: Final = 0.25
 BURST_S: Final = 0.005
 """Length of a burst on a GPU: longer than a launch, shorter than its power limit takes to lower the clock."""
 
-BURSTS: Final = 7
-"""Bursts of which the middle one counts."""
-
-PAUSE_S: Final = 0.05
-"""Pause before a burst, in which a GPU cools and its clock recovers."""
+BURSTS: Final = 7  # bursts of which the middle one counts
+PAUSE_S: Final = 0.05  # pause before a burst, in which a GPU cools and its clock recovers
 
 Run = Callable[[], Any]
 
@@ -121,11 +117,8 @@ WIDTHS: Final[Mapping[str, int]] = {"fp32": 4, "fp16": 2, "bf16": 2}
 LAYOUTS: Final = ("fwd", "bwd_grad_act", "bwd_grad_w")
 """Products of a linear layer: output, gradient of the input, gradient of the weight."""
 
-TINY: Final = 256
-"""Elements of an operation that is so small that launching it takes longer than running it."""
-
-CHAIN: Final = 200
-"""Tiny operations in a row."""
+TINY: Final = 256  # elements of an operation that is so small that launching it takes longer than running it
+CHAIN: Final = 200  # tiny operations in a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,8 +386,7 @@ def _launch(device: str) -> Case:
 
 DEVICES: Final = ("cpu", "cuda")
 
-CPU_S: Final = 0.1
-"""Least time spent on a kernel on a processor."""
+CPU_S: Final = 0.1  # least time spent on a kernel on a processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

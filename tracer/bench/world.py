@@ -30,8 +30,7 @@ GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2
 SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
 """Whole-array sizes at which communication is timed, 1 KiB to 32 MiB."""
 
-LINKS: Final = 32
-"""Products, each followed by a sum, in the chain of tiny operations."""
+LINKS: Final = 32  # products, each followed by a sum, in the chain of tiny operations
 
 OPERATIONS_PER_LINK: Final = 4
 """Operations of the model per link of the chain: product and sum forward, and two products backward."""
@@ -220,18 +219,14 @@ def _call_of(kind: str, n_elements: int, rank: int, n_ranks: int, group: Any) ->
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
-WARM_UP: Final = 2
-"""Calls before those that count: buffers are allocated, connections made."""
+WARM_UP: Final = 2  # calls before those that count: buffers are allocated, connections made
 
 SLOW: Final = 1.5
 """Time over the median above which a link or rank is slow. On a machine of its own links of one kind
 differ by a few percent; a link at half its width, as a retrained lane or a missing rail has it, by 2."""
 
-LINK_BYTES: Final = 8 << 20
-"""Message by which links are compared: large enough for bandwidth to rule."""
-
-PROBE: Final = 512
-"""Side of the matrix product by which ranks are compared."""
+LINK_BYTES: Final = 8 << 20  # message by which links are compared: large enough for bandwidth to rule
+PROBE: Final = 512  # side of the matrix product by which ranks are compared
 
 
 def measure_network(sizes: Sequence[int], repeats: int) -> dict[str, Any]:

@@ -263,8 +263,7 @@ def _row(node: Node) -> dict[str, Any]:
     }
 
 
-DRAWN_NS: Final = 1000
-"""Length of an operator in a run without times."""
+DRAWN_NS: Final = 1000  # length of an operator in a run without times
 
 
 def read_graph(nodes: list[Any], result: Recording) -> None:

@@ -74,8 +74,7 @@ class Trace:
         return joined(parts, encoded_schema(LAUNCH))
 
 
-BLOCK_BYTES: Final = 1 << 22
-"""Part of a file that is held at a time: larger ones were not faster."""
+BLOCK_BYTES: Final = 1 << 22  # part of a file that is held at a time: larger ones were not faster
 
 _BEGIN: Final = 4
 """Characters of a value that tell how values of a file begin: a brace, a quote, and two of the first key."""
@@ -222,18 +221,15 @@ def _incomplete(data: bytes) -> int:
     return 0
 
 
-OPEN: Final = b'{\n    "'
-"""How every event begins, those that name tracks and processes, too."""
+OPEN: Final = b'{\n    "'  # how every event begins, those that name tracks and processes, too
 
 START: Final = b'{\n    "ph": "'
 """How an event that says its phase first begins: all but the names of tracks and processes."""
 
-COMPLETE: Final = START + b'X", "cat": "'
-"""How an event with a duration begins; its category follows."""
+COMPLETE: Final = START + b'X", "cat": "'  # how an event with a duration begins; its category follows
 
 END: Final = b"\n  }"
-BETWEEN: Final = b"\n  },\n  "
-"""What lies between the last value of an event and the start of the next."""
+BETWEEN: Final = b"\n  },\n  "  # what lies between the last value of an event and the start of the next
 
 _WORD: Final = 8
 _Places = NDArray[np.intp]
@@ -325,8 +321,7 @@ def _mask(text: bytes) -> np.uint64:
     return np.uint64((1 << 8 * len(text)) - 1)
 
 
-MOST_WAITING: Final = 2
-"""Blocks of which the events are held until Arrow has parsed them."""
+MOST_WAITING: Final = 2  # blocks of which the events are held until Arrow has parsed them
 
 _END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"

@@ -64,8 +64,7 @@ LAUNCH: Final = pa.schema(
 DEVICE_CATEGORIES: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 LAUNCH_CATEGORIES: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 NOTE_CATEGORIES: Final = frozenset({"user_annotation", "gpu_user_annotation"})
-CALL_NAME: Final = "record_param_comms"
-"""Operator in which torch notes what each collective is."""
+CALL_NAME: Final = "record_param_comms"  # operator in which torch notes what each collective is
 
 _LABELS: Final = ("cat", "name", *(name for name, kind in ARGUMENTS.items() if kind == pa.string()))
 _OUTER: Final = frozenset({"cat", "name", "ts", "dur", "tid"})

@@ -39,11 +39,8 @@ from foretrace.traces.analysis.mismatch import disagreements
 from foretrace.traces.info import stable_group_id
 from foretrace.traces.pending import P2P, Key
 
-MOST_BYTES: Final = 1 << 28
-"""Largest dump that is read: the recorder is a ring of some thousand entries."""
-
-MOST_DUMPS: Final = 1 << 16
-"""Most files of a folder that are looked at."""
+MOST_BYTES: Final = 1 << 28  # largest dump that is read: the recorder is a ring of some thousand entries
+MOST_DUMPS: Final = 1 << 16  # most files of a folder that are looked at
 
 _LATEST_NS: Final = 1 << 62
 _NUMBERED: Final = re.compile(r"(\d{1,6})(?:\.(?:json|pickle|pkl))?$")

@@ -13,8 +13,7 @@ from foretrace.tracer.ingest.events import text, whole
 from foretrace.traces.info import stable_group_id
 from foretrace.traces.layout import Group
 
-MOST_RANKS: Final = 1 << 20
-"""Ranks of the largest job that is believed."""
+MOST_RANKS: Final = 1 << 20  # ranks of the largest job that is believed
 
 
 @cache

@@ -20,8 +20,7 @@ from foretrace.traces.layout import Group
 from foretrace.traces.report.format import format_share
 
 NS_PER_YEAR: Final = 365.25 * 24 * 3600 * 1e9
-LONGEST_NS: Final = 1 << 62
-"""Half of what 64 bits hold, so that durations can be added."""
+LONGEST_NS: Final = 1 << 62  # half of what 64 bits hold, so that durations can be added
 
 TIMELESS: Final = (
     "no times in the files: operators are drawn 1 µs long in the order of their calls; counts, sizes, FLOPs "
@@ -218,8 +217,7 @@ def said(info: RunInfo) -> list[str]:
 SYMMETRIC: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end at the same moment on all ranks: nobody is done before everybody has contributed."""
 
-FIT: Final = 0.9
-"""Share of the collectives of two ranks that must have been running at the same time."""
+FIT: Final = 0.9  # share of the collectives of two ranks that must have been running at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +300,7 @@ def _misfit(a: Ends, b: Ends) -> str:
     return ""
 
 
-LEAST_NS: Final = 50_000
-"""Differences below this are left alone: ranks of one host have one clock."""
+LEAST_NS: Final = 50_000  # differences below this are left alone: ranks of one host have one clock
 
 
 def common_clock(tables: dict[int, pa.Table]) -> dict[int, Clock]:

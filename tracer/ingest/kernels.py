@@ -6,8 +6,7 @@ import re
 from functools import cache
 from typing import Final, NamedTuple
 
-UNKNOWN: Final = "unknown"
-"""Kind of a communication that the file does not tell."""
+UNKNOWN: Final = "unknown"  # kind of a communication that the file does not tell
 
 _KINDS: Final = {
     "allreduce": "all_reduce",

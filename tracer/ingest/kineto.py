@@ -155,8 +155,7 @@ GRAIN_NS: Final = 1_000
 MOST_LANES: Final = 32
 """Kernels of one stream that may run at once: graphs and dependent launches overlap few."""
 
-_LONGEST_US: Final = 4e15
-"""Times beyond 127 years are not times."""
+_LONGEST_US: Final = 4e15  # times beyond 127 years are not times
 
 
 def device_rows(table: pa.Table, known: Known) -> tuple[pa.Table, NDArray[np.intp]] | None:

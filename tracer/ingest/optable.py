@@ -196,8 +196,7 @@ COLUMNS: Final = (
 )
 """Columns that are read; what tells a table of operations from any other Parquet file."""
 
-MOST_RANKS: Final = 1 << 16
-"""Largest world that is believed."""
+MOST_RANKS: Final = 1 << 16  # largest world that is believed
 
 ROUNDING_NS: Final = 100_000
 """Operations of one rank that follow one another overlap by up to 75 µs in the published runs; the publishers

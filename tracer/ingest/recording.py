@@ -16,8 +16,7 @@ from foretrace.traces.columns import Int64Array, factorized
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.timeline import empty, timeline
 
-MOST_LANES: Final = 1 << 10
-"""Communications of a rank that may be under way at once."""
+MOST_LANES: Final = 1 << 10  # communications of a rank that may be under way at once
 
 
 @dataclass(slots=True, kw_only=True)

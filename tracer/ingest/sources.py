@@ -19,8 +19,7 @@ from typing import IO, Any, Final, cast
 from foretrace.tracer.errors import IngestError
 from foretrace.traces.errors import reason
 
-MOST_BYTES: Final = 1 << 30
-"""Largest file that is held: all but Chrome traces are read whole."""
+MOST_BYTES: Final = 1 << 30  # largest file that is held: all but Chrome traces are read whole
 
 HEAD_BYTES: Final = 1 << 20
 """Start of a file that its kind is told from; a header with the members of large groups fits in it."""

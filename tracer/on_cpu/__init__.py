@@ -13,8 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-VARIABLE: Final = "FORETRACE_ON_CPU"
-"""Environment variable with the number of GPUs that a script is told of."""
+VARIABLE: Final = "FORETRACE_ON_CPU"  # environment variable with the number of GPUs that a script is told of
 
 
 SAID: Final = (
