@@ -189,19 +189,7 @@ SLOT_BYTES: Final = 704
 MOST_NAME: Final = 24
 """Characters of a name that are kept, from its end: 4 bytes each at most, 6 if JSON escapes them."""
 
-LOCAL: Final = frozenset(
-    {
-        "ext2",
-        "ext3",
-        "ext4",
-        "f2fs",
-        "overlay",
-        "ramfs",
-        "reiserfs",
-        "tmpfs",
-        "xfs",
-    }
-)
+LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs"})
 """File systems of one machine. On one of several machines another machine may delete what is mapped here, and
 the next write would then end the process with SIGBUS. So may a full disk under one that copies on write, as
 btrfs, zfs and bcachefs: room that was made once is no room for a second write."""

@@ -61,11 +61,7 @@ def bench() -> None:
     help="Seconds of sustained load per large product, 0 for bursts only.  [default: 1 on a GPU, 0 on a CPU]",
 )
 @click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Compute threads, on a CPU.",
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Compute threads, on a CPU."
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="CSV table of the times to write.")
 @click.option(

@@ -27,13 +27,7 @@ from foretrace.tracer.ingest.events import array_bytes, elements, number, text, 
 from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
 from foretrace.tracer.ingest.kernels import collective_kind, first_dtype
 from foretrace.tracer.ingest.recording import Recording, Rows
-from foretrace.tracer.ingest.sources import (
-    Progress,
-    Source,
-    kind_of,
-    opened,
-    rank_in_name,
-)
+from foretrace.tracer.ingest.sources import Progress, Source, kind_of, opened, rank_in_name
 from foretrace.traces.analysis.diagnosis import Diagnosis, Evidence, judge
 from foretrace.traces.analysis.mismatch import disagreements
 from foretrace.traces.info import stable_group_id

@@ -278,10 +278,7 @@ def _labelled(names: list[str], index: NDArray[np.intp]) -> pa.DictionaryArray:
 
 
 def _pass_kinds(
-    what: list[Kernel],
-    of_event: NDArray[np.intp],
-    launch: NDArray[np.intp],
-    known: Known,
+    what: list[Kernel], of_event: NDArray[np.intp], launch: NDArray[np.intp], known: Known
 ) -> dict[str, Any]:
     """Return the ``kind`` column; compute is told apart by the thread that launched it.
 
@@ -308,11 +305,7 @@ def _pass_kinds(
 
 
 def communication_calls(
-    table: pa.Table,
-    communication: BoolArray,
-    launch: NDArray[np.intp],
-    known: Known,
-    kernels: list[Kernel],
+    table: pa.Table, communication: BoolArray, launch: NDArray[np.intp], known: Known, kernels: list[Kernel]
 ) -> list[Call]:
     """Return what is known about each communication kernel, in the order of the table.
 
