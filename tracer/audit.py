@@ -74,35 +74,23 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Ring:
-    """What a flight recorder holds of the calls of this recording.
+    """What a flight recorder holds of the calls of this recording."""
 
-    Attributes:
-        is_whole: whether no entry has been overwritten.
-        lines: its entries.
-        numbers: by group and backend, how many calls of whatever sort there have been up to the last entry.
-    """
-
-    is_whole: bool
-    lines: defaultdict[Line, list[Entry]] = field(default_factory=lambda: defaultdict(list))
+    is_whole: bool  # whether no entry has been overwritten
+    lines: defaultdict[Line, list[Entry]] = field(default_factory=lambda: defaultdict(list))  # its entries
+    # by group and backend, how many calls of whatever sort there have been up to the last entry
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Compared:
-    """What came out of comparing calls with entries.
+    """What came out of comparing calls with entries."""
 
-    Attributes:
-        same: calls that were recorded as c10d holds them.
-        n_beyond: entries that carried out one of them beside the first.
-        missed: entries of which no call was recorded.
-        unheld: calls without an entry.
-        resized: calls, and the entries of another size at their place.
-    """
-
-    same: list[Call] = field(default_factory=list)
-    n_beyond: int = 0
-    missed: list[Entry] = field(default_factory=list)
-    unheld: list[Call] = field(default_factory=list)
+    same: list[Call] = field(default_factory=list)  # calls that were recorded as c10d holds them
+    n_beyond: int = 0  # entries that carried out one of them beside the first
+    missed: list[Entry] = field(default_factory=list)  # entries of which no call was recorded
+    unheld: list[Call] = field(default_factory=list)  # calls without an entry
+    # calls, and the entries of another size at their place
     resized: list[tuple[Call, Entry]] = field(default_factory=list)
 
     def differences(self, group: str) -> Iterator[str]:

@@ -26,45 +26,29 @@ processes on two cores of an AMD EPYC waited 0.4 to 1.4 ms per step of a ring.""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """What one process computes, single-threaded, in float32.
+    """What one process computes, single-threaded, in float32."""
 
-    Attributes:
-        peak_flops_per_s: rate of the fastest product.
-        gemm_efficiency, gemm_latency_s: e and t0 of ``t = 2mnk / (e P) + t0`` over ``GEMM_SHAPES``.
-        memory_bytes_per_s: ``x + 1`` in place on an array that no cache holds, read and write counted.
-        memory_fraction: share of it that AdamW and element-wise operations of a small model reach.
-        operation_s: a tiny operation, forward or backward.
-        attention_forward, attention_backward: causal attention over the peak, masked half not counted.
-    """
-
-    peak_flops_per_s: float
-    gemm_efficiency: float
-    gemm_latency_s: float
-    memory_bytes_per_s: float
-    memory_fraction: float
-    operation_s: float
+    peak_flops_per_s: float  # rate of the fastest product
+    gemm_efficiency: float  # e of ``t = 2mnk / (e P) + t0`` over ``GEMM_SHAPES``
+    gemm_latency_s: float  # t0 of it
+    memory_bytes_per_s: float  # ``x + 1`` in place on an array that no cache holds, read and write counted
+    memory_fraction: float  # share of it that AdamW and element-wise operations of a small model reach
+    operation_s: float  # a tiny operation, forward or backward
+    # causal attention over the peak, masked half not counted
     attention_forward: float
     attention_backward: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        n_processes: processes that communicated.
-        cores: processor cores that they may use.
-        memory_bytes: memory of the machine.
-        torch: version of torch.
-        compute: rates of one process while as many processes compute as there are cores.
-        times_s: by operation and number of ranks, the time at each of ``SIZES_BYTES``.
-    """
-
-    n_processes: int
-    cores: int
-    memory_bytes: int
-    torch: str
-    compute: Compute
+    n_processes: int  # processes that communicated
+    cores: int  # processor cores that they may use
+    memory_bytes: int  # memory of the machine
+    torch: str  # version of torch
+    compute: Compute  # rates of one process while as many processes compute as there are cores
+    # by operation and number of ranks, the time at each of ``SIZES_BYTES``
     times_s: Mapping[str, Mapping[int, Sequence[float]]]
 
     @property

@@ -166,17 +166,11 @@ class DeviceWorks:
 
 
 class FlightEntry(NamedTuple):
-    """What the flight recorder knows of one operation.
+    """What the flight recorder knows of one operation."""
 
-    Attributes:
-        made: wall-clock time of its call, as ``time.time_ns`` has it.
-        duration_ns: how long it ran, None if that is not known.
-        may_come: whether that may become known.
-    """
-
-    made: int
-    duration_ns: int | None
-    may_come: bool
+    made: int  # wall-clock time of its call, as ``time.time_ns`` has it
+    duration_ns: int | None  # how long it ran, None if that is not known
+    may_come: bool  # whether that may become known
 
 
 _MADE: Final = operator.attrgetter("made")

@@ -55,15 +55,10 @@ def _is_matrix_of_numbers(tensor: Any) -> bool:
 
 
 class Sides(NamedTuple):
-    """What layers of a model expect of a side of their input.
+    """What layers of a model expect of a side of their input."""
 
-    Attributes:
-        channels: numbers of channels that convolutions of one dimension take.
-        widths: widths that linear layers take.
-    """
-
-    channels: frozenset[int]
-    widths: frozenset[int]
+    channels: frozenset[int]  # numbers of channels that convolutions of one dimension take
+    widths: frozenset[int]  # widths that linear layers take
 
     def are_channels(self, shape: Sequence[int]) -> bool:
         """Whether the second side of an input of *shape* is channels, as of spectra or clouds of points.

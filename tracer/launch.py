@@ -112,6 +112,13 @@ def _program(name: str) -> str:
     return found
 
 
+# The command stays in our process group and session, so that a terminal and a shell treat it as they would
+# without us. A signal to our process alone has to be passed on to it; one to the whole group, as Ctrl-C of
+# a terminal is, has reached it already. Nothing in a signal tells which of the two it was. So we keep a
+# witness: a fork of ours in the same group, in which all these signals are blocked. What is pending there,
+# too, was sent to the group.
+
+
 PASSED_ON: Final = frozenset(signal.valid_signals()) - {
     getattr(signal, f"SIG{name}", None)
     for name in (

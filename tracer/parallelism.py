@@ -116,17 +116,12 @@ def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
 
 
 class _Unit(NamedTuple):
-    """Parameters that FSDP, the first or the second, gathers together.
+    """Parameters that FSDP, the first or the second, gathers together."""
 
-    Attributes:
-        shard: group over which they are cut, None if they are not.
-        replicate: group of the ranks that hold the same part, None if there are no others.
-        reshards: whether they are freed after forward; those of the model itself never are with FSDP2, unless
-            that is asked for.
-    """
-
-    shard: Any
-    replicate: Any
+    shard: Any  # group over which they are cut, None if they are not
+    replicate: Any  # group of the ranks that hold the same part, None if there are no others
+    # whether they are freed after forward; those of the model itself never are with FSDP2, unless that is
+    # asked for
     reshards: bool
 
 

@@ -19,6 +19,12 @@ from foretrace.tracer import internals
 from foretrace.tracer.records import Block
 from foretrace.tracer.wrapped import PASSING, compiled_of, held_whole, holders, inside, whole_shape
 
+# Blocks are what a person would name, and what time is attributed to. A *layer* is a numbered child, as
+# ``layers.3``, ``h.3`` or ``blocks.3``. Blocks are the layers; the children of a layer that have parts of
+# their own, as attention and MLP; and what stands beside the layers, as the embedding and the head. All
+# else belongs to the block around it. Whatever contains layers is *glue*.
+
+
 WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", *PASSING.values()})
 """Names under which FSDP1, activation checkpointing, and what only passes calls on hold what they wrap."""
 
@@ -262,6 +268,11 @@ def _config(model: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {}
     return {key: value for key, value in values.items() if isinstance(value, _SCALARS)}
+
+
+# In what type a model computes. Types of parameters do not say: a model may enter autocast inside of its
+# call, and what FSDP was told may be overridden. The nodes of the autograd graph that a call leaves are the
+# operators that ran.
 
 
 PRODUCTS: Final = frozenset(

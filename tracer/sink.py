@@ -53,19 +53,13 @@ Row = tuple[Any, ...]
 
 
 class Segments(NamedTuple):
-    """Pieces of compute time in the order of time.
+    """Pieces of compute time in the order of time."""
 
-    Attributes:
-        rows: an array of type ``SEGMENT``; its labels are places in the lists beside it.
-        kinds: e.g. ``"forward"``.
-        blocks: who owns the time.
-        streams: e.g. ``"compute"``.
-    """
-
+    # an array of type ``SEGMENT``; its labels are places in the lists beside it
     rows: np.ndarray[Any, np.dtype[np.void]]
-    kinds: Sequence[str]
-    blocks: Sequence[Block]
-    streams: Sequence[str]
+    kinds: Sequence[str]  # e.g. ``"forward"``
+    blocks: Sequence[Block]  # who owns the time
+    streams: Sequence[str]  # e.g. ``"compute"``
 
     @classmethod
     def of(cls, found: Sequence[Segment], ns: Callable[[Stamp], int]) -> Segments:
@@ -190,7 +184,11 @@ GLOO_THREADS: Final = 2  # worker threads of a gloo process group (``ProcessGrou
 
 
 class Streams:
-    """Streams of one rank; communications are placed in the order of their issue."""
+    """Streams on which communications of one rank overlap nothing; placed in the order of their issue.
+
+    A gloo group has two threads: two collectives run at once, a third arrives when one of them is done.
+    Transfers wait for nothing but their peer. When one on a GPU ran, ``tracer.device_works`` has found out.
+    """
 
     def __init__(self) -> None:
         self._workers: dict[int, list[int]] = {}
@@ -239,6 +237,9 @@ Line = tuple[int, int, str, bool]
 
 class UnderWay:
     """Communications of one rank that have no span yet; used on the thread that writes.
+
+    Streams are given in the order of issue within a group. So a communication waits for those that its group
+    has issued before it, for no others and for not too many: one that takes long holds up no other group.
 
     Iterating yields them, oldest first.
 

@@ -24,6 +24,12 @@ from foretrace.traces.model_parts import joined_models
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
+# A loop that reduces gradients itself says of no group what it is for. But what its all-reduces and reduce-
+# scatters sum up in a step is the gradients of the model, to the byte, and perhaps a loss or a norm. An
+# optimizer that gives each rank whole parameters to update fills those of a shape up with zeros to a
+# multiple of the ranks; that, too, follows from shapes.
+
+
 MOST_BESIDE: Final = 0.01
 """What else a group sums up in a step at most, over the gradients: a loss, norms, statistics of a batch."""
 
@@ -119,6 +125,11 @@ class Averaged:
         times, n_ranks = {1, max(self._passes(), 1)}, len(group.ranks)
         summed = self._summed[group]
         return any(are_gradients(summed, one, n_ranks, n) for one in self._params() for n in times)
+
+
+# A training may call others beside, or before: a frozen reference, a teacher, a critic, an evaluation of
+# the model that it trains. What describes it is the largest model that is called with gradients, and of the
+# calls of that one those with gradients.
 
 
 MOST_SHAPES: Final = 1024  # shapes of inputs that are told apart

@@ -20,17 +20,12 @@ _ENDLESS: Final = 1 << 31  # a step that no training reaches: the column is 32 b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Ranks and steps to record; both are all of them unless said otherwise.
+    """Ranks and steps to record; both are all of them unless said otherwise."""
 
-    Attributes:
-        ranks: global ranks, None for all.
-        steps: ranges of optimizer steps, None for all and for what comes before the first.
-        period: steps after which the ranges begin again; 0: they do not.
-    """
-
-    ranks: frozenset[int] | None = None
+    ranks: frozenset[int] | None = None  # global ranks, None for all
+    # ranges of optimizer steps, None for all and for what comes before the first
     steps: tuple[range, ...] | None = None
-    period: int = 0
+    period: int = 0  # steps after which the ranges begin again; 0: they do not
 
     @classmethod
     def parsed(cls, *, ranks: str = "", steps: str = "") -> Self:

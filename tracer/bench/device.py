@@ -11,29 +11,16 @@ from foretrace.tracer.bench.kernels import Bench, Kernel, line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFigures:
-    """Figures of a device, in the terms of a machine file.
+    """Figures of a device, in the terms of a machine file."""
 
-    Attributes:
-        name: name of the device.
-        kind: ``"gpu"`` or ``"cpu"``.
-        memory_bytes: size of its memory.
-        memory_bytes_per_s: bandwidth of its memory.
-        launch_s: time of the host per operation.
-        peaks: FLOP/s of the fastest product by dtype.
-        gemm_efficiency, gemm_latency_s, gemm_memory_fraction: constants of matrix products.
-        memory_fraction, memory_latency_s: constants of element-wise operations.
-        attention_forward, attention_backward: efficiency over the peak, masked half not counted.
-        sources: by figure, the key of its source: ``memory``, ``bandwidth``, ``launch``, ``peak``, ``gemm``,
-            ``gemm_memory``, ``memory_bound``, ``latency``, ``attention``, and ``clock`` if it is known.
-        sustained_clock: rate under lasting load over that in a burst; written if it has a source.
-    """
-
-    name: str
-    kind: str
-    memory_bytes: int
-    memory_bytes_per_s: float
-    launch_s: float
-    peaks: Mapping[str, float]
+    name: str  # name of the device
+    kind: str  # ``"gpu"`` or ``"cpu"``
+    memory_bytes: int  # size of its memory
+    memory_bytes_per_s: float  # bandwidth of its memory
+    launch_s: float  # time of the host per operation
+    peaks: Mapping[str, float]  # FLOP/s of the fastest product by dtype
+    # constants of matrix products, of element-wise operations, and efficiency of attention over the peak,
+    # its masked half not counted
     gemm_efficiency: float
     gemm_latency_s: float
     gemm_memory_fraction: float
@@ -41,8 +28,10 @@ class DeviceFigures:
     memory_latency_s: float
     attention_forward: float
     attention_backward: float
+    # by figure, the key of its source: ``memory``, ``bandwidth``, ``launch``, ``peak``, ``gemm``,
+    # ``gemm_memory``, ``memory_bound``, ``latency``, ``attention``, and ``clock`` if it is known
     sources: Mapping[str, str]
-    sustained_clock: float = 1.0
+    sustained_clock: float = 1.0  # rate under lasting load over that in a burst; written if it has a source
 
 
 def device_toml(d: DeviceFigures, table: str = "") -> str:

@@ -123,30 +123,19 @@ CHAIN: Final = 200  # tiny operations in a row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is timed.
+    """What is timed."""
 
-    Attributes:
-        tokens: rows of products and norms.
-        linears: input and output features of the matrices of a layer.
-        squares: sides of square products.
-        sequences: tokens per sequence in attention, one sequence at a time.
-        heads, kv_heads, head_dim: shape of attention.
-        hidden, ffn_hidden: width of norms and of gates.
-        params: parameters that the optimizer updates.
-        stream: elements that memory bandwidth is measured on.
-    """
-
-    tokens: tuple[int, ...]
-    linears: tuple[tuple[int, int], ...]
-    squares: tuple[int, ...]
-    sequences: tuple[int, ...]
+    tokens: tuple[int, ...]  # rows of products and norms
+    linears: tuple[tuple[int, int], ...]  # input and output features of the matrices of a layer
+    squares: tuple[int, ...]  # sides of square products
+    sequences: tuple[int, ...]  # tokens per sequence in attention, one sequence at a time
     heads: int
     kv_heads: int
     head_dim: int
-    hidden: int
-    ffn_hidden: int
-    params: int
-    stream: int
+    hidden: int  # width of norms
+    ffn_hidden: int  # width of gates
+    params: int  # parameters that the optimizer updates
+    stream: int  # elements that memory bandwidth is measured on
 
 
 SIZES: Final[Mapping[str, Sizes]] = {
@@ -209,21 +198,13 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What to time.
+    """What to time."""
 
-    Attributes:
-        row: row of the table of kernels, still without its time.
-        flops: FLOPs of one kernel.
-        moved: bytes that it reads and writes.
-        prepare: allocates operands and returns what to run.
-        repeats: kernels in one run.
-    """
-
-    row: Kernel
-    flops: float
-    moved: float
-    prepare: Callable[[], Run]
-    repeats: int = 1
+    row: Kernel  # row of the table of kernels, still without its time
+    flops: float  # FLOPs of one kernel
+    moved: float  # bytes that it reads and writes
+    prepare: Callable[[], Run]  # allocates operands and returns what to run
+    repeats: int = 1  # kernels in one run
 
 
 def cases(sizes: Sizes, device: str, dtype: str) -> Iterator[Case]:
@@ -391,23 +372,14 @@ CPU_S: Final = 0.1  # least time spent on a kernel on a processor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What was measured, and on what.
+    """What was measured, and on what."""
 
-    Attributes:
-        hardware: what the device calls itself.
-        device: ``"cpu"`` or ``"cuda"``.
-        torch: version of torch.
-        threads: threads of a processor that computed.
-        memory_bytes: memory of the device.
-        kernels: every kernel with its time.
-    """
-
-    hardware: str
-    device: str
-    torch: str
-    threads: int
-    memory_bytes: int
-    kernels: Sequence[Kernel]
+    hardware: str  # what the device calls itself
+    device: str  # ``"cpu"`` or ``"cuda"``
+    torch: str  # version of torch
+    threads: int  # threads of a processor that computed
+    memory_bytes: int  # memory of the device
+    kernels: Sequence[Kernel]  # every kernel with its time
 
     def describe(self) -> dict[str, Any]:
         """Return everything in plain JSON types."""

@@ -263,6 +263,11 @@ def _row(node: Node) -> dict[str, Any]:
     }
 
 
+# Execution traces of PyTorch, schemas 1.0.1 to 1.1.1 (``torch.profiler.ExecutionTraceObserver``), have no
+# times. Every operator that calls no other is drawn ``DRAWN_NS`` long, in the order of the calls: counts,
+# sizes, FLOPs and order are the file's, no time is. The run says so, and analyses make no claim in time.
+
+
 DRAWN_NS: Final = 1000  # length of an operator in a run without times
 
 

@@ -41,27 +41,17 @@ from foretrace.tracer.ingest.sources import UNREADABLE
 
 @dataclass(slots=True)
 class Trace:
-    """What one trace file holds.
+    """What one trace file holds."""
 
-    Attributes:
-        header: keys of the file beside its events.
-        device: kernels and copies, columns ``DEVICE``.
-        launches: runtime calls, columns ``LAUNCH``.
-        notes: annotations and calls of collectives.
-        operators: CPU operators, as JSON objects; only where the file has no device events.
-        n_events: number of events seen.
-        lost: what could not be understood, by reason.
-        cut: in which way the file is cut off, "" if it is whole.
-    """
-
-    header: dict[str, Any] = field(default_factory=dict)
-    device: list[pa.Table] = field(default_factory=list)
-    launches: list[pa.Table] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    header: dict[str, Any] = field(default_factory=dict)  # keys of the file beside its events
+    device: list[pa.Table] = field(default_factory=list)  # kernels and copies, columns ``DEVICE``
+    launches: list[pa.Table] = field(default_factory=list)  # runtime calls, columns ``LAUNCH``
+    notes: list[Note] = field(default_factory=list)  # annotations and calls of collectives
+    # CPU operators, as JSON objects; only where the file has no device events
     operators: list[dict[str, Any]] = field(default_factory=list)
-    n_events: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
-    cut: str = ""
+    n_events: int = 0  # number of events seen
+    lost: Counter[str] = field(default_factory=Counter)  # what could not be understood, by reason
+    cut: str = ""  # in which way the file is cut off, "" if it is whole
 
     def device_table(self) -> pa.Table:
         """Return all device events in one table and forget them, to save memory."""

@@ -29,20 +29,13 @@ def _believed(ranks: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class TraceGroups:
-    """The process groups that one file refers to.
+    """The process groups that one file refers to."""
 
-    Attributes:
-        rank: whose file it is, -1 if unknown.
-        world_size: number of ranks of the job, 0 if unknown.
-        known: by number, the groups seen so far.
-        sources: where members were taken from, for the evidence.
-    """
-
-    rank: int
-    world_size: int
+    rank: int  # whose file it is, -1 if unknown
+    world_size: int  # number of ranks of the job, 0 if unknown
     configured: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    known: dict[int, Group] = field(default_factory=dict)
-    sources: set[str] = field(default_factory=set)
+    known: dict[int, Group] = field(default_factory=dict)  # by number, the groups seen so far
+    sources: set[str] = field(default_factory=set)  # where members were taken from, for the evidence
 
     @classmethod
     def from_header(cls, rank: int, world_size: int, info: Mapping[str, Any]) -> TraceGroups:

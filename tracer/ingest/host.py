@@ -23,22 +23,14 @@ from foretrace.traces.timeline import empty, timeline
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Windows of optimizer steps on one rank, one behind the other; times in ns, shape ``(n_steps,)``.
+    """Windows of optimizer steps on one rank, one behind the other; times in ns, shape ``(n_steps,)``."""
 
-    Attributes:
-        number: number of each step.
-        start_ns, end_ns: bounds; a step ends where the next begins.
-        tid: thread that marked them, -1 if there are none.
-        optimizer: start and end of ``Optimizer.step`` annotations, shape ``(n, 2)``.
-        n_steps: the first that had not ended, None: all had, as far as is known.
-    """
-
-    number: Int64Array
+    number: Int64Array  # number of each step
     start_ns: Int64Array
-    end_ns: Int64Array
-    tid: int
-    optimizer: Int64Array
-    n_steps: int | None = None
+    end_ns: Int64Array  # where the next begins
+    tid: int  # thread that marked them, -1 if there are none
+    optimizer: Int64Array  # start and end of ``Optimizer.step`` annotations, shape ``(n, 2)``
+    n_steps: int | None = None  # the first that had not ended, None: all had, as far as is known
 
     def at(self, t_ns: Int64Array) -> NDArray[np.int32]:
         """Return the number of the step in which each moment lies, -1 outside; the last step is open."""
@@ -109,23 +101,14 @@ def step_rows(steps: Steps, spans: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Runtime calls, sorted by correlation number; times in ns, arrays of shape ``(n_calls,)``.
+    """Runtime calls, sorted by correlation number; times in ns, arrays of shape ``(n_calls,)``."""
 
-    Attributes:
-        correlation: number that kernel and launch share.
-        tid: thread of the call.
-        start_ns: when it began.
-        end_ns: when it returned.
-        code: index of its name in ``names``.
-        names: names of runtime functions.
-    """
-
-    correlation: Int64Array
-    tid: Int64Array
-    start_ns: Int64Array
-    end_ns: Int64Array
-    code: Int64Array
-    names: list[str]
+    correlation: Int64Array  # number that kernel and launch share
+    tid: Int64Array  # thread of the call
+    start_ns: Int64Array  # when it began
+    end_ns: Int64Array  # when it returned
+    code: Int64Array  # index of its name in ``names``
+    names: list[str]  # names of runtime functions
 
     def find(self, correlation: Int64Array) -> NDArray[np.intp]:
         """Return the row of the call with each correlation number, -1 where there is none."""
@@ -168,25 +151,15 @@ WAITS: Final = frozenset({"_c10d_functional::wait_tensor", "c10d_functional::wai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What a file holds beside its device events.
+    """What a file holds beside its device events."""
 
-    Attributes:
-        base_ns: what the file's times count from.
-        notes: annotations of the host.
-        calls: the host's calls of collectives.
-        launches: runtime calls.
-        steps: windows of the steps.
-        groups: process groups; those found are added.
-        result: gets evidence and counts.
-    """
-
-    base_ns: int
-    notes: Notes
-    calls: HostCalls
-    launches: Launches
-    steps: Steps
-    groups: TraceGroups
-    result: Recording
+    base_ns: int  # what the file's times count from
+    notes: Notes  # annotations of the host
+    calls: HostCalls  # the host's calls of collectives
+    launches: Launches  # runtime calls
+    steps: Steps  # windows of the steps
+    groups: TraceGroups  # process groups; those found are added
+    result: Recording  # gets evidence and counts
 
 
 def gap_rows(device: pa.Table, launch: NDArray[np.intp], known: Known) -> pa.Table:

@@ -300,6 +300,11 @@ def _misfit(a: Ends, b: Ends) -> str:
     return ""
 
 
+# A collective that everybody contributes to ends everywhere at the same moment: the typical difference of
+# the ends of shared ones is that of two clocks, and what is left over says how well it is known. Ranks of
+# one host agree already, to some microseconds (8 GPUs: 1 to 7 µs).
+
+
 LEAST_NS: Final = 50_000  # differences below this are left alone: ranks of one host have one clock
 
 

@@ -63,17 +63,12 @@ def note_of(event: Mapping[str, Any]) -> Note | None:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """The host's annotations as columns, in the order of the file; times in ns.
+    """The host's annotations as columns, in the order of the file; times in ns."""
 
-    Attributes:
-        start_ns, end_ns, tid: start, end and thread of each, shape ``(n_notes,)``.
-        notes: the annotations themselves.
-    """
-
-    start_ns: Int64Array
+    start_ns: Int64Array  # shape ``(n_notes,)``, as of all
     end_ns: Int64Array
     tid: Int64Array
-    notes: tuple[Note, ...]
+    notes: tuple[Note, ...]  # the annotations themselves
 
     @classmethod
     def of(cls, notes: Sequence[Note], base_ns: int) -> Notes:
@@ -113,6 +108,12 @@ def flattened(notes: Notes) -> tuple[dict[int, Flat], list[str]]:
             index, start, end = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
             found[int(tid)] = Flat(start, end, code[rows][index])
     return found, list(names)
+
+
+# What the collectives of a Kineto trace are. From torch 2.4 on, each NCCL kernel carries it. Before, the
+# host's call does (``record_param_comms``, from torch 2.3), or an annotation ``nccl:<op>`` has at least the
+# shape of the input. Kernel and call are brought together by the launch: the runtime call with the kernel's
+# correlation number lies within the call on the same thread.
 
 
 _INTERNAL: Final = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "groupstart", "groupend"})

@@ -21,40 +21,25 @@ MOST_LANES: Final = 1 << 10  # communications of a rank that may be under way at
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """The trace of one rank, or of several on one clock.
+    """The trace of one rank, or of several on one clock."""
 
-    Attributes:
-        name: file it comes from.
-        spans: a timeline; times in ns on the file's own clock, ``group`` by ``traces.info.stable_group_id``,
-            ``sequence`` in order of time, or as the file numbers them.
-        rank: whose it is; None if the file does not say. Of several ranks, the first.
-        world_size: number of ranks of the job; None if the file does not say.
-        groups: process groups that ``spans`` refers to.
-        numbered: whether ``sequence`` is the file's own number, equal on all ranks.
-        one_clock: whether the times of all its ranks are on one clock already.
-        rounding_ns: how far each of these times may be off.
-        layout: parallel degrees, where the file tells them.
-        representatives: index rank, value the rank whose spans it shares, where the file holds only some.
-        evidence: by column or property, where it was taken from.
-        lost: what could not be understood, by reason.
-        warnings: what limits the recording.
-        facts: further facts for ``run.json``: device, versions.
-    """
-
-    name: str
+    name: str  # file it comes from
+    # a timeline; times in ns on the file's own clock, ``group`` by ``traces.info.stable_group_id``,
+    # ``sequence`` in order of time, or as the file numbers them
     spans: pa.Table
-    rank: int | None = None
-    world_size: int | None = None
-    groups: tuple[Group, ...] = ()
-    numbered: bool = False
-    one_clock: bool = False
-    rounding_ns: int = 0
-    layout: Layout | None = None
+    rank: int | None = None  # whose it is; None if the file does not say. Of several ranks, the first
+    world_size: int | None = None  # number of ranks of the job; None if the file does not say
+    groups: tuple[Group, ...] = ()  # process groups that ``spans`` refers to
+    numbered: bool = False  # whether ``sequence`` is the file's own number, equal on all ranks
+    one_clock: bool = False  # whether the times of all its ranks are on one clock already
+    rounding_ns: int = 0  # how far each of these times may be off
+    layout: Layout | None = None  # parallel degrees, where the file tells them
+    # index rank, value the rank whose spans it shares, where the file holds only some
     representatives: tuple[int, ...] | None = None
-    evidence: dict[str, str] = field(default_factory=dict)
-    lost: Counter[str] = field(default_factory=Counter)
-    warnings: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, str] = field(default_factory=dict)  # by column or property, where it was taken from
+    lost: Counter[str] = field(default_factory=Counter)  # what could not be understood, by reason
+    warnings: list[str] = field(default_factory=list)  # what limits the recording
+    facts: dict[str, Any] = field(default_factory=dict)  # further facts for ``run.json``: device, versions
 
 
 def lanes(

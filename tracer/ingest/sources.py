@@ -35,17 +35,11 @@ Progress = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One trace file, or one member of an archive.
+    """One trace file, or one member of an archive."""
 
-    Attributes:
-        path: the file on disk.
-        member: name inside the archive, "" if the file is not one.
-        size_bytes: what it takes on disk, for progress.
-    """
-
-    path: Path
-    member: str
-    size_bytes: int
+    path: Path  # the file on disk
+    member: str  # name inside the archive, "" if the file is not one
+    size_bytes: int  # what it takes on disk, for progress
 
     @property
     def name(self) -> str:
