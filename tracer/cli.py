@@ -220,13 +220,13 @@ def detect(*, output: Path, processes: int, as_json: bool) -> None:
 
     Measures matrix products, memory bandwidth, and collectives of real gloo processes; some 15 seconds.
     """
-    from foretrace.tracer.detect import measure, to_toml
+    from foretrace.tracer.bench.device import machine_toml, measure
     from foretrace.traces.replacing import check_can_write
     from foretrace.traces.writer import write_atomically
 
     check_can_write(output)
     measured = measure(processes)
-    write_atomically(output, to_toml(measured))
+    write_atomically(output, machine_toml(measured))
     if as_json:
         click.echo(json.dumps({"path": str(output), **measured.describe()}))
         return

@@ -54,7 +54,6 @@ class CommonClock:
     is_shared: bool = True  # whether it is the clock of rank 0 itself
     measures: bool = False  # whether this rank measures for its machine
     answers: bool = False  # whether this is rank 0 of a run on several machines
-    warning: str = ""  # what a reader should know, empty if nothing
 
     @property
     def shift_ns(self) -> int:
@@ -153,7 +152,6 @@ def _round(store: Any, name: str, i: int, now: Callable[[], int]) -> Measurement
 # training. The line through the first and the last measurement is what a run stores; the others tell how
 # well it fits.
 
-
 FIRST_S: Final = 2.0  # time from the start of a run to its second measurement; it doubles from then on
 
 MOST_S: Final = 600.0
@@ -221,7 +219,7 @@ class RunClock:
         *,
         now: Callable[[], int] = now_ns,
     ) -> None:
-        self.epoch_ns, self.warning = clock.epoch_ns, clock.warning
+        self.epoch_ns = clock.epoch_ns
         self.is_shared = clock.is_shared
         self.shift_ns = clock.shift_ns
         self._clock, self._now = clock, now

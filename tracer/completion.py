@@ -36,13 +36,14 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
+from threading import get_ident
 from typing import Any, Final, cast
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
-from foretrace.tracer.device_works import DeviceWorks
-from foretrace.tracer.records import Communication
-from foretrace.tracer.stamps import NAP_S
+from foretrace.tracer.groups import GroupInfo
+from foretrace.tracer.records import Communication, Launch
+from foretrace.tracer.stamps import NAP_S, Stamp, cuda_stamp
 
 Batch = list[Communication]
 
@@ -233,7 +234,6 @@ def join(watch: Watch, timeout: Any = None) -> bool:
 # (``instance::simple_value_holder``), and only if what is there begins with the table of functions of just
 # that class.
 
-
 CLASSES: Final = ("N4c10d16ProcessGroupGloo8SendWork", "N4c10d16ProcessGroupGloo8RecvWork")
 """Works of transfers of gloo, as compilers write their names."""
 
@@ -305,7 +305,7 @@ _OURS: Final = 2
 """References to a work that the training has dropped: our record, and the argument of ``getrefcount``."""
 
 
-class Completions(DeviceWorks):
+class Completions:
     """Keeps the communications that are under way, and notes the end of each.
 
     Args:
@@ -314,17 +314,120 @@ class Completions(DeviceWorks):
 
     Attributes:
         watchers: the threads that wait in place of the training.
+        by_work: communications under way by the identity of their work; of a batch the last.
+        by_storage: communications under way by the address of a tensor that they fill.
         loose: communications of the processor under way that nobody is known to wait for.
     """
 
     def __init__(self, wait: Callable[..., Any], rank: int) -> None:
-        super().__init__()
+        self.by_work: dict[int, Communication] = {}
+        self.by_storage: dict[int, Communication] = {}
+        self._lock = threading.Lock()
+        self._batches: dict[tuple[int, GroupInfo], list[Communication]] = {}
         self._rank = rank
         self.watchers = Watchers(wait, self._watched)
         self.loose: deque[Communication] = deque()
         self._unclaimed: deque[Communication] = deque()
         self._watched_ns = self._waited_ns = 0
         self._is_closing = False
+
+    def follow(self, communication: Communication, work: Any) -> None:
+        """Know *communication* by its work and by the tensors that it fills."""
+        communication.work = work
+        self.by_work[id(work)] = communication
+        for storage in communication.storages:
+            if storage:  # empty tensors are nowhere, all of them
+                self.by_storage[storage] = communication
+
+    def forget(self, communication: Communication) -> None:
+        """Stop following *communication*."""
+        work, communication.work = communication.work, None
+        if work is not None and self.by_work.get(id(work)) is communication:
+            del self.by_work[id(work)]
+        for storage in communication.storages:
+            if self.by_storage.get(storage) is communication:
+                del self.by_storage[storage]
+
+    def issued_on_device(self, communication: Communication, work: Any, called: int) -> None:
+        """Follow *communication*, of tensors of a GPU, to its end.
+
+        Args:
+            communication: just issued.
+            work: its ``Work``; None if it went to the stream that is current, or into a batch.
+            called: wall-clock time before the call, as ``time.time_ns`` has it.
+        """
+        batch = self._batches.get((get_ident(), communication.group)) if self._batches else None
+        if isinstance(communication.start, int):  # captured into a graph: nothing runs
+            communication.end = now_ns()
+        elif batch is not None:
+            batch.append(communication)
+        else:
+            self._launched([communication], work, called, is_batch=False)
+
+    def batch_begun(self, group: GroupInfo) -> None:
+        """What this thread issues in *group* from now on has no work of its own, but one for all."""
+        self.batch_failed(group)
+        self._batches[get_ident(), group] = []
+
+    def batch_issued(self, group: GroupInfo, work: Any, called: int) -> None:
+        """Note the work of a batch, of all that were collected; None if it went to the current stream."""
+        if batch := self._batches.pop((get_ident(), group), None):
+            self._launched(batch, work, called, is_batch=True)
+
+    def batch_failed(self, group: GroupInfo) -> None:
+        """An exception has ended the batch of this thread, if there is one: its end is not known."""
+        for one in self._batches.pop((get_ident(), group), ()):
+            one.is_bound, one.end = True, cuda_stamp(one.device)
+
+    def _launched(self, members: list[Communication], work: Any, called: int, *, is_batch: bool) -> None:
+        last = members[-1]
+        if work is None:
+            end = cuda_stamp(last.device)
+            for one in members:
+                one.start, one.end = last.start, end
+            return
+        launch = Launch(work, tuple(members), (called, time.time_ns()), now_ns(), last.start, is_batch)
+        for one in members:
+            one.launch = launch
+            for storage in one.storages:
+                if storage:
+                    self.by_storage[storage] = last
+        self.follow(last, work)
+
+    def reached(self, communication: Communication) -> None:
+        """The current stream is going to wait for *communication* of a GPU."""
+        launch = communication.launch
+        if launch is not None and launch.before is None:
+            stamp = cuda_stamp(communication.device)
+            with self._lock:
+                if launch.members:
+                    launch.before = stamp
+
+    def waited_on_device(self, communication: Communication) -> None:
+        """The current stream has been made to wait for *communication*: it comes here when that has ended."""
+        launch = communication.launch
+        if launch is not None and launch.before is not None:
+            stamp = cuda_stamp(communication.device)
+            launch.waited_ns = now_ns()
+            self._end(launch, stamp)
+
+    def ask(self, launch: Launch) -> None:
+        """Note the end of *launch* if nobody waits for it and its work is complete; on the writing thread."""
+        work = launch.work
+        if work is None or launch.before is not None or not work.is_completed():
+            return
+        duration_ns = internals.device_ns(work)
+        with self._lock:
+            if launch.before is not None:  # waited for meanwhile
+                return
+            launch.duration_ns = duration_ns
+            self._end(launch, now_ns())
+
+    def _end(self, launch: Launch, end: Stamp) -> None:
+        members, launch.members, launch.work = launch.members, (), None
+        for one in members:
+            self.forget(one)
+            one.end = end
 
     def issued(self, communication: Communication, work: Any, *, watchable: bool) -> None:
         """Follow *communication*, of tensors of the processor, to its end.

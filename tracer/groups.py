@@ -6,7 +6,7 @@ import itertools
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
@@ -60,6 +60,18 @@ class GroupInfo:
         return sequence
 
 
+def _backend_of(group: Any) -> str:
+    from torch.distributed import get_backend_config
+
+    return str(get_backend_config(group))
+
+
+def _ranks_of(group: Any) -> Iterable[int]:
+    from torch.distributed import get_process_group_ranks
+
+    return map(int, get_process_group_ranks(group))
+
+
 class Groups:
     """The process groups that this rank has used.
 
@@ -73,7 +85,12 @@ class Groups:
         by_object: what is known by the identity of a ``ProcessGroup``, for as long as that object lives.
     """
 
-    def __init__(self, world_size: int, backend_of: Any, ranks_of: Any) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        backend_of: Callable[[Any], str] = _backend_of,
+        ranks_of: Callable[[Any], Iterable[int]] = _ranks_of,
+    ) -> None:
         self.world_size = world_size
         self.n_changes = 0
         self._backend_of = backend_of

@@ -40,17 +40,14 @@ def _arguments(frame: FrameType) -> Iterator[Any]:
 class Guarded:
     """Hooks that can be switched off: the first exception inside of one does so, and is told.
 
-    Args:
-        warnings: what there is to tell already.
-
     Attributes:
         disabled: names of the hooks that are switched off.
         warnings: what is to be told of the run.
     """
 
-    def __init__(self, warnings: list[str]) -> None:
+    def __init__(self) -> None:
         self.disabled: set[str] = set()
-        self.warnings = warnings
+        self.warnings: list[str] = []
 
     def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
         """Return *function* as hook *name*: it returns None and does nothing once the hook is off.

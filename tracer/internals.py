@@ -163,30 +163,6 @@ def flight_recorders() -> list[list[dict[str, Any]]]:
     return [one.get("entries", []) for one in held]
 
 
-def flight_entries() -> list[tuple[str, int, int | None, bool]] | None:
-    """Return what torch's flight recorders keep of works on GPUs.
-
-    Returns:
-        Of each the name of its group, when its call was made (``time.time_ns``), how long it ran in ns, None
-        if that is not known, and whether that may become known. None: there is no flight recorder.
-    """
-    kept = [
-        entry
-        for entries in flight_recorders()
-        for entry in entries
-        if not entry["profiling_name"].startswith("gloo")
-    ]
-    return [
-        (
-            entry["process_group"][0],
-            entry["time_created_ns"],
-            round(entry["duration_ms"] * 1e6) if "duration_ms" in entry else None,
-            not entry["retired"],
-        )
-        for entry in kept
-    ] or None
-
-
 def device_ns(work: Any) -> int | None:
     """Return how long a complete work ran on its device, None if it does not tell."""
     try:

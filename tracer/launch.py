@@ -118,7 +118,6 @@ def _program(name: str) -> str:
 # witness: a fork of ours in the same group, in which all these signals are blocked. What is pending there,
 # too, was sent to the group.
 
-
 PASSED_ON: Final = frozenset(signal.valid_signals()) - {
     getattr(signal, f"SIG{name}", None)
     for name in (

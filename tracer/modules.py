@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _TAG: Final = "foretrace"  # key in the metadata of an autograd node that has an owner
 
-
 _VIEWS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
 """Nodes of an output that is another shape of what the block has computed, as that of a linear layer."""
 

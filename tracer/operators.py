@@ -24,7 +24,6 @@ DTYPES: Final = MappingProxyType(
 )
 """Names of torch's floating-point types as the field writes them; others keep torch's name."""
 
-
 NO_PEER: Final = -1  # in place of the position of a peer, for a collective
 
 ANY_PEER: Final = -2

@@ -83,9 +83,6 @@ def tensor_parallel(model: Any) -> list[Any]:
 def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return how *model* is sharded over data-parallel ranks, and over which process groups.
 
-    Args:
-        model: a ``torch.nn.Module`` that is called from outside of any other.
-
     Returns:
         Settings for ``RunInfo.job``: ``sharding``, one of ``"ddp"``, ``"zero1"`` to ``"zero3"``, ``"fsdp"``;
         ``shard_ranks`` where a copy is spread over some of the ranks only; ``reshard_after_forward`` where it

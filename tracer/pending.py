@@ -22,6 +22,7 @@ from typing import Any, Final
 from foretrace.tracer.clock import now_ns
 from foretrace.tracer.groups import Groups
 from foretrace.tracer.records import Communication
+from foretrace.tracer.sink import COLUMNS, communication_row
 from foretrace.tracer.stamps import GATE, Resolver
 from foretrace.traces.timeline import FORMAT_VERSION
 from foretrace.traces.writer import write_atomically
@@ -34,6 +35,8 @@ EVERY_NS: Final = 10_000_000_000
 
 MOST_LISTED: Final = 64  # communications under way that are listed; the oldest of them explain the others
 MOST_FRAMES: Final = 16  # calls of the main thread that are listed
+
+UNKNOWN: Final = ("stream", "duration_ns", "is_bound")  # columns that only what has ended has
 
 
 class Pending:
@@ -138,25 +141,9 @@ class Pending:
 
     def _described(self, one: Communication) -> dict[str, Any]:
         """Return one communication in the columns of a timeline."""
-        step, stage, virtual_stage, microbatch = one.position
         start = self._moments.ns(one.start) + self._shift_ns if self._moments.knows(one.start) else -1
-        return {
-            "category": "p2p" if one.is_p2p else "collective",
-            "kind": one.kind,
-            "name": one.block.name or one.kind,
-            "axis": one.group.axis,
-            "group": one.group.id,
-            "sequence": one.sequence,
-            "peer": one.peer,
-            "size_bytes": one.size_bytes,
-            "dtype": one.dtype,
-            "step": step,
-            "microbatch": microbatch,
-            "layer": one.block.layer,
-            "stage": stage,
-            "virtual_stage": virtual_stage,
-            "start_ns": start,
-        }
+        row = dict(zip(COLUMNS, communication_row(one, "", start, 0), strict=True))
+        return {name: value for name, value in row.items() if name not in UNKNOWN}
 
     def _unended(self, communications: Iterable[Communication]) -> list[Communication]:
         return [one for one in communications if not self._moments.knows(one.end)]

@@ -10,10 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from foretrace.tracer.groups import Groups
+from typing import Any, Final
 
 
 def is_distributed() -> bool:
@@ -23,23 +20,6 @@ def is_distributed() -> bool:
     import torch.distributed as dist
 
     return bool(dist.is_available() and dist.is_initialized())
-
-
-def process_groups(world_size: int) -> Groups:
-    """Return the table of process groups, which asks torch about each."""
-    from foretrace.tracer.groups import Groups
-
-    def backend_of(group: Any) -> str:
-        from torch.distributed import get_backend_config
-
-        return str(get_backend_config(group))
-
-    def ranks_of(group: Any) -> list[int]:
-        from torch.distributed import get_process_group_ranks
-
-        return [int(rank) for rank in get_process_group_ranks(group)]
-
-    return Groups(world_size, backend_of, ranks_of)
 
 
 _in_children: list[weakref.WeakMethod[Callable[[], Any]]] = []
@@ -76,10 +56,8 @@ def versions() -> dict[str, str]:
 WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Environment variables by which launchers tell each process of how many it is one."""
 
-
 RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Environment variables by which they tell it its own number."""
-
 
 JOBS: Final = (
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),

@@ -499,13 +499,11 @@ def first_line(error: BaseException) -> str:
 RUN_VARIABLE: Final = "FORETRACE_RUN"  # environment variable with the absolute path of the run directory
 NAME_VARIABLE: Final = "FORETRACE_NAME"  # environment variable with the name of the run
 
-
 DEPTH_VARIABLE: Final = "FORETRACE_DEPTH"  # environment variable with the depth, ``light`` or ``kernels``
 
 RANKS_VARIABLE: Final = "FORETRACE_RANKS"
 STEPS_VARIABLE: Final = "FORETRACE_STEPS"
 """Environment variables with the ranks and steps to record, as ``Window.parsed`` takes them."""
-
 
 _OPTIMIZER: Final = "torch.optim.optimizer"  # module in which hooks on optimizers are registered
 

@@ -189,9 +189,7 @@ def attempt(path: Path, one: Path) -> int:
 def folder_alone(target: Path, *, is_shared: bool) -> Path:
     """Return the directory of what this process records while it is in no process group.
 
-    Args:
-        target: the run directory that was asked for.
-        is_shared: several trainings of one command may record into *target*, one after the other.
+    If *is_shared*, several trainings may record into *target*, the one asked for, one after the other.
     """
     name = own_name()
     if not name and is_shared and any(target.glob("spans/rank-00000.*")):
@@ -201,11 +199,6 @@ def folder_alone(target: Path, *, is_shared: bool) -> Path:
 
 def set_aside(path: Path, target: Path, n_spans: int) -> None:
     """Keep what was recorded into *path* before this process joined its process group, if it is anything.
-
-    Args:
-        path: where it is.
-        target: the run directory that was asked for, which is going to be that of the process group.
-        n_spans: how many spans there are.
 
     Raises:
         OSError: it cannot be moved away.

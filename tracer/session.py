@@ -66,7 +66,7 @@ class Session(Training[Lane], Guarded):
         depth: str = "light",
     ) -> None:
         Training.__init__(self, rank, world_size)
-        Guarded.__init__(self, [clock.warning] if clock.warning else [])
+        Guarded.__init__(self)
         self.window = Window() if window is None else window
         self.path, self.clock, self.name = path, clock, name
         self.is_closed = self._has_failed = False

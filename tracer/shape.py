@@ -24,7 +24,6 @@ from foretrace.tracer.wrapped import PASSING, compiled_of, held_whole, holders, 
 # their own, as attention and MLP; and what stands beside the layers, as the embedding and the head. All
 # else belongs to the block around it. Whatever contains layers is *glue*.
 
-
 WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", *PASSING.values()})
 """Names under which FSDP1, activation checkpointing, and what only passes calls on hold what they wrap."""
 
@@ -274,7 +273,6 @@ def _config(model: Any) -> dict[str, Any]:
 # call, and what FSDP was told may be overridden. The nodes of the autograd graph that a call leaves are the
 # operators that ran.
 
-
 PRODUCTS: Final = frozenset(
     f"{name}Backward0"
     for name in (
@@ -324,9 +322,6 @@ class Precision:
 
 def computed_in(values: Any) -> Any:
     """Return the ``torch.dtype`` of most products behind the tensors among *values*.
-
-    Args:
-        values: what a call of a model has returned: a tensor, or a tuple, list or dict of them.
 
     Returns:
         None if no product is seen, as behind the one node of a compiled graph.

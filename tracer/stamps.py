@@ -36,7 +36,6 @@ wants it, all streams share one queue, and our event comes after all that the ho
 SPIN_NS: Final = 200_000  # time after which a thread that waits for an event sleeps between two looks at it
 NAP_S: Final = 50e-6  # length of such a sleep: twice the error of an anchor on a device that is behind
 
-
 ANCHORED_NS: Final = 100_000  # error of a host time that comes from an anchor, at most, as a rule
 
 

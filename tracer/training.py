@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, Type
 from foretrace.tracer.groups import GroupInfo, Groups
 from foretrace.tracer.inputs import Sides, input_of, sides_of
 from foretrace.tracer.parallelism import data_parallel, tensor_parallel
-from foretrace.tracer.process import process_groups
 from foretrace.tracer.records import Block, Communication, Position
 from foretrace.tracer.shape import Precision, describe_model
 from foretrace.tracer.steps import Steps
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 # optimizer that gives each rank whole parameters to update fills those of a shape up with zeros to a
 # multiple of the ranks; that, too, follows from shapes.
 
-
 MOST_BESIDE: Final = 0.01
 """What else a group sums up in a step at most, over the gradients: a loss, norms, statistics of a batch."""
 
@@ -37,7 +35,6 @@ WIDTHS: Final = MappingProxyType({"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2})
 """Bytes of a number of each type that gradients are summed in."""
 
 SURE_AFTER: Final = 2  # steps in a row after which a group is known: one could be chance
-
 
 SUMMING: Final = ("all_reduce", "reduce_scatter")  # collectives after which gradients are summed
 Shapes: TypeAlias = Mapping[tuple[int, ...], int]  # how many parameters of each shape are trained
@@ -130,7 +127,6 @@ class Averaged:
 # A training may call others beside, or before: a frozen reference, a teacher, a critic, an evaluation of
 # the model that it trains. What describes it is the largest model that is called with gradients, and of the
 # calls of that one those with gradients.
-
 
 MOST_SHAPES: Final = 1024  # shapes of inputs that are told apart
 
@@ -310,7 +306,7 @@ class Training(Generic[_AnyLane]):
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.position = Position()
-        self.groups = process_groups(world_size)
+        self.groups = Groups(world_size)
         self.model: dict[str, Any] | None = None
         self.job: dict[str, Any] = {}
         self.n_notes = 0

@@ -13,7 +13,7 @@ from tests.tracer.devices import AHEAD_NS, MS, Device, Stream, Work, pretending
 from foretrace.tracer import internals
 from foretrace.tracer.collectives import CollectiveHook
 from foretrace.tracer.completion import Completions
-from foretrace.tracer.device_works import READ_NS, DeviceWorks
+from foretrace.tracer.device_works import READ_NS
 from foretrace.tracer.groups import GroupInfo, Groups
 from foretrace.tracer.hooks import BatchHook
 from foretrace.tracer.lane import Lane
@@ -267,7 +267,7 @@ def test_no_work_is_asked_while_a_graph_is_captured() -> None:
 
 
 def test_tensors_without_elements_are_not_taken_for_each_other() -> None:
-    works = DeviceWorks()
+    works = Completions(lambda *_: True, 0)
     with pretending(Device()) as device:
         one = device.described(group())
         one.storages = (0, 1000)

@@ -252,7 +252,6 @@ SIZES: Final = "64 KiB,1 MiB,16 MiB"  # where latency rules, where bandwidth doe
 FAR_BELOW: Final = 0.5
 """Share of the promised speed below which a collective is counted: more than any model of it is off."""
 
-
 PROCESSES: Final = click.option(
     "--processes",
     type=click.IntRange(min=2),

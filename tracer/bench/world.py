@@ -51,7 +51,7 @@ def measure_machine(n_computing: int) -> dict[str, Any]:
 
 
 def _compute() -> dict[str, float]:
-    """Return the fields of ``tracer.detect.Compute``, measured in this process."""
+    """Return the fields of ``tracer.bench.device.Compute``, measured in this process."""
     times = {shape: _gemm_s(*shape) for shape in GEMM_SHAPES}
     flops = {(m, n, k): 2 * m * n * k for m, n, k in GEMM_SHAPES}
     peak = max(flops[shape] / times[shape] for shape in GEMM_SHAPES)

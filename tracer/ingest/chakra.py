@@ -267,7 +267,6 @@ def _row(node: Node) -> dict[str, Any]:
 # times. Every operator that calls no other is drawn ``DRAWN_NS`` long, in the order of the calls: counts,
 # sizes, FLOPs and order are the file's, no time is. The run says so, and analyses make no claim in time.
 
-
 DRAWN_NS: Final = 1000  # length of an operator in a run without times
 
 

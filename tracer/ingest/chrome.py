@@ -342,12 +342,7 @@ def has_kineto_layout(start: bytes) -> bool:
 
 
 def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
-    """Read a file in Kineto's layout.
-
-    Args:
-        stream: the decompressed file.
-        operators: read CPU operators only, for a file without device events.
-    """
+    """Read a decompressed file in Kineto's layout; nothing but operators of the host if *operators*."""
     trace = Trace()
     with ThreadPoolExecutor(max_workers=1) as pool:  # Arrow parses what was found while the next is searched
         parsing: deque[Future[_Parsed]] = deque()

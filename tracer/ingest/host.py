@@ -49,12 +49,7 @@ class Steps:
 
 
 def steps_of(notes: Notes, header: Mapping[str, Any]) -> Steps:
-    """Return the steps that ``ProfilerStep`` annotations of the host mark.
-
-    Args:
-        notes: the annotations.
-        header: keys of the file beside its events.
-    """
+    """Return the steps that ``ProfilerStep`` annotations of the host mark, in a file with that *header*."""
     marks: dict[int, int] = {}
     optimizer: list[int] = []
     for row, note in enumerate(notes.notes):
@@ -166,13 +161,8 @@ def gap_rows(device: pa.Table, launch: NDArray[np.intp], known: Known) -> pa.Tab
     """Return, for every pause in which nothing runs on the device, what it waited for.
 
     ``host``: what ends the pause had not been launched yet; named after what its thread was doing.
-    ``launch``: from that launch to the start of the kernel. ``queued``: it had been launched before the
-    pause began.
-
-    Args:
-        device: timeline of the device.
-        launch: row of the runtime calls that launched each span of *device*, -1 if unknown.
-        known: what the file holds beside them.
+    ``launch``: from that *launch*, a row of the calls or -1 if unknown, to the start of the kernel.
+    ``queued``: it had been launched before the pause began.
     """
     launches, steps = known.launches, known.steps
     start = int64(device, "start_ns")

@@ -56,13 +56,7 @@ class _Parts:
 
 
 def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
-    """Return one run made of *recordings*.
-
-    Args:
-        recordings: one per rank, or a single one of several ranks.
-        name: what to call the run.
-        kind: kind of the files that they come from.
-    """
+    """Return one run of *recordings* from files of a *kind*: one per rank, or a single one of several."""
     parts = _Parts()
     _tell_ranks_by_folder(recordings)
     for recording in recordings:
@@ -303,7 +297,6 @@ def _misfit(a: Ends, b: Ends) -> str:
 # A collective that everybody contributes to ends everywhere at the same moment: the typical difference of
 # the ends of shared ones is that of two clocks, and what is left over says how well it is known. Ranks of
 # one host agree already, to some microseconds (8 GPUs: 1 to 7 µs).
-
 
 LEAST_NS: Final = 50_000  # differences below this are left alone: ranks of one host have one clock
 

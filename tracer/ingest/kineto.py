@@ -159,12 +159,7 @@ _LONGEST_US: Final = 4e15  # times beyond 127 years are not times
 
 
 def device_rows(table: pa.Table, known: Known) -> tuple[pa.Table, NDArray[np.intp]] | None:
-    """Return the timeline of the device and the runtime call of each row; None without device events.
-
-    Args:
-        table: device events, columns ``tracer.ingest.events.DEVICE``.
-        known: what the file holds beside them.
-    """
+    """Return the timeline of device events, and the runtime call of each row; None if there are none."""
     result, launches, steps = known.result, known.launches, known.steps
     table = _sane(table, result)
     if not table.num_rows:
@@ -307,14 +302,10 @@ def _pass_kinds(
 def communication_calls(
     table: pa.Table, communication: BoolArray, launch: NDArray[np.intp], known: Known, kernels: list[Kernel]
 ) -> list[Call]:
-    """Return what is known about each communication kernel, in the order of the table.
+    """Return what is known about each communication kernel, in the order of the table of device events.
 
-    Args:
-        table: device events, columns ``tracer.ingest.events.DEVICE``.
-        communication: which of them communicate.
-        launch: the runtime call of each event, -1 if unknown.
-        known: what the file holds beside them.
-        kernels: what the name of each communication kernel says.
+    Of all events *communication* says whether they communicate, and *launch* which call launched them; of
+    those that do, *kernels* says what their names tell.
     """
     host, launches = known.calls, known.launches
     picked = table.filter(pa.array(communication)).select(list(ARGUMENTS))

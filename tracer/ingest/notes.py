@@ -115,7 +115,6 @@ def flattened(notes: Notes) -> tuple[dict[int, Flat], list[str]]:
 # shape of the input. Kernel and call are brought together by the launch: the runtime call with the kernel's
 # correlation number lies within the call on the same thread.
 
-
 _INTERNAL: Final = frozenset({"wait", "init", "startcoalescing", "endcoalescing", "groupstart", "groupend"})
 """Names in ``record_param_comms`` that are no communication."""
 

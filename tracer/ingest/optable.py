@@ -59,15 +59,7 @@ def operation_rows(
     groups: tuple[Group, ...],
     layout: Layout,
 ) -> pa.Table:
-    """Return the timeline of the operations.
-
-    Args:
-        names: type of each operation, a key of ``OPERATIONS``.
-        whole: the table's columns of whole numbers.
-        times_ns: start and duration of each.
-        groups: process groups of the run.
-        layout: its layout.
-    """
+    """Return the timeline of operations of types *names*; *times_ns* are their starts and durations."""
     start, duration = times_ns
     what = [OPERATIONS[name] for name in names]
     rank = whole["rank"]

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 VARIABLE: Final = "FORETRACE_ON_CPU"  # environment variable with the number of GPUs that a script is told of
 
-
 SAID: Final = (
     "the script was told of GPUs that do not exist (--on-cpu): these are times of processors and of gloo"
 )
