@@ -44,8 +44,7 @@ def measure_machine(n_computing: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     rank, n_processes = dist.get_rank(), dist.get_world_size()
-    computed: list[Any] = [None] * n_processes
-    dist.all_gather_object(computed, _compute() if rank < n_computing else None)
+    computed = _gathered(_compute() if rank < n_computing else None)
     times_s = _communicate(rank, n_processes)
     return {"compute": [one for one in computed if one is not None], "times_s": times_s}
 
@@ -240,7 +239,7 @@ def measure_network(sizes: Sequence[int], repeats: int) -> dict[str, Any]:
 
     rows = [_collective(kind, size, repeats) for kind in KINDS for size in sizes]
     links = [link for distance in _distances(dist.get_world_size()) for link in _links(distance, repeats)]
-    ranks = _gathered({"host": _host(), "probe_s": _probe_s(repeats)})
+    ranks = _gathered({"host": socket.gethostname(), "probe_s": _probe_s(repeats)})
     found = {
         "collectives": rows,
         "links": links,
@@ -364,12 +363,6 @@ def _gathered(value: Any) -> list[Any]:
     return found
 
 
-def _host() -> str:
-    import socket
-
-    return socket.gethostname()
-
-
 def _device() -> Any:
     import torch
     import torch.distributed as dist
@@ -390,8 +383,6 @@ def measure_clocks(pause_s: float) -> dict[str, Any]:
     Args:
         pause_s: seconds between the two measurements whose difference is the drift.
     """
-    import torch.distributed as dist
-
     first = _measured("first")
     time.sleep(pause_s)
     second = _measured("second")
@@ -405,8 +396,7 @@ def measure_clocks(pause_s: float) -> dict[str, Any]:
         * 1e9
         / max(second["at"] - first["at"], 1),
     }
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
+    found = _gathered(mine)
     rows = []
     for rank, row in enumerate(found):
         shared = row.pop("machine") == machine_id()

@@ -28,12 +28,11 @@ from foretrace.tracer.ingest.events import (
     LAUNCH,
     LAUNCH_CATEGORIES,
     NOTE_CATEGORIES,
-    device_events,
     encoded_schema,
     from_objects,
     joined,
-    launch_events,
     objects,
+    parsed,
 )
 from foretrace.tracer.ingest.notes import Note, note_of
 from foretrace.tracer.ingest.sources import UNREADABLE
@@ -53,15 +52,12 @@ class Trace:
     lost: Counter[str] = field(default_factory=Counter)  # what could not be understood, by reason
     cut: str = ""  # in which way the file is cut off, "" if it is whole
 
-    def device_table(self) -> pa.Table:
-        """Return all device events in one table and forget them, to save memory."""
-        parts, self.device = self.device, []
-        return joined(parts, encoded_schema(DEVICE))
-
-    def launch_table(self) -> pa.Table:
-        """Return all runtime calls in one table and forget them, to save memory."""
-        parts, self.launches = self.launches, []
-        return joined(parts, encoded_schema(LAUNCH))
+    def taken(self, schema: pa.Schema) -> pa.Table:
+        """Return, and forget, all device events or, as *schema* has it, all runtime calls."""
+        parts = self.device if schema is DEVICE else self.launches
+        found = joined(parts, encoded_schema(schema))
+        parts.clear()
+        return found
 
 
 BLOCK_BYTES: Final = 1 << 22  # part of a file that is held at a time: larger ones were not faster
@@ -507,7 +503,7 @@ class _Parsed(NamedTuple):
 def _parsed(device: list[bytes | bytearray], launches: list[bytes | bytearray]) -> _Parsed:
     """Parse the texts of device events and launches."""
     lost: Counter[str] = Counter()
-    return _Parsed(device_events(device, lost), launch_events(launches, lost), lost)
+    return _Parsed(parsed(device, DEVICE, lost), parsed(launches, LAUNCH, lost), lost)
 
 
 def _note(trace: Trace, event: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.tracer.ingest.chrome import Trace
-from foretrace.tracer.ingest.events import all_to_ns, number, text, to_ns, whole
+from foretrace.tracer.ingest.events import LONGEST_US, all_to_ns, text, timed, to_ns, whole
 from foretrace.tracer.ingest.groups import TraceGroups
 from foretrace.tracer.ingest.notes import STEP, HostCalls, Notes, flattened
 from foretrace.tracer.ingest.recording import Recording, coded, innermost, lanes, stacked
@@ -118,7 +118,7 @@ def launches_of(table: pa.Table, base_ns: int) -> Launches:
     """Return the runtime calls in *table* (columns ``tracer.ingest.events.LAUNCH``)."""
     table = table.drop_null().combine_chunks() if table.num_rows else table
     ts, dur = table["ts"].to_numpy(), table["dur"].to_numpy()
-    sane = (np.abs(ts) < 4e15) & (dur >= 0) & (dur < 4e15)
+    sane = (np.abs(ts) < LONGEST_US) & (dur >= 0) & (dur < LONGEST_US)
     table = table.filter(pa.array(sane)).combine_chunks()
     start = base_ns + all_to_ns(ts[sane])
     correlation = table["correlation"].to_numpy()
@@ -324,8 +324,8 @@ def _doing(known: Known, start: Int64Array, end: Int64Array, tid: Int64Array) ->
 
 def _span(event: Mapping[str, Any], base_ns: int) -> tuple[int, int, int] | None:
     """Return start, end (ns) and thread of a host event; None if it has no usable time."""
-    ts, dur, tid = number(event.get("ts")), number(event.get("dur")), whole(event.get("tid"))
-    if ts is None or dur is None or tid is None or not 0 <= dur < 4e15 or abs(ts) > 4e15:
+    if (found := timed(event)) is None:
         return None
+    ts, dur, tid = found
     start_ns = base_ns + to_ns(ts)
     return start_ns, start_ns + to_ns(dur), tid

@@ -76,7 +76,7 @@ def ingest(
         for source in sources
         if not kinds[source]
     ]
-    info = _with_warnings(joined.info, [*failed, *ignored])
+    info = replace(joined.info, warnings=(*joined.info.warnings, *failed, *ignored))
     write_run(output, info, joined.written())
     return info
 
@@ -101,8 +101,3 @@ def _read(
             said = str(error)
             failed.append(said if source.name in said else f"{source.name}: {said}")
     return recordings, failed
-
-
-def _with_warnings(info: RunInfo, more: list[str]) -> RunInfo:
-    """Return *info* with *more* warnings."""
-    return replace(info, warnings=(*info.warnings, *more))

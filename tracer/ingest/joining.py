@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -78,6 +78,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     tables = {rank: _moved(table, rank, clock, first_ns) for rank, table in parts.tables.items()}
     layouts = {recording.layout for recording in recordings} - {None}
     layout = layouts.pop() if len(layouts) == 1 else None
+    timeless = {name: value for name, value in parts.facts.items() if name == "times"}
     info = RunInfo(
         origin="ingested",
         world_size=layout.world_size if layout is not None else parts.world_size,
@@ -87,17 +88,12 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         groups=tuple(parts.groups[number] for number in sorted(parts.groups)),
         clock=clock,
         cluster={"device": parts.facts["device"]} if "device" in parts.facts else None,
-        job={"ingested_from": kind, "evidence": parts.evidence, **_times(parts.facts)},
-        warnings=(*parts.warnings, *([TIMELESS] if "times" in parts.facts else [])),
+        job={"ingested_from": kind, "evidence": parts.evidence, **timeless},
+        warnings=(*parts.warnings, *([TIMELESS] if timeless else [])),
         dropped=dict(parts.lost),
         versions=parts.facts.get("versions", {}),
     )
     return Joined(info, tables)
-
-
-def _times(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the note of a run without times."""
-    return {"times": facts["times"]} if "times" in facts else {}
 
 
 def _add(parts: _Parts, recording: Recording) -> None:

@@ -19,7 +19,7 @@ from foretrace.tracer.ingest.chrome import (
     read_any_layout,
     read_kineto_layout,
 )
-from foretrace.tracer.ingest.events import ARGUMENTS, all_to_ns, whole
+from foretrace.tracer.ingest.events import ARGUMENTS, DEVICE, LAUNCH, LONGEST_US, all_to_ns, whole
 from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups
 from foretrace.tracer.ingest.host import (
     Known,
@@ -90,12 +90,12 @@ def translated(trace: Trace, name: str) -> Recording:
         base_ns=base_ns,
         notes=notes,
         calls=host_calls(notes, groups),
-        launches=launches_of(trace.launch_table(), base_ns),
+        launches=launches_of(trace.taken(LAUNCH), base_ns),
         steps=steps,
         groups=groups,
         result=result,
     )
-    device = device_rows(trace.device_table(), known)
+    device = device_rows(trace.taken(DEVICE), known)
     if device is None:
         spans = host_only_rows(trace, known)
     else:
@@ -155,8 +155,6 @@ GRAIN_NS: Final = 1_000
 MOST_LANES: Final = 32
 """Kernels of one stream that may run at once: graphs and dependent launches overlap few."""
 
-_LONGEST_US: Final = 4e15  # times beyond 127 years are not times
-
 
 def device_rows(table: pa.Table, known: Known) -> tuple[pa.Table, NDArray[np.intp]] | None:
     """Return the timeline of device events, and the runtime call of each row; None if there are none."""
@@ -198,7 +196,7 @@ def _sane(table: pa.Table, result: Recording) -> pa.Table:
     if not table.num_rows:
         return table
     ts, dur = (table[name].to_numpy() for name in ("ts", "dur"))
-    good = (np.abs(ts) < _LONGEST_US) & (dur >= 0) & (dur < _LONGEST_US)  # NaN: a null
+    good = (np.abs(ts) < LONGEST_US) & (dur >= 0) & (dur < LONGEST_US)  # NaN: a null
     if negative := int((dur < 0).sum()):
         result.lost["device event with a negative duration"] += negative
     if missing := int((~good).sum()) - negative:

@@ -18,8 +18,8 @@ from foretrace.tracer.ingest.events import (
     arguments,
     array_bytes,
     elements,
-    number,
     text,
+    timed,
     whole,
 )
 from foretrace.tracer.ingest.groups import TraceGroups
@@ -34,7 +34,6 @@ STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})")
 COLLECTIVE: Final = ("nccl:", "gloo:", "rccl:", "mpi:", "ucc:", "xccl:")
 """How annotations of collectives begin."""
 
-_LONGEST_US: Final = 4e15
 _LONGEST_NAME: Final = 160
 
 
@@ -51,14 +50,13 @@ class Note(NamedTuple):
 
 def note_of(event: Mapping[str, Any]) -> Note | None:
     """Return the annotation that *event* is; None without a usable time, or if it tells nothing."""
-    ts, dur, tid = number(event.get("ts")), number(event.get("dur")), whole(event.get("tid"))
-    if ts is None or dur is None or tid is None or not 0 <= dur < _LONGEST_US or abs(ts) >= _LONGEST_US:
+    if (found := timed(event)) is None:
         return None
     name = sys.intern(text(event.get("name", ""))[:_LONGEST_NAME])
     said = arguments(event) if name == CALL_NAME or name.startswith(COLLECTIVE) else {}
     if name == CALL_NAME and "Collective name" not in said:
         return None
-    return Note(ts, dur, tid, event.get("cat") != "gpu_user_annotation", name, said)
+    return Note(*found, event.get("cat") != "gpu_user_annotation", name, said)
 
 
 @dataclass(frozen=True, slots=True)

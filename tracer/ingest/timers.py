@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.chrome import Decoder, Trace
-from foretrace.tracer.ingest.events import arguments, number, text, to_ns, whole
+from foretrace.tracer.ingest.events import LONGEST_US, arguments, number, text, to_ns, whole
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind
 from foretrace.tracer.ingest.recording import Recording, Rows, innermost
 from foretrace.tracer.ingest.sources import Progress, Source, opened
@@ -26,7 +26,6 @@ from foretrace.traces.layout import Group, Layout
 GAP: Final = "pass of another stage"
 """Name of the time between two passes, in which a stage has nothing to do but wait for its neighbour."""
 
-_LONGEST_US: Final = 4e15
 _MOST_DEPTH: Final = 1000
 
 
@@ -79,7 +78,7 @@ def _add(processes: dict[int, _Process], event: object, lost: Counter[str]) -> N
     ph, ts, pid = event.get("ph"), number(event.get("ts")), whole(event.get("pid"))
     if not isinstance(ph, str) or ph not in {"B", "E", "i", "I"}:
         return
-    if ts is None or abs(ts) >= _LONGEST_US:
+    if ts is None or abs(ts) >= LONGEST_US:
         lost["event without a usable time"] += 1
         return
     process = processes[pid if pid is not None else 0]
