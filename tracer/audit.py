@@ -220,12 +220,10 @@ class Auditor:
         return replace(found, differences=tuple(f"rank {rank}: {text}" for text in found.differences))
 
     def _audited(self, lines: Sequence[Line], ring: Ring | None, number: int | None) -> Audit:
-        """Return what c10d confirms of the calls of one group on one backend.
+        """Return what c10d confirms of the calls of one group on one backend, which are those of *lines*.
 
-        Args:
-            lines: these calls.
-            ring: the flight recorder that holds calls of the backend, None if none does.
-            number: how many calls the backend has counted in the recording, None if it does not tell.
+        *ring* is the flight recorder that holds calls of the backend, if one does; *number* is how many calls
+        the backend has counted in the recording, None if it does not tell.
         """
         group, backend, *_ = lines[0]
         tallies, reasons = {True: Tally(), False: Tally()}, Counter[str]()

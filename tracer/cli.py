@@ -132,13 +132,9 @@ def _tell_all(runs: Sequence[Path], path: Path, status: int, *, ranks: str, as_j
 
 
 def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, Any]:
-    """Finish the run in *path*, and say what it is unless that is for a JSON object, which is returned.
+    """Finish the run in *path* and say what it is, or return that for a JSON object.
 
-    Args:
-        path: the run directory.
-        status: exit status of what was recorded there.
-        ranks: the ranks that were chosen, empty: all.
-        as_json: say nothing.
+    *status* is the exit status of what was recorded there, *ranks* the ranks that were chosen, empty: all.
     """
     from foretrace.tracer.finish import finish, why_it_failed, why_nothing
 

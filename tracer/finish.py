@@ -17,6 +17,7 @@ from pyarrow import ipc
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.kernels import KERNELS, KINETO
+from foretrace.tracer.memory import write_samples
 from foretrace.tracer.run_directory import REFUSED
 from foretrace.traces.analysis.diagnosis import diagnose
 from foretrace.traces.analysis.metrics import summarize
@@ -115,14 +116,9 @@ def _join_memory(path: Path) -> None:
         files.append(file)
     if tables:
         joined = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-        target = path / "memory.arrow"
-        temporary = target.with_suffix(".arrow.tmp")
         try:
-            with ipc.new_file(str(temporary), MEMORY) as writer:
-                writer.write_table(joined)
-            temporary.replace(target)
+            write_samples(path / "memory.arrow", joined)
         except OSError:  # a full disk: readers join the files of the ranks
-            temporary.unlink(missing_ok=True)
             return
     for file in files:
         file.unlink()

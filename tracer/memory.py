@@ -159,9 +159,16 @@ class MemoryLog:
 
     def write(self, path: Path, rank: int, run_ns: Callable[[int], int]) -> None:
         """Write the samples of one rank beside its sidecar, all of them or none."""
-        table = self.table(rank, run_ns)
-        target = path / "ranks" / f"rank-{rank:05d}.memory.arrow"
-        temporary = target.with_suffix(".arrow.tmp")
+        write_samples(path / "ranks" / f"rank-{rank:05d}.memory.arrow", self.table(rank, run_ns))
+
+
+def write_samples(target: Path, table: pa.Table) -> None:
+    """Write *table*, of the columns ``MEMORY``, to *target*, all of it or, raising OSError, nothing."""
+    temporary = target.with_suffix(".arrow.tmp")
+    try:
         with ipc.new_file(str(temporary), MEMORY) as writer:
             writer.write_table(table)
         temporary.replace(target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

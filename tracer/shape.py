@@ -56,7 +56,7 @@ def _block(module: Any, name: str, layers: Mapping[str, int], trunk: set[str]) -
     if name in layers:
         return Block(name, layers[name])
     if parent in layers:
-        return Block(name, layers[parent]) if _has_parts(module) else None
+        return Block(name, layers[parent]) if [*module.children()] else None
     if name in trunk:
         return Block(name, is_glue=True)
     return Block(name) if parent in trunk else None
@@ -87,10 +87,6 @@ def _trunk(names: Mapping[Any, str], layers: Mapping[str, int]) -> set[str]:
 def _is_container(module: Any) -> bool:
     """Whether *module* only holds others and is never called itself."""
     return type(module).__name__ in {"ModuleList", "ModuleDict"}
-
-
-def _has_parts(module: Any) -> bool:
-    return next(iter(module.children()), None) is not None
 
 
 def plain_name(name: str, root: Any) -> str:

@@ -40,7 +40,7 @@ class Window:
         """
         return cls(
             ranks=_ranks(ranks) if ranks else None,
-            steps=tuple(_steps(part) for part in _parts(steps)) if steps else None,
+            steps=tuple(_steps(part.strip()) for part in steps.split(",")) if steps else None,
         )
 
     @classmethod
@@ -101,10 +101,6 @@ class Window:
                 f"ranks {', '.join(map(str, sorted(self.ranks)))}: none of them is in a world of "
                 f"{world_size}; give some of 0 to {world_size - 1}"
             )
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
 
 
 def _ranks(text: str) -> frozenset[int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from foretrace.tracer.errors import RecordError
+from foretrace.tracer.errors import RecordError, need_torch
 from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
 
@@ -137,10 +137,7 @@ def _tell(what: str) -> None:
 
 
 def _default_device() -> str:
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise RecordError("timing kernels needs torch: pip install torch")
+    need_torch("timing kernels")
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -165,7 +162,7 @@ def _promised(ctx: click.Context, against: str, timed: Sequence[Kernel], *, is_a
 def _document(
     measured: Bench, promised: Any, output: Path | None, device_file: Path | None
 ) -> dict[str, Any]:
-    document = measured.describe()
+    document = asdict(measured)
     if promised is not None:
         document["against"] = promised.device
         for one, time_us in zip(document["kernels"], promised.times_us, strict=True):

@@ -95,7 +95,8 @@ def device_of(measured: Bench) -> DeviceFigures:
     slope, latency_s = line([(_flops_per_s(one) * one.time_us / 1e6, one.time_us / 1e6) for one in products])
     bandwidth = next(one.gb_per_s for one in bursts if one.kernel == "stream") * 1e9
     spread = [one for one in bursts if one.kernel in ELEMENTWISE]
-    moved, taken = (sum(f(one) for one in spread) for f in (lambda o: o.gb_per_s * o.time_us, _time_us))
+    moved = sum(one.gb_per_s * one.time_us for one in spread)
+    taken = sum(one.time_us for one in spread)
     launch_s = next(one.time_us for one in bursts if one.kernel == "launch") / 1e6
     return DeviceFigures(
         name=measured.hardware.lower().replace(" ", "-"),
@@ -154,10 +155,6 @@ clock = "products under lasting load over the same in bursts, median"
 
 def _flops_per_s(one: Kernel) -> float:
     return one.tflops * 1e12
-
-
-def _time_us(one: Kernel) -> float:
-    return one.time_us
 
 
 def _attention(kernels: Sequence[Kernel], direction: str) -> float:

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from foretrace.tracer.errors import RecordError
+from foretrace.tracer.errors import RecordError, need_torch
 
 MIN_S: Final = 0.25  # least time spent on one figure, so that a busy moment of the machine does not decide it
 
@@ -381,10 +380,6 @@ class Bench:
     memory_bytes: int  # memory of the device
     kernels: Sequence[Kernel]  # every kernel with its time
 
-    def describe(self) -> dict[str, Any]:
-        """Return everything in plain JSON types."""
-        return asdict(self)
-
 
 def bench(
     device: str,
@@ -442,8 +437,7 @@ def write_table(measured: Bench, path: Path) -> None:
 
 
 def _check(device: str, dtype: str) -> None:
-    if find_spec("torch") is None:
-        raise RecordError("timing kernels needs torch: pip install torch")
+    need_torch("timing kernels")
     import torch
 
     if device not in DEVICES or (device == "cuda" and not torch.cuda.is_available()):

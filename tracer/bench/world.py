@@ -14,14 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from foretrace.tracer.bench.kernels import line, seconds
 from foretrace.tracer.clock import machine_id, now_ns, synchronise
-from foretrace.tracer.errors import RecordError
+from foretrace.tracer.errors import RecordError, need_torch
 from foretrace.traces.analysis.collectives import bus_factor
 
 GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2048, 256), (1024, 1024, 1024))
@@ -173,47 +172,17 @@ def _communicate(rank: int, n_processes: int) -> dict[str, dict[int, list[float]
         for kind in ("all_reduce", "all_gather", "reduce_scatter", *(["p2p"] if n_ranks == 2 else [])):
             dist.barrier()
             if rank < n_ranks:
-                times = [_communication_s(kind, size, rank, n_ranks, group) for size in SIZES_BYTES]
+                times = [_communication_s(kind, size, n_ranks, group) for size in SIZES_BYTES]
                 found.setdefault(kind, {})[n_ranks] = times
         dist.barrier()
     return found
 
 
-def _communication_s(kind: str, size_bytes: int, rank: int, n_ranks: int, group: Any) -> float:
+def _communication_s(kind: str, size_bytes: int, n_ranks: int, group: Any) -> float:
     """Return the median time of one operation on a whole array of *size_bytes*, over *n_ranks*."""
-    run = _call_of(kind, size_bytes // 4, rank, n_ranks, group)
-    repeats = 31 if size_bytes < 1 << 20 else 9
-    times = []
-    for _ in range(repeats + 2):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
+    run, _ = _operation(kind, size_bytes, n_ranks, group)
     share = 0.5 if kind == "p2p" else 1.0  # there and back
-    return median(times[2:]) * share
-
-
-def _call_of(kind: str, n_elements: int, rank: int, n_ranks: int, group: Any) -> Callable[[], Any]:
-    """Return a function that does one operation and waits for it."""
-    import torch
-    import torch.distributed as dist
-
-    whole, part = torch.zeros(n_elements), torch.zeros(n_elements // n_ranks)
-
-    def there_and_back() -> None:
-        for sender in (0, 1):
-            if rank == sender:
-                dist.send(whole, 1 - rank, group=group)
-            else:
-                dist.recv(whole, 1 - rank, group=group)
-
-    return {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole[: part.numel() * n_ranks], part, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(
-            part, whole[: part.numel() * n_ranks], group=group
-        ),
-        "p2p": there_and_back,
-    }[kind]
+    return median(_times(run, 31 if size_bytes < 1 << 20 else 9, together=False)) * share
 
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -266,20 +235,27 @@ def _collective(kind: str, size_bytes: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def _operation(kind: str, size_bytes: int, n: int) -> tuple[Callable[[], Any], int]:
-    """Return what does one collective, and the bytes of its whole array: a multiple of the ranks."""
+def _operation(kind: str, size_bytes: int, n: int, group: Any = None) -> tuple[Callable[[], Any], int]:
+    """Return what does one operation over *n* ranks, and the bytes of its whole array: a multiple of them."""
     import torch
     import torch.distributed as dist
 
     part = max(size_bytes // 4 // n, 1)
     whole, piece = torch.zeros(part * n, device=_device()), torch.zeros(part, device=_device())
     other = torch.zeros_like(whole)
+
+    def there_and_back() -> None:
+        for sender in (0, 1):
+            transfer = dist.send if dist.get_rank() == sender else dist.recv
+            transfer(whole, 1 - dist.get_rank(), group=group)
+
     runs: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, piece),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(piece, whole),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
-        "broadcast": lambda: dist.broadcast(whole, 0),
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, piece, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(piece, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+        "p2p": there_and_back,
     }
     return runs[kind], 4 * part * n
 
@@ -515,8 +491,7 @@ def _measure(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _backend(what: str, wanted: str, n_local: int) -> str:
     """Return the wanted backend, by default NCCL if each local process has a GPU; raises RecordError."""
-    if find_spec("torch") is None:
-        raise RecordError(f"measuring {NAMES[what]} needs torch: pip install torch")
+    need_torch(f"measuring {NAMES[what]}")
     import torch
 
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
