@@ -25,13 +25,7 @@ and memory is allocated, and few, for an event takes 6 KB of memory until it is 
 
 
 class KernelTrace:
-    """Profiles the chosen steps of one rank.
-
-    Args:
-        path: the run directory.
-        rank: own global rank.
-        has_step: whether a step is profiled; the first range of such steps is.
-    """
+    """Profiles steps of one rank: the first range of those that *has_step* chooses."""
 
     def __init__(self, path: Path, rank: int, has_step: Callable[[int], bool]) -> None:
         self._file = path / KINETO / f"rank-{rank:05d}.json.gz"

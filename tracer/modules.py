@@ -234,12 +234,7 @@ STRICT: Final = "_export_to_torch_ir"
 
 
 class ExportHook(Replacements):
-    """The function that traces a module strictly, and refuses one under global hooks: ours go meanwhile.
-
-    Args:
-        session: the recording.
-        modules: the hooks, which are global ones.
-    """
+    """The function that traces a module strictly, and refuses one under global hooks: ours go meanwhile."""
 
     def __init__(self, session: Session, modules: ModuleHook) -> None:
         super().__init__()

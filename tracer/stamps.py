@@ -100,15 +100,7 @@ def cuda_stamp(device: int) -> Stamp:
 
 
 class ComputeStream:
-    """A CUDA stream on which the model computes.
-
-    Args:
-        stream: a ``torch.cuda.Stream``.
-        name: of the stream in a timeline.
-
-    Attributes:
-        name: as given.
-    """
+    """A CUDA *stream* on which the model computes, and its name in a timeline."""
 
     def __init__(self, stream: Any, name: str) -> None:
         import torch
@@ -127,11 +119,7 @@ class ComputeStream:
 
 
 class ComputeStreams:
-    """The CUDA streams of a device on which the model computes: ``compute`` is the default one.
-
-    Args:
-        device: index of the device of the model.
-    """
+    """The CUDA streams of *device* on which the model computes: ``compute`` is the default one."""
 
     def __init__(self, device: int) -> None:
         import torch

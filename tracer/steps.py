@@ -417,13 +417,7 @@ class OptimizerHook(Replacements):
 
 
 class SaveHook(Replacements):
-    """Sees checkpoints that are saved by public functions of a module.
-
-    Args:
-        session: the recording.
-        module: what holds the functions.
-        names: their names.
-    """
+    """Sees checkpoints that are saved by public functions of *module*, which have these *names*."""
 
     def __init__(self, session: Session, module: Any, *names: str) -> None:
         super().__init__()

@@ -37,14 +37,7 @@ ALONE: Final = {"is_initialized": False}
 
 
 class Gpus:
-    """The GPUs of one process.
-
-    Args:
-        n_gpus: how many there are.
-
-    Attributes:
-        chosen: the number of the current one.
-    """
+    """The *n_gpus* GPUs of one process; *chosen* is the number of the current one."""
 
     def __init__(self, n_gpus: int) -> None:
         self.n_gpus, self.chosen = n_gpus, 0
