@@ -183,22 +183,24 @@ def run(
 
 def _ended(process: subprocess.Popen[bytes], witness: _Witness) -> int:
     """Pass signals on to *process* until it has ended; return how it did."""
-    is_to_stop = False
+    is_to_stop, stopped_by = False, 0
     while True:
         number = signal.sigwait(PASSED_ON | {signal.SIGCHLD})
         if number != signal.SIGCHLD:
             is_to_stop = number == signal.SIGTSTP or (is_to_stop and number != signal.SIGCONT)
             if not witness.has_seen(number):
                 os.kill(process.pid, number)
-            continue
-        who, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED)
-        if who and not os.WIFSTOPPED(status):
+        who, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        if who and not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
             process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode
+        if who:
+            stopped_by = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
         # Ctrl-Z: the shell waits for us to stop. The command may clean up before it does, or not stop at all.
-        if who and is_to_stop and signal.SIGCONT not in signal.sigpending():
+        # Of a signal to the group, we may hear last, when the command has stopped already.
+        if stopped_by and is_to_stop and signal.SIGCONT not in signal.sigpending():
             is_to_stop = False
-            _stop(os.WSTOPSIG(status))
+            _stop(stopped_by)
 
 
 def _stop(number: int) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -180,20 +181,31 @@ def test_each_signal_reaches_the_command_once(counting: subprocess.Popen[str]) -
     assert counting.wait() == 0
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("send", STOPS.values(), ids=STOPS)
 def test_ctrl_z_stops_the_recorder_with_the_command(
-    counting: subprocess.Popen[str], send: Callable[[int, int], None]
+    counting: subprocess.Popen[str], send: Callable[[int, int], None], *, is_first: bool
 ) -> None:
-    """So that the shell takes the job for stopped; and goes on with it."""
+    """So that the shell takes the job for stopped; and goes on with it. The command may be the first to stop."""
     command = child_of(counting.pid)
+    if is_first:
+        os.kill(command, signal.SIGTSTP)
+        until = time.monotonic() + TIMEOUT_S
+        while state_of(command) != "T" and time.monotonic() < until:
+            time.sleep(0.01)
     send(counting.pid, signal.SIGTSTP)
     assert os.WIFSTOPPED(os.waitpid(counting.pid, os.WUNTRACED)[1])
-    assert Path(f"/proc/{command}/stat").read_text().rpartition(") ")[2][0] == "T"
+    assert state_of(command) == "T"
     send(counting.pid, signal.SIGCONT)
     assert counting.stdout is not None
     assert counting.stdout.readline() == f"{signal.SIGCONT:d}\n"
     os.kill(command, signal.SIGALRM)
     assert counting.wait() == 0
+
+
+def state_of(process: int) -> str:
+    """Return the state of *process*, as Linux names it: T if it is stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0]
 
 
 def child_of(recorder: int) -> int:

@@ -144,7 +144,7 @@ for _ in range(2):
 import tracer, traces.mine, simulator, topologies
 assert [one.WHO for one in (tracer, traces.mine, simulator, topologies)] == ["mine"] * 4
 dist.destroy_process_group()
-print("mine")
+print("mine\\n", end="", flush=True)  # in one write, as ranks print at once
 """
 
 
