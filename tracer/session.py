@@ -20,6 +20,7 @@ from foretrace.tracer.kernels import kernel_trace
 from foretrace.tracer.lane import Lane
 from foretrace.tracer.memory import MemoryLog
 from foretrace.tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
+from foretrace.tracer.passes import Passes
 from foretrace.tracer.pending import Issued, Pending
 from foretrace.tracer.process import in_children, is_distributed, versions
 from foretrace.tracer.records import Communication
@@ -27,7 +28,7 @@ from foretrace.tracer.shape import describe_machine, describe_model
 from foretrace.tracer.sink import FLUSH_S, Sink
 from foretrace.tracer.stamps import GATE, Resolver
 from foretrace.tracer.steps import Steps
-from foretrace.tracer.training import Passes, Training
+from foretrace.tracer.training import Training
 from foretrace.tracer.window import Window
 from foretrace.traces.audit import Audit
 from foretrace.traces.info import Process, RunInfo

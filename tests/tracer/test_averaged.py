@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.averaged import Averaged, are_gradients
 from foretrace.tracer.groups import Groups
 from foretrace.tracer.records import Block, Communication
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.training import Averaged, are_gradients
 from foretrace.traces.layout import Layout
 from foretrace.traces.store import open_run
 

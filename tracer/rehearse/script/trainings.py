@@ -10,11 +10,11 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from foretrace.tracer.averaged import Averaged
 from foretrace.tracer.parallelism import SHARDING, data_parallel
 from foretrace.tracer.rehearse.operators.calls import is_wrapped, parts_of
 from foretrace.tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
 from foretrace.tracer.shape import describe_model
-from foretrace.tracer.training import Averaged
 from foretrace.tracer.wrapped import inside, whole_shape
 
 if TYPE_CHECKING:
