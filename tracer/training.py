@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from foretrace.tracer.groups import Groups
 from foretrace.tracer.inputs import input_of
 from foretrace.tracer.parallelism import data_parallel, tensor_parallel
-from foretrace.tracer.precision import Precision
-from foretrace.tracer.process import process_groups
 from foretrace.tracer.records import Block, Position
-from foretrace.tracer.shape import describe_model
+from foretrace.tracer.shape import Precision, describe_model
 from foretrace.tracer.steps import Steps
 from foretrace.tracer.wrapped import cutting_sequences
 from foretrace.traces.layout import AXES
@@ -59,7 +58,7 @@ class Training(Generic[_AnyLane]):
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.position = Position()
-        self.groups = process_groups(world_size)
+        self.groups = Groups(world_size)
         self.model: dict[str, Any] | None = None
         self.job: dict[str, Any] = {}
         self.n_notes = 0

@@ -284,9 +284,8 @@ class RehearsalSession(Training[IssueLane]):
         import torch
         from torch.nn.modules import module as hooks
 
-        from foretrace.tracer.backward import BackwardHook
+        from foretrace.tracer.backward import BackwardHook, CheckpointHook
         from foretrace.tracer.modules import ModuleHook
-        from foretrace.tracer.recomputing import CheckpointHook
         from foretrace.tracer.steps import OptimizerHook
 
         session: Any = self
