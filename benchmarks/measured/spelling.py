@@ -206,6 +206,8 @@ SCHEDULES: Final = (
     (r"interleaved-?(?:zb|zero-?bubble)", "interleaved-zb"),
     (r"dual-?pipe-?v", "dualpipe-v"),
     (r"dual-?pipe", "dualpipe"),
+    (r"\bv-?half|zbv-?half", "v-half"),
+    (r"\bv-?min|zbv-?min", "v-min"),
     (r"zb-?v|zbv", "zb-v"),
     (r"zb-?h?2", "zb-h2"),
     (r"zb|zero-?bubble", "zb-h1"),

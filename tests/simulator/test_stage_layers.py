@@ -135,6 +135,10 @@ def test_outputs_that_are_kept_cost_their_size_for_every_micro_batch_in_flight(s
         ({"layers_per_stage": (16, 0, 8, 8)}, "at least 1 each; the first and the last may have 0"),
         ({"layers_per_stage": (16, 16)}, "lists 2 stages, but schedule 1f1b has 4: 1 on each of 4 pipeline"),
         ({"layers_per_stage": (8,) * 4, "schedule": "zb-v"}, "lists 4 stages, but schedule zb-v has 8: 2 on"),
+        (
+            {"layers_per_stage": (), "framework": "nanotron", "schedule": "looped-bfs", "virtual_stages": 16},
+            "64 pipeline stages of llama2-7b with equal cost leave 31 without a layer; fewer stages",
+        ),
         ({"counted_ends": "tail"}, "counted_ends='tail': one of none, embedding, head, both"),
     ],
 )
