@@ -64,6 +64,16 @@ INSTEAD: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
 )
 """What people write, and where to find what they mean."""
 
+EXPERT_TP_FROM: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "only": "nothing else is possible with these tp, ep and dp",
+        "model": "as in the published recipe of {model}",
+        "framework": "as {framework} has it unless it is given",
+        "open": "assumed",
+    }
+)
+"""Where the ranks that an expert is cut over are from if nobody gave them, in words."""
+
 MOST_SLOWDOWN: Final = 4.0
 """Most that ``overlap_slowdown`` may be: 24 channels times 4 are most processors of any GPU."""
 
@@ -134,6 +144,7 @@ class Job:
             ``simulator.network.occupancy`` says of NCCL; 0: nothing, so that compute beside it is not slower.
         n_steps: optimizer steps to simulate.
         variation: stragglers and jitter.
+        expert_tp_from: where ``layout.expert_tp`` is from if nobody gave it, a key of ``EXPERT_TP_FROM``.
     """
 
     model: Model
@@ -181,6 +192,7 @@ class Job:
     overlap_slowdown: float = 0.0
     n_steps: int = 1
     variation: Variation = field(default_factory=Variation)
+    expert_tp_from: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         choices = {
@@ -383,6 +395,25 @@ def check_layout(job: Job) -> None:
             f"seq_len={job.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks; "
             f"{near_multiples(job.seq_len, layout.cp * layout.tp)} would work"
         )
+
+
+def possible_expert_tp(model: Model, layout: Mapping[str, int], *, sequence_parallel: bool) -> list[int]:
+    """Return the ranks that an expert of *model* can be cut over in a *layout* of degrees, at most ``tp``.
+
+    >>> from foretrace.simulator.models.sources import load_model
+    >>> mixtral = load_model("mixtral-8x7b")
+    >>> possible_expert_tp(mixtral, {"tp": 4, "dp": 2, "ep": 8}, sequence_parallel=True)
+    [1]
+    """
+    dp, cp, tp, ep = (layout.get(axis, 1) for axis in ("dp", "cp", "tp", "ep"))
+    return [
+        n
+        for n in range(1, tp + 1)
+        if tp % n == 0
+        and dp * cp * tp % (ep * n) == 0
+        and model.moe_ffn_hidden % n == 0
+        and (sequence_parallel or n == tp)
+    ]
 
 
 def _check_expert_tp(job: Job) -> None:

@@ -20,7 +20,7 @@ from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_settings
 from foretrace.simulator.engine import choose
 from foretrace.simulator.engine.changes import SWITCHES, Above, Change, Throttle, of_links
-from foretrace.simulator.errors import JobError
+from foretrace.simulator.errors import JobError, SimulationError
 from foretrace.simulator.folding import representatives
 from foretrace.simulator.idle import idle
 from foretrace.simulator.job import Job
@@ -32,7 +32,8 @@ from foretrace.simulator.network.link_changes import link_changes, links_table
 from foretrace.simulator.network.uplinks import uplinks
 from foretrace.simulator.program import Program
 from foretrace.simulator.sampling import distribution, sample_steps, straggling
-from foretrace.simulator.summary import figures, job_name, memory_warnings
+from foretrace.simulator.summary import expert_tp_note, figures, job_name, memory_warnings
+from foretrace.topologies.units import format_time
 from foretrace.topologies.wiring import fabric
 from foretrace.traces.info import RunInfo
 from foretrace.traces.run import Part, Run
@@ -144,7 +145,11 @@ def simulate(
         links=links,
         expands=expanded and folded,
     )
-    summary = figures(job, simulation.run, memories, rests_on=compute.notes)
+    notes = [*expert_tp_note(job), *compute.notes]
+    summary = figures(job, simulation.run, memories, rests_on=notes)
+    if job.expert_tp_from == "open":
+        tell("again with whole experts")
+        summary = _covering(summary, job)
     if job.variation.is_random:
         tell(f"drawing {job.variation.samples} steps")
         sampler = choose(engine, program.n_tasks * job.variation.samples, tell, **needs)
@@ -153,6 +158,23 @@ def simulate(
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
     return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
+
+
+def _covering(summary: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """Return *summary* with intervals that also cover *job* with whole experts, where nobody said which."""
+    try:
+        whole = replace(job, layout=replace(job.layout, expert_tp=1), expert_tp_from="", n_steps=1)
+        other = simulate(whole, only_figures=True).summary
+    except SimulationError:  # another convention needs experts cut as layers are
+        return dict(summary)
+    ranges = {
+        name: [min(own[0], theirs[0]), max(own[1], theirs[1])] if isinstance(own, list) else own
+        for name, own in summary["intervals"].items()
+        for theirs in [other["intervals"][name]]
+    }
+    step = format_time(other["step_time_s"])
+    note = f"the ranges cover whole experts too (--expert-tp 1), with which a step takes {step}"
+    return {**summary, "intervals": ranges, "rests_on": [note, *summary["rests_on"]]}
 
 
 def _program(

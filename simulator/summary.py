@@ -8,7 +8,7 @@ from typing import Any
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.intervals import intervals
-from foretrace.simulator.job import RECOMPUTES, Job
+from foretrace.simulator.job import EXPERT_TP_FROM, RECOMPUTES, Job
 from foretrace.simulator.memory.ranks import RankMemory, rank_memories
 from foretrace.simulator.memory.remedies import as_flags
 from foretrace.simulator.sharding import SHARDINGS
@@ -23,10 +23,18 @@ def job_name(job: Job) -> str:
     """Return what a person calls the job, e.g. ``"llama3-70b on 512 dgx-h100, tp8 pp4 dp16"``."""
     degrees = {axis: degree for axis, degree in job.layout.degrees.items() if degree > 1}
     order = [f"{axis}{degrees[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if axis in degrees]
-    if job.layout.expert_tp:
-        order.append(f"expert tp{job.layout.expert_tp}")
+    if job.model.n_experts:
+        order.append(f"expert tp{job.layout.etp}")
     layout = " ".join(order) or "one rank"
     return f"{job.model.name} on {job.layout.world_size} {job.cluster.name}, {layout}"
+
+
+def expert_tp_note(job: Job) -> list[str]:
+    """Return over how many ranks an expert is cut if nobody said so, and where that is from."""
+    if not job.expert_tp_from:
+        return []
+    why = EXPERT_TP_FROM[job.expert_tp_from].format(model=job.model.name, framework=job.framework)
+    return [f"expert tp {job.layout.etp}: {why}; --expert-tp says otherwise"]
 
 
 def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Sequence[str]) -> dict[str, Any]:

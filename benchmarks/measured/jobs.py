@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 from foretrace.simulator.builder.stage_layers import split_layers
-from foretrace.simulator.config import job_settings
+from foretrace.simulator.config import job_settings, with_expert_tp
 from foretrace.simulator.errors import JobError, TableError
 from foretrace.simulator.job import Job, check_chunks, why_not_combined
 from foretrace.simulator.models.model import Model
@@ -232,13 +232,14 @@ def job_of(row: Row) -> Job:
         TableError: the row does not say enough, or something the simulator does not have.
         SimulationError, TopologyError, TraceError: its layout, batch or model is not possible.
     """
-    notes, layout = row.text("notes"), _layout(row)
+    notes, model = row.text("notes"), model_of(row)
     precision = precision_of(row.text("precision"))
     sharding = sharding_of(row.text("sharding"))
     framework = framework_of(row.text("framework"), "torchtitan" if sharding == "fsdp" else "megatron")
+    conventions = _conventions(row, framework)
+    layout = _layout(row, model, {"framework": framework, CONVENTIONS: dict(conventions)})
     global_batch, micro_batch = _batch(row, layout.dp)
     fused = fused_attention(row.text("flash_attention"))
-    model = model_of(row)
     return Job(
         model=model,
         cluster=_cluster(hardware_of(row), layout.world_size),
@@ -258,7 +259,7 @@ def job_of(row: Row) -> Job:
         flash_attention=fused is not False,
         kernels=_kernels(row.text("framework"), notes),
         framework=framework,
-        conventions=_conventions(row, framework),
+        conventions=conventions,
         overlap_p2p=p2p_of(row.text("comm_overlap")),
         counted_ends=counted_ends_of(notes) if layout.pp > 1 else "none",
         capacity_factor=capacity_of(notes) if model.n_experts else 0.0,
@@ -279,12 +280,19 @@ def hardware_of(row: Row) -> str:
     return words if memory is None or re.search(r"\d ?gb\b", words.lower()) else f"{words} {memory[0]}GB"
 
 
-def _layout(row: Row) -> Layout:
-    """Return the parallel degrees of *row*; data parallelism is what is left of its GPUs if not given."""
+def _layout(row: Row, model: Model, given: dict[str, Any]) -> Layout:
+    """Return the parallel degrees of *row*; data parallelism is what is left of its GPUs if not given.
+
+    Over how many ranks experts are cut is decided as for any job with the settings *given*, if not stated.
+    """
     degrees = {axis: row.count(axis, 1) for axis in ("pp", "cp", "tp", "ep")}
     rest = max(1, row.count("world_size", 1) // (degrees["pp"] * degrees["cp"] * degrees["tp"]))
-    noted = expert_tp_of(row.text("notes")) if row.integer("experts", 0) > 1 else 0
-    return Layout(**degrees, dp=row.count("dp", rest), expert_tp=row.integer("expert_tp", noted))
+    degrees["dp"] = row.count("dp", rest)
+    noted = row.integer("expert_tp", expert_tp_of(row.text("notes")))
+    if noted and model.n_experts:
+        degrees["expert_tp"] = noted
+    given = {**given, "sequence_parallel": row.flag("sp", default=True)}
+    return Layout(**with_expert_tp(model, degrees, given)[0])
 
 
 def _batch(row: Row, dp: int) -> tuple[int, int]:
