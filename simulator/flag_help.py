@@ -55,7 +55,7 @@ SETTINGS: Final[Mapping[str, tuple[tuple[str, type, str], ...]]] = MappingProxyT
             (
                 "--expert-tp",
                 int,
-                "Tensor-parallel degree of experts. [default: the only one possible, or as model or framework]",
+                "Tensor-parallel degree of experts. [default: the only one possible, or as usual]",
             ),
             (
                 "--sequence-parallel/--no-sequence-parallel",

@@ -154,9 +154,6 @@ SETTINGS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "checkpoint_bytes_per_s": (
             _unless("nothing is saved: checkpoint_every is 0", needs=lambda job: job.checkpoint_every > 0),
         ),
-        "checkpoint_every": (
-            _unless("the run has fewer steps", needs=lambda job: job.checkpoint_every <= job.n_steps),
-        ),
     }
 )
 """The same for settings of a job that are not what they are by default."""

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.builder.templates import checkpoint_s
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_settings
 from foretrace.simulator.engine import choose
@@ -146,7 +147,8 @@ def simulate(
         expands=expanded and folded,
     )
     notes = [*expert_tp_note(job), *compute.notes]
-    summary = figures(job, simulation.run, memories, rests_on=notes)
+    saving_s = checkpoint_s(job, groups)
+    summary = figures(job, simulation.run, memories, rests_on=notes, saving_s=saving_s)
     if job.expert_tp_from == "open":
         tell("again with whole experts")
         summary = _covering(summary, job)

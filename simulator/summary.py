@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from foretrace.simulator.errors import SimulationError
@@ -37,18 +38,25 @@ def expert_tp_note(job: Job) -> list[str]:
     return [f"expert tp {job.layout.etp}: {why}; --expert-tp says otherwise"]
 
 
-def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Sequence[str]) -> dict[str, Any]:
+def figures(
+    job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Sequence[str], saving_s: float = 0.0
+) -> dict[str, Any]:
     """Return the summary of a simulated run; docs/simulation.md says what each key means.
+
+    Throughput and MFU, and so what tokens cost, are those of an average step: with its share of a checkpoint.
 
     Args:
         job: what was run.
         run: the simulated run.
         stages: memory of each pipeline rank.
         rests_on: what the prediction rests on, as sentences.
+        saving_s: how long ranks wait for a checkpoint.
     """
     found = summarize(run)
     step_s, n_ranks, limit = found["step_time_s"], job.layout.world_size, job.cluster.device.memory_bytes
-    tokens_per_s = job.tokens_per_step / step_s
+    times_s = [step["step_time_s"] for step in found["steps"]]
+    average_s = _average_s(job, times_s, saving_s) if job.checkpoint_every else step_s
+    tokens_per_s = job.tokens_per_step / average_s
     peak_flops = n_ranks * job.cluster.device.peak(job.precision)
     headline = {
         "step_time_s": step_s,
@@ -66,7 +74,10 @@ def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Seque
         "fits": fits(job, stages),
         **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},
         **{key: found[key] for key in ("hidden_by_axis", "waiting_fraction", "shares")},
-        "step_times_s": [step["step_time_s"] for step in found["steps"]],
+        "step_times_s": times_s,
+        "average_step_time_s": average_s,
+        "checkpoint_s": saving_s,
+        "checkpoint_every": job.checkpoint_every,
         **{key: found[key] for key in ("world_size", "n_ranks_stored", "n_spans")},
         "stages": [
             {
@@ -81,6 +92,13 @@ def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Seque
         ],
         "rests_on": list(rests_on),
     }
+
+
+def _average_s(job: Job, times_s: Sequence[float], saving_s: float) -> float:
+    """Return the time of a step with its share of a checkpoint, of which the steps run may have any number."""
+    saves = (number % job.checkpoint_every == 0 for number in range(1, len(times_s) + 1))
+    without = [time - saving_s if saved else time for time, saved in zip(times_s, saves, strict=True)]
+    return median(without) + saving_s / job.checkpoint_every
 
 
 def fits(job: Job, stages: Sequence[RankMemory]) -> bool:
