@@ -137,7 +137,7 @@ class Job:
         checkpoint_every: steps after which the states are saved and waited for; 0: never.
         checkpoint_bytes_per_s: rate at which a rank saves its own states.
         ranks_per_node: ranks on each node, from its first GPU on; fewer than it has GPUs leave the others
-            idle. 0: one on every GPU.
+            idle. 0: as launchers place them, ``filled_per_node``.
         placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
         nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.
         overlap_slowdown: how much communication takes of the GPUs that it runs on, over what
@@ -278,7 +278,27 @@ class Job:
     @property
     def most_ranks_per_node(self) -> int:
         """Ranks on a node that is full."""
-        return self.ranks_per_node or self.cluster.gpus_per_node
+        return self.ranks_per_node or self.filled_per_node or self.cluster.gpus_per_node
+
+    @property
+    def filled_per_node(self) -> int:
+        """Ranks that launchers place on each node (NVLink domain) of several; 0: one on every GPU.
+
+        No group that communicates in every layer straddles nodes if it fits into one, and nodes have as many
+        ranks each if that leaves no more than a quarter of them idle. References: the greatest divisor of the
+        trays up to 18 is the ``--segment`` of NVIDIA/NeMo scripts/performance/executors.py @ 8cfedd72, of
+        NVIDIA-NeMo/Megatron-Bridge scripts/performance/utils/executors.py @ 067f987d and of
+        NVIDIA/dgxc-benchmarking llmb_run/job_launcher.py @ 841f5466.
+        """
+        full, layout = self.cluster.gpus_per_node, self.layout
+        if self.ranks_per_node or self.placement != "packed" or layout.world_size <= full:
+            return 0
+        blocks = [size for size in (layout.tp, layout.tp * layout.cp, layout.ep * layout.etp) if size <= full]
+        if (unit := math.lcm(*blocks)) > full:
+            unit = max(blocks)
+        alike = [n for n in range(unit, full + 1, unit) if layout.world_size % n == 0 and 4 * n >= 3 * full]
+        filled = max(alike, default=full // unit * unit)
+        return 0 if filled == full else filled
 
     def window_of(self, layer: int) -> int:
         """Return how many keys a query of *layer* sees at most; 0 means all.

@@ -33,7 +33,14 @@ from foretrace.simulator.network.link_changes import link_changes, links_table
 from foretrace.simulator.network.uplinks import uplinks
 from foretrace.simulator.program import Program
 from foretrace.simulator.sampling import distribution, sample_steps, straggling
-from foretrace.simulator.summary import expert_tp_note, figures, job_name, memory_warnings
+from foretrace.simulator.summary import (
+    empty_stages,
+    expert_tp_note,
+    figures,
+    job_name,
+    memory_warnings,
+    placement_note,
+)
 from foretrace.topologies.units import format_time
 from foretrace.topologies.wiring import fabric
 from foretrace.traces.info import RunInfo
@@ -138,7 +145,7 @@ def simulate(
     spans, links = _run(runner, program, changes, above)
     tell("adding up")
     memories = rank_memories(job)
-    warnings = [*memory_warnings(job, memories), *idle(job), *_slow(job, network)]
+    warnings = [*memory_warnings(job, memories), *idle(job), *empty_stages(job), *_slow(job, network)]
     simulation = Simulation(
         info=_info(job, groups, stands_for, warnings),
         spans=spans,
@@ -146,7 +153,7 @@ def simulate(
         links=links,
         expands=expanded and folded,
     )
-    notes = [*expert_tp_note(job), *compute.notes]
+    notes = [*expert_tp_note(job), *placement_note(job), *compute.notes]
     saving_s = checkpoint_s(job, groups)
     summary = figures(job, simulation.run, memories, rests_on=notes, saving_s=saving_s)
     if job.expert_tp_from == "open":

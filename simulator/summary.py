@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.intervals import intervals
 from foretrace.simulator.job import EXPERT_TP_FROM, RECOMPUTES, Job
@@ -36,6 +37,24 @@ def expert_tp_note(job: Job) -> list[str]:
         return []
     why = EXPERT_TP_FROM[job.expert_tp_from].format(model=job.model.name, framework=job.framework)
     return [f"expert tp {job.layout.etp}: {why}; --expert-tp says otherwise"]
+
+
+def empty_stages(job: Job) -> list[str]:
+    """Return which stages have no layer because the framework shares out cost, as a sentence if any."""
+    n = n_stages(job_plan(job))
+    empty = [stage for stage, layers in enumerate(stage_layers(job, n)) if not layers and 0 < stage < n - 1]
+    if not empty:
+        return []
+    hold = "holds" if len(empty) == 1 else "hold"
+    return [f"{_stages(empty)} {hold} no layer: {job.framework} deals layers out by their cost"]
+
+
+def placement_note(job: Job) -> list[str]:
+    """Return how many GPUs of a node have ranks if launchers leave some idle."""
+    if not (filled := job.filled_per_node):
+        return []
+    where = f"ranks on {filled} of the {job.cluster.gpus_per_node} GPUs of a node"
+    return [f"{where}, as launchers place them; --ranks-per-node says otherwise"]
 
 
 def figures(
@@ -95,7 +114,7 @@ def figures(
 
 
 def _average_s(job: Job, times_s: Sequence[float], saving_s: float) -> float:
-    """Return the time of a step with its share of a checkpoint, of which the steps run may have any number."""
+    """Return the time of a step with its share of a checkpoint, however many steps were simulated."""
     saves = (number % job.checkpoint_every == 0 for number in range(1, len(times_s) + 1))
     without = [time - saving_s if saved else time for time, saved in zip(times_s, saves, strict=True)]
     return median(without) + saving_s / job.checkpoint_every

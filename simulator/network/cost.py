@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from foretrace.simulator.clock import to_ns
 from foretrace.simulator.errors import SimulationError
@@ -90,6 +90,10 @@ class Network:
             return self.p2p(size_bytes, *pair)
         network = Network(self.cluster, [self.placement[rank] for rank in pair], self.choice)
         return network.p2p(size_bytes, 0, 1)
+
+    def n_nodes(self, ranks: Sequence[int]) -> int:
+        """Return the number of nodes (NVLink domains) that *ranks* lie in."""
+        return len({self._reach.domain(self.placement[rank]) for rank in ranks})
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""
@@ -237,10 +241,13 @@ BARRIER_BYTES: Final = 4
 
 def job_network(job: Job) -> Network:
     """Return the network of the machine of *job*, with its ranks on the GPUs that run them."""
-    settings = {
-        name: getattr(job, name) for name in ("ranks_per_node", "placement", "nccl_algo", "nccl_proto")
-    }
-    return network_of(job.cluster, job.layout.world_size, **settings)
+    return network_of(job.cluster, job.layout.world_size, **placed(job))
+
+
+def placed(job: Job) -> dict[str, Any]:
+    """Return the settings of ``network_of`` for *job*."""
+    settings = {name: getattr(job, name) for name in ("placement", "nccl_algo", "nccl_proto")}
+    return {**settings, "ranks_per_node": job.ranks_per_node or job.filled_per_node}
 
 
 def network_of(

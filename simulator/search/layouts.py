@@ -43,13 +43,14 @@ class PipelineTimes:
 
     Args:
         cluster: the machine, used as a whole by every job.
+        per_node: ranks on each of its nodes; 0: one on every GPU.
 
     Attributes:
         units: what layers, stages and messages take there.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.units = UnitTimes(cluster)
+    def __init__(self, cluster: Cluster, per_node: int = 0) -> None:
+        self.units = UnitTimes(cluster, per_node)
         self._links: dict[tuple[int, int, int], Int64Array] = {}
         self._schedules: dict[Any, tuple[ScheduleProgram, Any]] = {}
         self._pairs: dict[Hashable, Int64Array] = {}

@@ -23,8 +23,8 @@ from foretrace.simulator.job import OFFLOADS, RECOMPUTES, Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.profiles import OVERRIDABLE, framework_names
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.sharding import SHARDINGS
+from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
