@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -271,6 +271,13 @@ class Job:
         return profile(self.framework, self.conventions)
 
     @property
+    def kinds(self) -> tuple[Job, ...]:
+        """The job on machines of one kind of node each, in the order of ``Cluster.kinds``."""
+        if not self.cluster.others:
+            return (self,)
+        return tuple(replace(self, cluster=cluster) for cluster in self.cluster.kinds)
+
+    @property
     def shards(self) -> Sharding:
         """What data-parallel ranks share out."""
         return SHARDINGS[self.sharding]
@@ -291,7 +298,12 @@ class Job:
         NVIDIA/dgxc-benchmarking llmb_run/job_launcher.py @ 841f5466.
         """
         full, layout = self.cluster.gpus_per_node, self.layout
-        if self.ranks_per_node or self.placement != "packed" or layout.world_size <= full:
+        if (
+            self.ranks_per_node
+            or self.placement != "packed"
+            or layout.world_size <= full
+            or self.cluster.others
+        ):
             return 0
         blocks = [size for size in (layout.tp, layout.tp * layout.cp, layout.ep * layout.etp) if size <= full]
         if (unit := math.lcm(*blocks)) > full:
@@ -525,13 +537,14 @@ def check_recipe(job: Job) -> None:
         if job.recipe:
             raise JobError(f"recipe={job.recipe!r} needs fp8: it says how products are quantised")
         return
-    name, device = job.recipe or job.profile.fp8_recipe, job.cluster.device
-    device.peak(RECIPES[name].dtype)
-    if name == "mxfp8" and "fp4" not in device.peak_flops_per_s:
-        raise JobError(
-            f"recipe='mxfp8': tensor cores of {device.name} take no scales per 32 values, those of Blackwell "
-            "do; delayed, current or blockwise would work"
-        )
+    name = job.recipe or job.profile.fp8_recipe
+    for device in (kind.device for kind in job.cluster.kinds):
+        device.peak(RECIPES[name].dtype)
+        if name == "mxfp8" and "fp4" not in device.peak_flops_per_s:
+            raise JobError(
+                f"recipe='mxfp8': tensor cores of {device.name} take no scales per 32 values, those of "
+                "Blackwell do; delayed, current or blockwise would work"
+            )
 
 
 def check_heads(tp: int, model: Model) -> None:

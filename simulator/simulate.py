@@ -130,11 +130,14 @@ def simulate(
     tell = progress or (lambda _: None)
     tell("building the program")
     groups = job_groups(job)
-    compute, network = ComputeModel(job.cluster.device, job.precision), job_network(job)
-    changes = changes_of(job)
-    factors = _straggler_factors(job, network)
-    special = sorted({*factors, *ranks_of(changes)})
-    building = partial(build, job, network, compute, groups=groups)
+    computes = [ComputeModel(kind.device, job.precision) for kind in job.cluster.kinds]
+    network, changes, factors = job_network(job), changes_of(job), job.variation.factors
+    unlike = range(job.layout.world_size) if job.cluster.others else ()
+    apart = {rank for rank in unlike if network.kind(rank) != network.kind(0)}
+    special = sorted({*factors, *apart, *ranks_of(changes)})
+    building = partial(
+        build, job, network, computes[0], groups=groups, others=computes[1:], kind_of=network.kind
+    )
     program, folded = _program(building, program, special, tell, folded=folded, expanded=expanded)
     program = replace(program, duration_ns=straggling(program, factors))
     stands_for = representatives(job.layout, special) if folded else None
@@ -153,7 +156,8 @@ def simulate(
         links=links,
         expands=expanded and folded,
     )
-    notes = [*expert_tp_note(job), *placement_note(job), *compute.notes]
+    notes = [*expert_tp_note(job), *placement_note(job)]
+    notes += dict.fromkeys(note for compute in computes for note in compute.notes)
     saving_s = checkpoint_s(job, groups)
     summary = figures(job, simulation.run, memories, rests_on=notes, saving_s=saving_s)
     if job.expert_tp_from == "open":
@@ -239,16 +243,6 @@ def _memory(
     """Return the memory over time of every rank that has spans; *memories* are by pipeline rank."""
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
     return memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored})
-
-
-def _straggler_factors(job: Job, network: Network) -> dict[int, float]:
-    """Return, by rank, how much longer its compute takes: a straggler, or on nodes of another kind."""
-    factors = job.variation.factors
-    if not job.cluster.others:
-        return factors
-    slower = {rank: job.cluster.slowdown(gpu) for rank, gpu in enumerate(network.placement)}
-    found = {rank: slow * factors.get(rank, 1.0) for rank, slow in slower.items()}
-    return {rank: factor for rank, factor in found.items() if factor != 1}
 
 
 def _distribution(

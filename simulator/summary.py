@@ -13,6 +13,7 @@ from foretrace.simulator.intervals import intervals
 from foretrace.simulator.job import EXPERT_TP_FROM, RECOMPUTES, Job
 from foretrace.simulator.memory.ranks import RankMemory, rank_memories
 from foretrace.simulator.memory.remedies import as_flags
+from foretrace.simulator.network.cost import job_network
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.units import format_bytes, format_capacity
 from foretrace.traces.analysis.metrics import summarize
@@ -76,7 +77,7 @@ def figures(
     times_s = [step["step_time_s"] for step in found["steps"]]
     average_s = _average_s(job, times_s, saving_s) if job.checkpoint_every else step_s
     tokens_per_s = job.tokens_per_step / average_s
-    peak_flops = n_ranks * job.cluster.device.peak(job.precision)
+    peak_flops = _peak_flops_per_s(job)
     headline = {
         "step_time_s": step_s,
         "tokens_per_s": tokens_per_s,
@@ -111,6 +112,15 @@ def figures(
         ],
         "rests_on": list(rests_on),
     }
+
+
+def _peak_flops_per_s(job: Job) -> float:
+    """Return what the GPUs of all ranks would do per second at their peaks."""
+    peaks = [kind.device.peak(job.precision) for kind in job.cluster.kinds]
+    if len(peaks) == 1:
+        return job.layout.world_size * peaks[0]
+    network = job_network(job)
+    return sum(peaks[network.kind(rank)] for rank in range(job.layout.world_size))
 
 
 def _average_s(job: Job, times_s: Sequence[float], saving_s: float) -> float:

@@ -23,12 +23,11 @@ from foretrace.simulator.builder.stages import Unit, layer_kind, stage_layers, u
 from foretrace.simulator.builder.step import job_groups
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.job import Job
-from foretrace.simulator.network.cost import network_of
+from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Int64Array
 from foretrace.simulator.schedules import ACTION_KINDS, has_two_copies
 from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from foretrace.simulator.workload.recompute import as_kept, recomputes
-from foretrace.topologies.cluster import Cluster
 
 _ELSEWHERE: Final = {
     *("model", "cluster", "layout", "global_batch", "schedule", "virtual_stages", "overlap_p2p"),
@@ -64,11 +63,11 @@ class UnitTimes:
 
     Args:
         cluster: the machine, used as a whole by every job.
-        per_node: ranks on each of its nodes; 0: one on every GPU.
+        network: what communications cost on it.
     """
 
-    def __init__(self, cluster: Cluster, per_node: int = 0) -> None:
-        self.network = network_of(cluster, cluster.n_gpus, ranks_per_node=per_node)
+    def __init__(self, network: Network) -> None:
+        self.network = network
         self._known: dict[Hashable, Any] = {}
         self._groups: dict[Any, Groups] = {}
         self._models: dict[int, object] = {}
