@@ -14,7 +14,7 @@ from foretrace.simulator.errors import JobError, TableError
 from foretrace.simulator.job import Job, check_chunks, why_not_combined
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model, names
-from foretrace.simulator.network.cost import Network, network_of
+from foretrace.simulator.network.cost import Network, network_of, placed
 from foretrace.simulator.profiles import framework_of, load_framework
 from foretrace.simulator.settings import CONVENTIONS
 from foretrace.simulator.settings import SHAPE as SHAPE_SETTING
@@ -454,7 +454,7 @@ class StepJob:
     @property
     def network(self) -> Network:
         """Network of the machine, with ranks where they were; one per machine and number of ranks."""
-        return _network(self.job.cluster, self.job.layout.world_size, self.job.ranks_per_node)
+        return _network(self.job.cluster, self.job.layout.world_size, tuple(placed(self.job).items()))
 
 
 def step_job(row: Row) -> StepJob:
@@ -471,7 +471,6 @@ def step_job(row: Row) -> StepJob:
     if (n_gpus := row.integer("world_size", world_size)) != world_size:
         raise TableError(f"world_size={n_gpus}: tp*pp*dp*cp is {world_size}")
     cluster = _machine(hardware, row.text("interconnect"), world_size, _n_nodes(row, world_size))
-    n_domains = -(-world_size // cluster.gpus_per_node)
     virtual_stages = max(1, row.integer("virtual_pp", 1)) if job.layout.pp > 1 else 1
     named = schedule_named(row.text("schedule")) if job.layout.pp > 1 else ""
     schedule = named if named not in BY_STAGES else schedule_of(row.text("notes"), virtual_stages)
@@ -479,7 +478,6 @@ def step_job(row: Row) -> StepJob:
     job = replace(
         job,
         cluster=replace(cluster.sized(world_size), device=device_of(hardware)),
-        ranks_per_node=-(-world_size // n_domains),
         schedule=schedule_of("", virtual_stages) if unpaired else schedule,
         virtual_stages=virtual_stages if virtual_stages > 1 else None,
         counted_ends=_counted_ends(job, job.layout.pp * virtual_stages),
@@ -539,9 +537,9 @@ def _machine(hardware: str, interconnect: str, n_gpus: int, n_nodes: int) -> Clu
 
 
 @cache
-def _network(cluster: Cluster, n_gpus: int, per_node: int) -> Network:
-    """Return the network of *n_gpus* of *cluster*, spread evenly over its NVLink domains."""
-    return network_of(cluster, n_gpus, ranks_per_node=per_node)
+def _network(cluster: Cluster, n_gpus: int, settings: tuple[tuple[str, Any], ...]) -> Network:
+    """Return the network of *n_gpus* of *cluster*, with *settings* of ``network_of``."""
+    return network_of(cluster, n_gpus, **dict(settings))
 
 
 def step_columns(row: Row, machines: Machines) -> dict[str, object]:
