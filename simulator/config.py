@@ -159,7 +159,7 @@ def with_expert_tp(
         the degrees, and a key of ``simulator.job.EXPERT_TP_FROM``; empty if there is nothing to decide.
     """
     tp, ep = degrees.get("tp", 1), degrees.get("ep", 1)
-    if not model.n_experts or "expert_tp" in degrees or tp <= 1:
+    if not model.n_experts or "expert_tp" in degrees or tp <= 1 or min(degrees.values()) < 1:
         return dict(degrees), ""
     framework = profile(given.get("framework", "megatron"), tuple((given.get(CONVENTIONS) or {}).items()))
     possible = possible_expert_tp(model, degrees, sequence_parallel=given.get("sequence_parallel", True))

@@ -297,13 +297,9 @@ class Job:
         NVIDIA-NeMo/Megatron-Bridge scripts/performance/utils/executors.py @ 067f987d and of
         NVIDIA/dgxc-benchmarking llmb_run/job_launcher.py @ 841f5466.
         """
-        full, layout = self.cluster.gpus_per_node, self.layout
-        if (
-            self.ranks_per_node
-            or self.placement != "packed"
-            or layout.world_size <= full
-            or self.cluster.others
-        ):
+        cluster, layout = self.cluster, self.layout
+        full, is_given = cluster.gpus_per_node, self.ranks_per_node or self.placement != "packed"
+        if is_given or layout.world_size <= full or cluster.others or cluster.fabric_spec.links:
             return 0
         blocks = [size for size in (layout.tp, layout.tp * layout.cp, layout.ep * layout.etp) if size <= full]
         if (unit := math.lcm(*blocks)) > full:

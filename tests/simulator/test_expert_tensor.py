@@ -146,6 +146,7 @@ def test_copies_of_experts_are_as_many_as_of_the_rest() -> None:
         ({"tp": 4, "expert_tp": 2, "sequence_parallel": False}, "needs sequence_parallel: .* or expert_tp=4"),
         ({"model": "llama3-8b", "tp": 4, "expert_tp": 2}, "llama3-8b has no experts"),
         ({"tp": 4, "expert_tp": -1}, "a whole number of at least 1"),
+        ({"tp": 4, "ep": 0}, "ep=0: a parallel degree is a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_cut_so_is_refused_with_what_could(given: dict[str, Any], said: str) -> None:

@@ -73,6 +73,7 @@ def test_the_answer_does_not_depend_on_which_kind_is_the_base(tmp_path: Path) ->
         for name in ("step_time_s", "mfu", "peak_memory_bytes", "memory_limit_bytes", "tokens_per_s"):
             assert first[name] == pytest.approx(second[name], rel=1e-12), (name, layout)
         assert sorted(first["rests_on"]) == sorted(second["rests_on"])
+        assert first["intervals"]["step_time_from"] == second["intervals"]["step_time_from"]
     prices = {load_cluster(cluster, 32).mean_price_usd_per_gpu_hour for cluster in clusters}
     assert len(prices) == 1
 
