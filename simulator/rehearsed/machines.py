@@ -98,7 +98,7 @@ def _cost(
     row: Mapping[str, Any], cluster: Cluster, price: str | None, tokens: str | None
 ) -> dict[str, float | None]:
     """Return dollars per billion tokens, and days and dollars of the budget, None for what is not known."""
-    usd_per_hour = cluster.price_usd_per_gpu_hour if price is None else parse_price(price)
+    usd_per_hour = cluster.mean_price_usd_per_gpu_hour if price is None else parse_price(price)
     per_s, budget = row["tokens_per_s"], None if tokens is None else parse_count(tokens)
     usd = None
     if usd_per_hour is not None and per_s:
