@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from foretrace.traces.batch import batch_in, told
 from foretrace.traces.console import telling
 from foretrace.traces.replacing import check_can_write
 from foretrace.traces.report.format import format_si
@@ -73,6 +74,11 @@ NOTABLE: Final = 0.01
     show_default=True,
     help="Tokens of experts: a rank's over an even share (1.5: the fullest), zipf:0.5, or a list or file of "
     "shares per expert.",
+)
+@click.option(
+    "--tokens-per-step",
+    type=click.IntRange(min=1),
+    help="Tokens of a step over all ranks, where the script does not tell them.",
 )
 @click.option(
     "--without-gpu",
@@ -166,6 +172,7 @@ def _document(found: Rehearsal, path: Path, *, is_timed: bool) -> dict[str, Any]
         "ranks": list(found.ranks),
         "layout": found.layout.degrees if found.layout else None,
         "job": dict(found.job),
+        **told(found.job),
         "memory": dict(found.memory),
         "stated": list(found.stated),
         "notes": list(_noted(found, is_timed=is_timed)),
@@ -203,6 +210,7 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
     ranks = ", ".join(map(str, found.ranks[:8])) + (", ..." if len(found.ranks) > 8 else "")
     click.echo(f"{path}: rank {ranks} of {found.world_size}, {layout_words(found)}")
     click.echo(f"  {steps_words(found)}")
+    click.echo(f"  {batch_in(found.job).words}")
     for rank, memory in list(found.memory.items())[:8]:
         largest = sorted(memory["bytes"].items(), key=lambda item: -item[1])[:3]
         words = ", ".join(f"{name} {format_si(size, 'B')}" for name, size in largest)
