@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from foretrace.tracer import internals
-from foretrace.tracer.groups import Groups, axis_of
+from foretrace.tracer.groups import GroupInfo, Groups, axis_of
 from foretrace.tracer.wrapped import around, inside, said_by_holders, said_by_parts
 from foretrace.traces.layout import AXES
 
@@ -84,6 +84,15 @@ def tensor_parallel(model: Any) -> list[Any]:
             if placement.is_shard(dim=1):
                 found[id(mesh), i] = mesh.get_group(i)
     return list(found.values())
+
+
+def cutting(groups: Groups, model: Any) -> Iterator[GroupInfo]:
+    """Yield the groups over which parameters of *model* are cut that know their whole shape."""
+    for parameter in model.parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        for i, placement in enumerate(parameter.placements if mesh is not None else ()):
+            if placement.is_shard():
+                yield groups.of(mesh.get_group(i))
 
 
 def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:

@@ -71,7 +71,7 @@ def wrapped() -> None:
 
 
 def staged() -> None:
-    """A pipeline whose stages are neighbours, with replicas, that runs twice in a step: an order of its own."""
+    """A pipeline whose stages are neighbours, with replicas, that runs twice a step: an order of its own."""
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
     at = mesh["pp"].get_local_rank()

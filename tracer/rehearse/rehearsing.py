@@ -155,7 +155,7 @@ class _Acted:
         if not asked.ranks:
             self._chain = acted_chain(troupe, self.outcomes, ranks[0], also=early)
         classes = self._classes(ranks[0])
-        samples = [] if asked.ranks else list(classes.samples(asked.samples))
+        samples = [] if asked.ranks else list(classes.samples(asked.samples, groups_of(early)))
         wanted = [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)]
         for rank in early:
             if rank in wanted:

@@ -281,7 +281,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     return {
         "groups": [asdict(group) for group in world.groups(session)],
         "layout": None if layout is None else layout.degrees,
-        "model": session.model,
+        "model": session.whole_model(),
         "job": {**session.job, "forwards_per_step": session.trainings.n_passes()},
         "part": session.trainings.part(first_step),
         "first_step": first_step,

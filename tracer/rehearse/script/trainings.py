@@ -9,9 +9,10 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from foretrace.tracer.averaged import Averaged
+from foretrace.tracer.flows import Flows
 from foretrace.tracer.parallelism import SHARDING, data_parallel
 from foretrace.tracer.rehearse.operators.calls import is_wrapped, parts_of
 from foretrace.tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
@@ -61,7 +62,7 @@ class Trainings:
     Attributes:
         loaded: rows that loaders have delivered.
         begun: the first steps of trainings after the first one.
-        averaged: told of each communication; finds groups over which the script sums gradients by itself.
+        flows: told of each communication; finds what groups are for that nobody has named.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -73,8 +74,11 @@ class Trainings:
         self.begun: list[int] = []
         self._shapes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parameters: list[dict[int, tuple[int, ...]]] = []
-        self.averaged = Averaged(
-            session.groups, self._trained_shapes, lambda: max(session.by_step.values(), default=1)
+        self.flows = Flows(
+            session.groups,
+            self._trained_shapes,
+            lambda: max(session.by_step.values(), default=1),
+            lambda: prod((session.job.get("input_shape") or [0])[: 1 + is_tokens(session.job)]),
         )
 
     def meet(self, model: Any) -> None:
@@ -116,7 +120,7 @@ class Trainings:
     def layout(self, rank: int) -> Layout | None:
         """Return the parallel degrees that the groups of *rank* tell, now that the last step is over."""
         session = self._session
-        self.averaged.settle(max(session.position.step - 1, 0))
+        self.flows.settle(max(session.position.step - 1, 0))
         return session.groups.layout(rank)
 
     def _trained_shapes(self) -> list[Counter[tuple[int, ...]]]:
