@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from foretrace.tracer.rehearse.advice import findings
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.ranks.accelerated import accelerate_flags
 from foretrace.tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
@@ -257,7 +258,7 @@ class _Acted:
         script, _ = script_of(self._asked.command)
         notes = list(dict.fromkeys(note for one in outcomes.values() for note in one["notes"]))
         notes += [note for note in dict.fromkeys(self._noted) if note not in notes]
-        n_tokens = self._asked.tokens_per_step
+        groups, n_tokens = groups_of(outcomes, self._chain), self._asked.tokens_per_step
         batch = self._batch if n_tokens is None else stated(n_tokens)
         job = {key: value for one in reversed(list(outcomes.values())) for key, value in one["job"].items()}
         return Rehearsal(
@@ -267,11 +268,15 @@ class _Acted:
             name=name_of(self._asked.command),
             command=script,
             layout=self._layout(),
-            groups=groups_of(self.outcomes, self._chain),
+            groups=groups,
             model=joined_models([one["model"] for one in outcomes.values()]),
             job={
                 **job,
+                "findings": findings(
+                    outcomes, {rank: read_rank(self._folder, rank) for rank in sorted(outcomes)}, groups
+                ),
                 **batch.job,
+                "rows_given": {rank: outcomes[rank]["part"].get("given") for rank in sorted(outcomes)},
                 "first_step": first["first_step"],
                 "steps": first["steps"],
                 "rehearsing_s": max(one["process_s"] for one in outcomes.values()),

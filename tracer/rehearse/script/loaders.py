@@ -68,6 +68,7 @@ class Loaded:
 
     Attributes:
         dealt: by loader, ``dealt_by`` of it.
+        lacking: by loader, ``uneven_of`` it.
         marks: by step, what tells each batch from others, in the order of their delivery.
         shapes: of the tensors in the last batch that has some.
     """
@@ -76,6 +77,7 @@ class Loaded:
         self._position = position
         self._given: dict[int, dict[int, list[_Batch]]] = {}  # by step and loader
         self.dealt: dict[int, dict[str, int]] = {}
+        self.lacking: dict[int, dict[str, Any]] = {}
         self.marks: dict[int, list[Mark]] = {}
         self.shapes: list[list[int]] = []
 
@@ -129,6 +131,11 @@ class Loaded:
         is_batch = shape in self.shapes or longer in self.shapes
         return {"batches": marks[:MOST_TOLD], "is_batch": is_batch, "dealt": dealt}
 
+    def uneven(self) -> list[dict[str, Any]]:
+        """Return ``uneven_of`` the loaders of the last step that has a batch."""
+        used = self._given[max(self._given)] if self._given else {}
+        return [found for loader in used if (found := self.lacking.get(loader))]
+
     def shrunk(self, step: int, before: int) -> tuple[int, int] | None:
         """Return the samples of *step* and of the step *before* if a loader gives half of them at most.
 
@@ -167,6 +174,30 @@ def dealt_by(loader: Any) -> dict[str, int]:
             if type(n := getattr(sampler, name, None)) is int:
                 found[f"{type(sampler).__name__}.{name}"] = n
     return found
+
+
+def uneven_of(loader: Any) -> dict[str, Any]:
+    """Return what does not come out even in an epoch of *loader*, nothing if all does or nobody knows.
+
+    ``rows`` in the data set, those ``repeated`` by a sampler so that all ranks have as many, those in the
+    ``last`` batch of a rank if it has fewer than ``batch_size``, and whether that ``is_dropped``.
+    """
+    try:
+        sampler, rows, size = loader.sampler, len(loader.sampler), loader.batch_size
+        n_all = len(loader.dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        return {}
+    repeated = getattr(sampler, "total_size", n_all) - n_all
+    last = rows % size if type(size) is int and size else 0
+    if repeated <= 0 and not last:
+        return {}
+    return {
+        "rows": n_all,
+        "repeated": max(repeated, 0),
+        "batch_size": size,
+        "last": last,
+        "is_dropped": bool(loader.drop_last),
+    }
 
 
 class AskedInVain:

@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from foretrace.tracer.flows import Flows
-from foretrace.tracer.parallelism import SHARDING, data_parallel
+from foretrace.tracer.parallelism import SHARDING, data_parallel, gathered
 from foretrace.tracer.rehearse.operators.calls import is_wrapped, parts_of
 from foretrace.tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
 from foretrace.tracer.shape import describe_model
@@ -149,7 +149,8 @@ class Trainings:
         """Return what this rank trains on in a step, of those from *first* on.
 
         ``rows``, ``tokens`` (0: the input has none) and the product that they are, in ``words``; or why they
-        are ``unknown``. Says what is counted where that is not plain.
+        are ``unknown``. Beside these, ``given`` are the rows that the model is given. Says what is counted
+        where that is not plain.
         """
         session, job, step = self._session, self._session.job, self._last_step()
         shape = job.get("input_shape")
@@ -160,7 +161,7 @@ class Trainings:
         n_passes = self.n_passes()
         sizes, by_shape = session.learning.sizes(first), is_tokens(job)
         rows = shape[0] * n_passes if sizes is None else sizes.rows
-        tokens = rows * shape[1] * by_shape if sizes is None else sizes.tokens
+        tokens, given = rows * shape[1] * by_shape if sizes is None else sizes.tokens, rows
         if tokens and job.get("input_is_embedded") and not self.loaded.fits(shape[0], step):
             tokens = 0
         samples = self.loaded.only(step)
@@ -174,13 +175,18 @@ class Trainings:
         elif not tokens:
             rows, said, is_known = self.loaded.counted(shape, rows, step)
             if not is_known:
-                return {"unknown": said}
+                return {"unknown": said, "given": given}
             session.warn(said) if said else None
         plain = _plain(shape, n_passes, has_tokens=tokens > 0 and len(shape) > 1)
         if (rows, tokens) == (plain["rows"], plain["tokens"]):
             return plain
         words = f"{tokens:,} tokens in {rows:,} rows of a rank" if tokens else f"{rows:,} rows of a rank"
-        return {"rows": rows, "tokens": tokens, "words": words}
+        return {"rows": rows, "tokens": tokens, "words": words, "given": given}
+
+    def gathered(self) -> tuple[int, int]:
+        """Return how much FSDP gathers of the described model, and how much of that pads."""
+        model = None if self._now is None else self._now()
+        return (0, 0) if model is None else gathered(self._session.groups, model)
 
     def _last_step(self) -> int:
         return max(self._session.by_step, default=self._session.position.step)
@@ -211,4 +217,5 @@ def _plain(shape: Sequence[int], n_passes: int, *, has_tokens: bool) -> dict[str
     rows = int(shape[0]) * n_passes
     words = f"{shape[0]:,} rows" + (f" × {shape[1]:,}" if has_tokens else "")
     words += f" × {n_passes} micro-batches" if n_passes > 1 else ""
-    return {"rows": rows, "tokens": rows * int(shape[1]) if has_tokens else 0, "words": words}
+    tokens = rows * int(shape[1]) if has_tokens else 0
+    return {"rows": rows, "tokens": tokens, "words": words, "given": rows}
