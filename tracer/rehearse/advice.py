@@ -46,8 +46,8 @@ def _padding(outcomes: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
     if shares[rank] < LEAST_PADDING:
         return []
     words = (
-        f"FSDP pads {100 * shares[rank]:.0f} % of what it gathers: dimensions of parameters are rounded up to a "
-        "multiple of the ranks that they are cut over; cut them over fewer ranks, or along a longer dimension"
+        f"FSDP pads {100 * shares[rank]:.0f} % of what it gathers: dimensions of parameters are rounded up "
+        "to a multiple of the ranks that they are cut over; cut them over fewer ranks, or along another one"
     )
     return [{"finding": "padding", "share": shares[rank], "rank": rank, "words": words}]
 
