@@ -174,14 +174,14 @@ class _Acted:
         check_choices(self._load, self.outcomes.values())
         if self._tell_each_other(act) or asked.ranks:
             classes = self._classes(ranks[0])
-            samples = [] if asked.ranks else list(classes.samples(asked.samples))
+            groups = groups_of(self.outcomes)
+            samples = [] if asked.ranks else list(classes.samples(asked.samples, groups))
             self._act(troupe, [at for at, _ in samples])
         groups = groups_of(self.outcomes, self._chain)
         self._batch, said = batch_of(self.outcomes, groups, self._layout(), asked.world_size)
         self._noted += said
         checked = self._check(samples)
         kept = [rank for rank, _ in samples if rank in self.outcomes]
-        groups = groups_of(self.outcomes, self._chain)
         self._act(troupe, [peer for rank in kept for peer in peers_of(rank, groups)])
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)

@@ -95,7 +95,7 @@ class Classes:
 
         Args:
             n: classes to check: the first one, then the last.
-            acted: groups of the last rank of the world, if it has been acted out beside the first.
+            acted: groups of ranks that have been acted out, such as of the last rank of the world.
         """
         stands = self.representatives(self.members)
         for representative in [*dict.fromkeys((self.members[0], self.members[-1]))][:n]:
@@ -109,18 +109,20 @@ class Classes:
     def _with_corner(
         self, representative: int, ends: list[int], members: Sequence[int], acted: Sequence[Group]
     ) -> list[int]:
-        """Return *ends* with the last rank of the world, which has been acted out, in place of one of them.
+        """Return *ends* with the last rank of the world, if that is of the class.
 
-        It differs from one end, whose group it shares, along the axis of another, which need not be run.
+        It has mostly been acted out beside the first, and may be in no group of the representative. It takes
+        the place of an end where it shares a group with another: along the axis of the first it differs from
+        the second, so that the first need not be run.
         """
         corner = self._world_size - 1
+        if corner not in members:
+            return ends
         others = [end for end in ends if end != corner]
         apart = [group.ranks for group in acted if representative not in group.ranks]
         near = [end for end in others if any({end, corner} <= {*ranks} for ranks in apart)]
-        if corner not in members or not near or len(others) == 1:
-            return ends
-        farthest = next(end for end in reversed(others) if end != near[0])
-        return [*(end for end in others if end != farthest), corner]
+        spare = [end for end in reversed(others) if end != near[0]][:1] if near else []
+        return [*(end for end in others if end not in spare), corner]
 
 
 def groups_of(outcomes: Mapping[int, Mapping[str, Any]], chain: Sequence[int] = ()) -> tuple[Group, ...]:
