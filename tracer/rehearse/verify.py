@@ -110,11 +110,13 @@ def verify(
 
 
 def with_processes(command: Sequence[str], n: int) -> tuple[str, ...]:
-    """Return *command* so that torchrun starts *n* processes, unless it says how many itself.
+    """Return *command* so that torchrun starts *n* processes of a script, unless it says how many itself.
 
-    >>> with_processes(("torchrun", "train.py"), 2)
-    ('torchrun', '--nproc-per-node', '2', 'train.py')
+    >>> with_processes(("torchrun", "train.py"), 2) == with_processes(("train.py",), 2)
+    True
     """
+    if command and command[0].endswith(".py"):
+        command = ("torchrun", *command)
     is_silent = not any(word.partition("=")[0] in PER_NODE for word in command)
     if command and Path(command[0]).name == "torchrun" and is_silent:
         return (command[0], PER_NODE[0], str(n), *command[1:])
