@@ -59,6 +59,16 @@ def test_stages_that_are_neighbours_share_their_rows(tmp_path: Path) -> None:
     assert set(layout_words(found).split(",")[0].split()) == {"groups", "dp4", "pp2"}
 
 
+@pytest.mark.parametrize(("ranks", "n_stages"), [((0,), None), ((0, 1), 2)])
+def test_the_size_of_a_model_is_that_of_all_stages_or_unknown(
+    ranks: tuple[int, ...], n_stages: int | None, tmp_path: Path
+) -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32)
+    n_params = None if n_stages is None else n_stages * sum(one.numel() for one in layer.parameters())
+    asked = Asked(command=(str(SCRIPT), "staged"), world_size=2, ranks=ranks)
+    assert (rehearse(asked, tmp_path / "run").model or {})["n_params"] == n_params
+
+
 def test_rows_are_those_that_train_and_features_are_no_tokens(tmp_path: Path) -> None:
     """What is evaluated beside, even before the first training pass, is said to be in the time alone."""
     found = _rehearsed("evaluated", tmp_path)

@@ -260,6 +260,10 @@ class _Acted:
         notes += [note for note in dict.fromkeys(self._noted) if note not in notes]
         groups, n_tokens = groups_of(outcomes, self._chain), self._asked.tokens_per_step
         batch = self._batch if n_tokens is None else stated(n_tokens)
+        model = joined_models([one["model"] for one in outcomes.values()])
+        pipelines = [{*group.ranks} for group in groups if group.axis == "pp"]
+        if model and pipelines and not any(ranks <= outcomes.keys() for ranks in pipelines):
+            model["n_params"] = None  # stages are missing
         job = {key: value for one in reversed(list(outcomes.values())) for key, value in one["job"].items()}
         return Rehearsal(
             world_size=self._asked.world_size,
@@ -269,7 +273,7 @@ class _Acted:
             command=script,
             layout=self._layout(),
             groups=groups,
-            model=joined_models([one["model"] for one in outcomes.values()]),
+            model=model,
             job={
                 **job,
                 "findings": findings(
