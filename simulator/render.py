@@ -27,6 +27,9 @@ RANGES: Final = (("times", "step_time_from"), ("memory", "peak_memory_from"))
 LEAST_SHARE: Final = 5e-4
 """Least share of a step that is listed: less would be shown as 0.0 %."""
 
+UNKNOWN: Final = "unknown"
+"""What stands for a figure of a step whose batch is unknown."""
+
 SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
 
@@ -137,8 +140,9 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
     saves = _saves(summary)
     rows = {
         "step time": _with_interval(summary, "step_time_s", format_time),
+        **({"batch": escape(summary["batch"])} if "batch" in summary else {}),
         "throughput": _throughput(summary) + saves,
-        "MFU": _with_interval(summary, "mfu", format_share) + saves,
+        "MFU": UNKNOWN if summary["mfu"] is None else _with_interval(summary, "mfu", format_share) + saves,
         "peak memory": _with_interval(summary, "peak_memory_bytes", format_bytes)
         + f", of {format_capacity(summary['memory_limit_bytes'])}",
         **({"with PyTorch's cache": format_bytes(cached)} if cached else {}),
@@ -174,6 +178,8 @@ def _with_interval(
 
 def _throughput(summary: Mapping[str, Any]) -> str:
     """Return tokens per second; rows of the input instead where the model has no tokens."""
+    if not (summary["tokens_per_s_per_gpu"] or summary.get("rows_per_s_per_gpu")):
+        return UNKNOWN
     if not summary["tokens_per_s_per_gpu"]:
         return f"{summary['rows_per_s_per_gpu']:,.0f} rows of the model's input/s per GPU"
     per_gpu = _with_interval(summary, "tokens_per_s_per_gpu", "{:,.0f}".format, " tokens/s per GPU")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from foretrace.tracer import internals
-from foretrace.tracer.groups import Groups, axis_of
+from foretrace.tracer.groups import GroupInfo, Groups, axis_of
 from foretrace.tracer.guarded import Replacements
 from foretrace.tracer.wrapped import around, inside, said_by_holders, said_by_parts
 from foretrace.traces.layout import AXES
@@ -78,6 +79,39 @@ def tensor_parallel(model: Any) -> list[Any]:
             if placement.is_shard(dim=1):
                 found[id(mesh), i] = mesh.get_group(i)
     return list(found.values())
+
+
+def cutting(groups: Groups, model: Any) -> Iterator[GroupInfo]:
+    """Yield the groups over which parameters of *model* are cut that know their whole shape."""
+    for parameter in model.parameters():
+        if (mesh := getattr(parameter, "device_mesh", None)) is None:
+            continue
+        for i, placement in enumerate(parameter.placements):
+            if placement.is_shard():
+                yield groups.of(mesh.get_group(i))
+
+
+def gathered(groups: Groups, model: Any) -> tuple[int, int]:
+    """Return how many numbers FSDP2 gathers to have all parameters of *model* once, and how many of them pad.
+
+    Of a parameter that is cut over ranks each has as many rows, of which the last ones may be zeros.
+    """
+    n_gathered = n_padding = 0
+    is_fsdp2 = any(internals.fsdp2_groups(module) for module in model.modules())
+    for parameter in model.parameters() if is_fsdp2 else ():
+        if (mesh := getattr(parameter, "device_mesh", None)) is None:
+            continue
+        shape, ranks, at = [*parameter.shape], 1, 0
+        for i, placement in enumerate(parameter.placements):
+            if placement.is_shard() and groups.of(mesh.get_group(i)).axis == "dp":
+                ranks, at = ranks * mesh.size(i), placement.dim
+            elif placement.is_shard():  # before FSDP, by tensor parallelism
+                shape[placement.dim] = ceil(shape[placement.dim] / mesh.size(i))
+        n_own = prod(shape)
+        shape[at] = ceil(shape[at] / ranks) * ranks
+        n_gathered += prod(shape) if ranks > 1 else 0
+        n_padding += prod(shape) - n_own if ranks > 1 else 0
+    return n_gathered, n_padding
 
 
 def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:

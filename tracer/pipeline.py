@@ -57,6 +57,7 @@ class PipelineHook(Replacements):
         self._upcoming: dict[tuple[str, int], tuple[Position, Block]] = {}
         self._stages: dict[int, tuple[Block, int, int]] = {}  # its block and its numbers, by its index
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._trained: dict[int, tuple[int, list[int]]] = {}  # by stage: step, chunks of each schedule
         self.replace(base, "__init__", functools.partial(self._noting, self._note_stage))
         self.replace(base, "forward_one_chunk", lambda f: self._acting(f, "forward"))
         self.replace(base, "backward_one_chunk", self._acting_backward)
@@ -103,7 +104,7 @@ class PipelineHook(Replacements):
 
         return method
 
-    def _begins(self, stage: Any, microbatch: int, kind: str) -> _Action:
+    def _begins(self, stage: Any, microbatch: int, kind: str, *, is_loss: bool = False) -> _Action:
         session, at = self._session, self._session.position
         before = at.stage, at.virtual_stage, at.microbatch
         known = self._stages.get(stage.stage_index)
@@ -113,6 +114,8 @@ class PipelineHook(Replacements):
         if kind == "forward":
             has_gradients = session.steps.has_gradients() and getattr(stage, "has_backward", True)
             session.steps.called(stage.submod, has_gradients=has_gradients)
+            if has_gradients and not is_loss:
+                self._count(stage.stage_index, microbatch)
         else:
             session.steps.begin()
         session.lane.own()
@@ -122,6 +125,22 @@ class PipelineHook(Replacements):
         if kind != "forward":
             session.backward.kind = kind
         return kind, depth, before
+
+    def _count(self, stage: int, microbatch: int) -> None:
+        """Count a forward that trains: a step may run several schedules, each from micro-batch 0 on."""
+        step, chunks = self._trained.get(stage, (-1, []))
+        if step != self._session.position.step:
+            step, chunks = self._session.position.step, []
+            self._trained[stage] = step, chunks
+        if microbatch == 0 or not chunks:
+            chunks.append(0)
+            if len(chunks) > self._session.job.get("schedules_per_step", 1):
+                self._session.note_job(schedules_per_step=len(chunks))
+        chunks[-1] = max(chunks[-1], microbatch + 1)
+
+    def microbatches_in(self, step: int) -> int:
+        """Return the micro-batches that all schedules of *step*, the last one, trained."""
+        return max((sum(chunks) for at, chunks in self._trained.values() if at == step), default=0)
 
     def _ends(self, action: _Action) -> None:
         session, (kind, depth, before) = self._session, action
@@ -139,7 +158,7 @@ class PipelineHook(Replacements):
     def _loss_begins(
         self, _: Any, stage: Any, output: Any, targets: Any, microbatch: int, *rest: Any
     ) -> _Action:
-        state = self._begins(stage, microbatch, "forward")
+        state = self._begins(stage, microbatch, "forward", is_loss=True)
         self._session.lane.replace("forward", Block("loss", is_glue=not stage.is_last))
         return state
 

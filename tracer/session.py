@@ -200,7 +200,7 @@ class Session(Training[Lane], Guarded):
             name=self.name,
             world_size=self.world_size,
             layout=self.groups.layout(self.rank),
-            model=self.model,
+            model=self.whole_model(),
             cluster=self._machine,
             job={**self.job, **self.passes.describe()} or None,
             groups=groups,

@@ -281,8 +281,11 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     return {
         "groups": [asdict(group) for group in world.groups(session)],
         "layout": None if layout is None else layout.degrees,
-        "model": session.model,
-        "job": {**session.job, **session.trainings.counts(first_step)},
+        "model": session.whole_model(),
+        "job": {**session.job, "forwards_per_step": session.trainings.n_passes()},
+        "part": session.trainings.part(first_step),
+        "gathered": session.trainings.gathered(),
+        "uneven": session.trainings.loaded.uneven(),
         "first_step": first_step,
         "steps": max(min(spec["steps"], session.position.step - first_step), 1),
         "memory": session.memory.described(has_gpu=session.job.get("device") != "cpu"),

@@ -1,4 +1,4 @@
-"""A loop that sums its gradients by itself is data parallel, though nothing says so."""
+"""What flows over a group tells its axis where nothing else does: gradients, activations, tokens."""
 
 import sys
 from collections import Counter
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rehearsals import rehearse
+from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.tracer.averaged import Averaged, are_gradients
-from foretrace.tracer.groups import Groups
+from foretrace.tracer.flows import Flows, are_gradients
+from foretrace.tracer.groups import GroupInfo, Groups
 from foretrace.tracer.records import Block, Communication
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.layout import Layout
@@ -64,11 +64,11 @@ def named(sizes: list[list[int]], *, params: int, passes: int = 1, kind: str = "
     """Return the axis of a group after steps in which these numbers of elements were summed over it."""
     groups = Groups(2, lambda group: "gloo", lambda group: (0, 1))
     info = groups.of(Group())
-    averaged = Averaged(groups, lambda: [Counter({(params,): 1})], lambda: passes)
+    flows = Flows(groups, lambda: [Counter({(params,): 1})], lambda: passes)
     for step, several in enumerate([*sizes, [0]]):
         for size in several:
             where = (step, -1, -1, -1)
-            averaged.note(Communication(kind, info, 0, -1, 2 * size, "bf16", Block("x"), where, 0))
+            flows.note(Communication(kind, info, 0, -1, 2 * size, "bf16", Block("x"), where, 0))
     return info.axis
 
 
@@ -181,3 +181,110 @@ def test_all_reduces_by_hand_are_data_parallel_in_a_rehearsal(tmp_path: Path) ->
     )
     found = rehearse(Asked(command=(str(script),), world_size=4, ranks=(0,)), tmp_path / "run")
     assert {group.ranks for group in found.groups if group.axis == "dp"} >= {(0, 1), (0, 2)}
+
+
+PLACES, PARAMS = 24, 1000
+ACTIVATIONS = [("all_reduce", 48, "forward"), ("all_reduce", 72, "backward")]
+TOKENS = [("all_to_all", 48, phase) for phase in ("forward", "backward")]
+
+
+def served(*flow: tuple[str, int, str], dtype: str = "bf16", copies: tuple[int, ...] = ()) -> str:
+    """Return the axis of a group of two ranks over which numbers flow so in each of three steps."""
+    groups = Groups(4, lambda group: "gloo", lambda group: (0, 1))
+    info = groups.of(Group())
+    if copies:
+        groups.by_object[1] = groups._by_name["copies"] = GroupInfo(9, "dp", copies)
+    flows = Flows(groups, lambda: [Counter({(PARAMS,): 1, (144,): 1})], lambda: 1, lambda: PLACES)
+    for step in range(4):
+        for kind, n, phase in flow:
+            width = 8 if kind == "counts" else 2
+            known = ("all_to_all", "int64") if kind == "counts" else (kind, dtype)
+            flows.count(known[0], info, n * width, known[1], step, phase=phase)
+    return info.axis
+
+
+def test_activations_forward_and_backward_are_of_tensor_parallelism() -> None:
+    """Nothing else of size may flow there: not out of the passes, nor of the size of parameters or a norm."""
+    loss = ("all_reduce", 1, "")
+    assert served(*ACTIVATIONS) == served(*ACTIVATIONS, loss) == "tp"
+    gathered = [("all_gather", 96, "forward"), ("reduce_scatter", 96, "backward")]
+    assert served(*gathered) == "tp"
+    for other in (("all_reduce", 48, ""), ("all_gather", 144, "forward"), ("all_gather", 65, "forward")):
+        assert served(*ACTIVATIONS, other) == "group 0"
+    assert served(ACTIVATIONS[0]) == served(ACTIVATIONS[1]) == "group 0"
+    assert served(*ACTIVATIONS, copies=(0, 1, 2, 3)) == "group 0"
+    assert served(*ACTIVATIONS, copies=(0, 2)) == "tp"
+
+
+def test_exchanges_of_counted_tokens_are_among_experts() -> None:
+    assert served(*TOKENS, ("counts", 2, "forward")) == "ep"
+    assert served(*TOKENS) == served(TOKENS[0], ("counts", 2, "forward")) == "group 0"
+
+
+BY_HAND = """
+import sys
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank, world, averages = dist.get_rank(), dist.get_world_size(), sys.argv[1] == "averages"
+across = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+copies = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+
+class Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        dist.all_reduce(gradient := gradient.clone(), group=across)
+        return gradient
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        dist.all_reduce(x := x.clone(), group=across)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(24, 48, bias=False), nn.Linear(48, 24, bias=False)
+
+    def forward(self, x):
+        return x + Summed.apply(self.down(self.up(Copied.apply(x))))
+
+torch.cuda.set_device(rank)
+torch.manual_seed(rank // 2)
+model = nn.Sequential(nn.Embedding(100, 24), Layer(), Layer()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    loss = model(torch.randint(0, 100, (4, 16), device="cuda")).square().mean()
+    loss.backward()
+    for parameter in model.parameters() if averages else ():
+        dist.all_reduce(parameter.grad, group=copies)
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("averages", [True, False])
+def test_tensor_parallelism_by_hand_multiplies_no_rows_and_hides_the_size_of_the_model(
+    averages: bool, tmp_path: Path
+) -> None:
+    """Where copies of the model send each other nothing, nobody knows whether they share rows."""
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND)
+    asked = Asked(command=(str(script), "averages" if averages else "alone"), world_size=4)
+    found = rehearse(asked, tmp_path / "run")
+    assert ("tp", (0, 1)) in {(group.axis, group.ranks) for group in found.groups}
+    assert (found.model or {"n_params": 0})["n_params"] is None
+    assert found.layout == (Layout(dp=2, tp=2) if averages else None)
+    assert rows_and_tokens(found) == ((2 * 4, 2 * 4 * 16) if averages else (None, None))
+    assert [line.split()[1] for line in found.checked] == ["1", "3"]
