@@ -10,7 +10,7 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.values.algebra import (
+from foretrace.tracer.rehearse.values.computed import (
     DECOMPOSES,
     MOST_FRACTIONS,
     MOST_OPERATIONS,
@@ -20,7 +20,7 @@ from foretrace.tracer.rehearse.values.algebra import (
     is_laborious,
 )
 from foretrace.tracer.rehearse.values.computed import FOLLOWED
-from foretrace.tracer.rehearse.values.held import is_seen_as
+from foretrace.tracer.rehearse.values.numbers import is_seen_as
 from foretrace.tracer.rehearse.values.numbers import Numbers
 from foretrace.tracer.rehearse.values.stated import Stated
 from foretrace.traces.rehearsal import rehearsal_folder

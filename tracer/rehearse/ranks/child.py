@@ -141,7 +141,6 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     from foretrace.tracer.rehearse.peers.world import World
     from foretrace.tracer.rehearse.script import files, started, threads
     from foretrace.tracer.rehearse.script.own_steps import RehearsedRecording
-    from foretrace.tracer.rehearse.script.programs import Programs
     from foretrace.tracer.rehearse.script.stuck import Watchdog
 
     session, world = _session(spec), World(spec["rank"], spec["world_size"])
@@ -150,8 +149,6 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     started.install(session, spec)
     watcher, moves = Watcher(session), Moves(session)
     guard = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
-    programs = Programs(spec)
-    programs.install()
     guard.install()
     modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make, writing(session)))
     session.steps.see(modes[-1])
@@ -160,7 +157,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     with guard.cleared(session.notes), threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [*programs.said(), *session.steps.said(), *world.said()]
+    session.notes += [*session.steps.said(), *world.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "nothing to rehearse: the script called no torch.nn.Module and no optimizer of torch.optim "
@@ -197,7 +194,7 @@ def _session(spec: Mapping[str, Any]) -> Any:
 
 def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     """Replace devices and libraries of torch; return objects that must be kept alive."""
-    from foretrace.tracer.rehearse.gpu import accelerators, devices, old_types, placement
+    from foretrace.tracer.rehearse.gpu import accelerators, devices, placement
     from foretrace.tracer.rehearse.gpu.streams import Streams
     from foretrace.tracer.rehearse.peers import cut_inputs, sharding, under_ddp
     from foretrace.tracer.rehearse.script import shims
@@ -207,7 +204,6 @@ def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     cut_inputs.install(session)
     devices.install(Streams(session.tape), session.meter)
     accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
-    old_types.install(session.placement)
     kept = shims.install(session)
     session.expect_pipeline(left(Path(spec["folder"]), "stages"), repeats=spec["repeats"])
     if spec["accelerate"] is not None:
@@ -289,7 +285,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
         "n_choices": 0 if routing is None else routing.n_choices,
         "dealt_among": [] if routing is None else routing.groups,
-        "notes": [*session.notes, *session.trainings.said(first_step), *session.stated.choices.doubts],
+        "notes": [*session.notes, *session.trainings.said(first_step)],
         "sent": described(shapes.found if shapes else {}),
         "missed": sorted(session.letters.missed),
         "taken": described(shapes.taken if shapes else {}),

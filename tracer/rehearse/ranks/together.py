@@ -26,8 +26,7 @@ MOST_SENDERS: Final = 16
 """Ranks that are rehearsed only because others need what they send."""
 
 UNHEARD: Final = (
-    "numbers were needed from ranks that are not rehearsed ({}), and 1 was used for each: rehearse these "
-    "ranks too (--ranks)"
+    "numbers were read that ranks have sent which are not rehearsed ({}): rehearse these ranks too (--ranks)"
 )
 
 UNSETTLED: Final = "what ranks {} send each other still changed after {} rehearsals of each"
