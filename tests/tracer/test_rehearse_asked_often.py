@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.values.unknown import ONE_BY_ONE
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.script.sparse import WHOLE
+from foretrace.tracer.rehearse.values.unknown import ONE_BY_ONE
 from foretrace.traces.rehearsal import Rehearsal, rehearsal_folder
 
 pytest.importorskip("torch")

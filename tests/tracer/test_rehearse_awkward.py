@@ -187,7 +187,6 @@ def test_counts_that_ranks_exchange_have_the_load_that_is_stated() -> None:
     per_rank = torch.zeros(8)
     stated.note("aten.sum", (theirs, [1]), per_rank)
     assert stated.of(per_rank).mean == 192
-    assert stated.scalar(torch.ones(1, dtype=torch.int64)) == 1
     even = Stated()
     even._set(chosen, Known(n_values=16))
     even.note("aten.bincount", (chosen,), counts)

@@ -11,8 +11,8 @@ from tests.rehearsals import rehearse
 from foretrace.tracer.rehearse.operators.calls import storage_key
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.values.following import following
-from foretrace.tracer.rehearse.values.shares import Known
 from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.values.shares import Known
 from foretrace.tracer.rehearse.values.stated import Stated
 from foretrace.traces.rehearsal import rehearsal_folder
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from foretrace.tracer.rehearse.errors import UnroutedError
-from foretrace.tracer.rehearse.values.shares import EXCHANGE, Known, share
 from foretrace.tracer.rehearse.values.following import following
 from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.values.shares import EXCHANGE, Known, share
 from foretrace.tracer.rehearse.values.stated import Stated
 
 torch = pytest.importorskip("torch")
@@ -36,10 +36,14 @@ def elements(numbers: Numbers, tensor: Any) -> Any:
     return None if found is None else found.tolist()
 
 
-def test_bits_that_are_read_as_another_type_are_not_known() -> None:
+def test_bits_that_are_read_as_another_type_are_those_of_the_numbers() -> None:
+    """As the state of a generator, of which ranks make a seed."""
     numbers = Numbers()
     made = kept(numbers, 1, 2)
-    assert elements(numbers, made.view(torch.int32)) is None
+    assert elements(numbers, made.view(torch.int32)) == torch.tensor([1, 2]).view(torch.int32).tolist()
+    seven = fake(7, dtype=torch.uint8)
+    numbers.keep(seven, torch.zeros(7, dtype=torch.uint8))
+    assert elements(numbers, seven[:4].view(torch.int32)) is None
     assert elements(numbers, made.view(2, 1)) == [[1], [2]]
 
 

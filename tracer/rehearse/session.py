@@ -73,6 +73,7 @@ class RehearsalSession(Training[IssueLane]):
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has ended.
         asides: threads whose operators are not recorded now, once per nested ``aside``.
+        files: keeps files from before the rehearsal, and removes those that the script has saved.
         fakes: by operator, what registers its description by a stub once the operator exists.
         group_infos: groups that have communicated, by number.
     """
@@ -101,6 +102,7 @@ class RehearsalSession(Training[IssueLane]):
         self.bodies = OwnBodies()
         self.group_infos: dict[int, Any] = {}
         self.sink, self.disabled = _Nowhere(), set[str]()
+        self.files: Any = None
         self.steps: Any = OwnSteps(self)
         self.shapes: Any = None
         self.completions = None

@@ -1,4 +1,4 @@
-"""The process that runs ranks: ``python -m tracer.rehearse.ranks.child N``, with tasks on its standard input.
+"""The process that runs ranks (``acting.Loaded`` starts it), with tasks on its standard input.
 
 It loads torch, and forks a child for every line of its input, which describes the task of one rank. The child
 prepares torch, runs the script, and writes what the rank would have issued, and its result to
@@ -34,16 +34,19 @@ from foretrace.tracer.rehearse.peers.letters import Letters, leave, left
 from foretrace.tracer.rehearse.ranks import launchers
 from foretrace.tracer.rehearse.ranks.accelerated import tell_accelerate
 from foretrace.tracer.rehearse.ranks.acting import letters_of, outcome_of, stages_of
-from foretrace.tracer.rehearse.script.main_file import run_file
+from foretrace.tracer.rehearse.script import main_file
 from foretrace.tracer.rehearse.words import ending
 
 POLL_S: Final = 0.02
 """Seconds between two checks whether a child has ended."""
 
 
-def main() -> None:
-    """Run a rank for every line of the input, each in its own process, until the input ends."""
-    progress = int(sys.argv[1])
+def main(progress: int) -> NoReturn:
+    """Run a rank for every line of the input, each in its own process, until the input ends.
+
+    Args:
+        progress: file descriptor to which is written what ranks do.
+    """
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     fake_mode = _load()
@@ -67,13 +70,18 @@ def main() -> None:
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 os.write(progress, f"ended {under_way.pop(number)} {code}\n".encode())
+    _end(0)  # unloading torch would take a second
 
 
 def _load() -> Any:
     """Load the parts of torch that every rank needs; return the mode in which tensors are fake."""
+    own = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)
+    del os.environ["OMP_NUM_THREADS"]
+    os.environ.update({} if own is None else {"OMP_NUM_THREADS": own})
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # first: the compiler needs an unchanged torch
@@ -132,7 +140,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     for name in launchers.inherited(os.environ):
         del os.environ[name]
     os.environ.update(launchers.environment(spec))
-    sys.argv = launchers.words_of(spec)
+    main_file.begin(launchers.words_of(spec), is_module=spec["module"])
     from foretrace.tracer.record import activate
     from foretrace.tracer.rehearse.events.watch import Watcher
     from foretrace.tracer.rehearse.gpu import devices
@@ -148,7 +156,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     kept = _installed(spec, session)
     started.install(session, spec)
     watcher, moves = Watcher(session), Moves(session)
-    guard = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
+    guard = session.files = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
     guard.install()
     modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make, writing(session)))
     session.steps.see(modes[-1])
@@ -228,7 +236,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
         pass
     except SystemExit as left:
         error = left if left.code not in {None, 0} else None
-    except Exception as found:
+    except BaseException as found:  # as those of distributed checkpoints are
         error = found
     error = session.failures.refusal() or error
     missed = sorted(session.letters.missed)
@@ -250,11 +258,9 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
         if spec["stub"]:
             runpy.run_path(spec["stub"], run_name="__stub__")
         if spec["module"]:
-            sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(spec["command"][0], run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(spec["command"][0]).resolve().parent))
-            run_file(spec["command"][0])
+            main_file.run_file(spec["command"][0])
         session.is_over = True
         session.steps.finish()
 
@@ -294,8 +300,3 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "n_events": session.tape.n_events,
         "memory_used_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-
-
-if __name__ == "__main__":
-    main()
-    _end(0)  # unloading torch would take a second

@@ -62,6 +62,8 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
     is_per_rank = not families or spec["launchers"][-1] not in {*OF_TASKS, "python", "python3"}
     if is_per_rank:
         found |= _of_torchrun(rank, n_ranks, n_local)
+        if n_local > 1:
+            found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     task = (rank // n_local, -(-n_ranks // n_local), 1) if is_per_rank else (rank, n_ranks, n_local)
     for family in families:
         found |= _OF_FAMILY[family](*task)

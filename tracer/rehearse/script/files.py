@@ -270,6 +270,11 @@ class Files:
         if is_new:
             self._note(at)
 
+    def removes(self, path: Path) -> None:
+        """Remove *path*, which the script has saved, at the end; other ranks see it if it was made early."""
+        if (at := self._at(path)) not in self._copies and not self._is_elsewhere(at):
+            self._made.note(at, goes=True)
+
     def _hides(self, at: str) -> bool:
         """Whether *at* is not there for this rank: others made it after their first step."""
         return bool(at) and at not in self._copies and self._made.hides(at)

@@ -37,7 +37,6 @@ def install(session: RehearsalSession) -> list[Any]:
     delivering.install(session)
     embedded.install(session)
     seeds.scatter(session.rank)
-    checkpoints.install(session)
     offloading.install(session)
     calling.install(session)
     empty.install()
@@ -53,7 +52,13 @@ def install(session: RehearsalSession) -> list[Any]:
     _parameters(session)
     _stubs(session)
     session.bodies.install()
-    return [*kernels.install(), *libraries.install(session), *stand_ins.install(session), *jagged.install()]
+    return [
+        *checkpoints.install(session),
+        *kernels.install(),
+        *libraries.install(session),
+        *stand_ins.install(session),
+        *jagged.install(),
+    ]
 
 
 def _multi_tensor_optimizers() -> None:

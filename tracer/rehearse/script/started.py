@@ -26,7 +26,7 @@ from foretrace.tracer.rehearse.hints import STUB
 from foretrace.tracer.rehearse.ranks import accelerated, launchers
 from foretrace.tracer.rehearse.ranks.exported import exported, started
 from foretrace.tracer.rehearse.ranks.fabric import told_by_fabric
-from foretrace.tracer.rehearse.script.main_file import run_file
+from foretrace.tracer.rehearse.script.main_file import begin, run_file
 from foretrace.tracer.rehearse.script.own_rank import is_anothers
 from foretrace.tracer.rehearse.words import asker
 
@@ -314,8 +314,7 @@ def _surroundings(
     with _own(env):
         if cwd is not None:
             os.chdir(cwd)
-        sys.argv = list(script)
-        sys.path.insert(0, str(Path.cwd() if is_module else Path(script[0]).resolve().parent))
+        begin(script, is_module=is_module)
         yield
 
 

@@ -55,16 +55,6 @@ class Held(NamedTuple):
     storage: Any
 
 
-def is_seen_as(held: Any, asked: Any) -> bool:
-    """Whether a tensor of dtype *asked* can view elements of dtype *held*.
-
-    A complex number can be viewed as its two parts, and two parts as a complex number; nothing else can.
-    """
-    if held == asked:
-        return True
-    return bool(held.is_complex != asked.is_complex and held.to_real() == asked.to_real())
-
-
 def seen(numbers: Any, tensor: Any) -> Any:
     """Return the real *numbers* of a whole storage as the fake *tensor* views them, without a copy."""
     flat = numbers if numbers.dtype == tensor.dtype else numbers.view(tensor.dtype)
@@ -100,9 +90,9 @@ class Numbers:
         """Return the elements of *tensor* as a real one of its shape, None if they are not known."""
         key = storage_key(tensor) if self._held else -1
         found = self._held.get(key)
-        if found is None or not is_seen_as(found.numbers.dtype, tensor.dtype):
+        if found is None:
             return None
-        with self.really():
+        with self.really(), suppress(RuntimeError):  # of a dtype that the storage holds no whole number of
             numbers = found.numbers
             if is_rule(numbers, self.most):
                 is_few = tensor.numel() <= self.most and numbers.dtype == tensor.dtype
@@ -111,6 +101,7 @@ class Numbers:
                 numbers = self._make.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
                 self._held[key] = found._replace(numbers=numbers)
             return seen(numbers, tensor)
+        return None
 
     def held(self, tensor: Any) -> Held | None:
         """Return what is known of the elements of the storage of *tensor*."""

@@ -46,6 +46,9 @@ from foretrace.tracer.rehearse.words import amount, asked_at, asker, is_first_va
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""
 
+UNHEARD: Final = "that a rank has sent which is not rehearsed"
+"""What is said of such numbers, for whoever rehearses ranks again when it is."""
+
 FOLLOWED: Final = KEEPS | CHOOSES | CHECKS | JOINS | OF_MEANS
 """Operators of whose results something may be known."""
 
@@ -254,14 +257,17 @@ class Stated:
     def _unknown(self, tensor: Any, known: Known, kind: type) -> Any:
         """Let the script have an ``Unknown`` for *tensor* if it can, and return what stands for it.
 
+        What a rank has sent that is rehearsed later is 1 until then: in a ring, one rank has to begin.
+
         Raises:
             RehearsalError: the script needs it at once.
         """
-        self.letters.await_(known.sender)
-        said = amount(tensor)
         if known.sender >= 0:
-            said += f" that rank {known.sender} has sent (rehearse that, too: --ranks)"
-        elif known.n_values:
+            self.letters.await_(known.sender)
+            self.tell(f"{asker()} reads {amount(tensor)} {UNHEARD}")
+            return kind(1)
+        said = amount(tensor)
+        if known.n_values:
             said += f", a choice among {known.n_values} (of experts? --expert-load says the share of each)"
         reads: list[SimpleNamespace] = getattr(self._asking, "reads", [])
         if not reads:
@@ -281,9 +287,9 @@ class Stated:
 
     def needed(self, said: str) -> RehearsalError:
         """Return the error of a script that needs to know a number, of which is *said* what it is."""
-        where = asker()
+        said = said.removesuffix(f" that {asker()} reads")
         return RehearsalError(
-            f"{where} needs {said.removesuffix(f' that {where} reads')}, which a rehearsal does not compute: say in a stub file what it is, or "
+            f"{asker()} needs {said}, which a rehearsal does not compute: say in a stub file what it is, or "
             f"leave out what depends on it ({STUB})"
         )
 

@@ -84,9 +84,9 @@ class Unknown(float):
             self.need()
         return 0
 
-    def __index__(self) -> NoReturn:
+    def __index__(self) -> int:
         """End the rehearsal, as what else makes a whole number."""
-        self.need()
+        return int(self.need())
 
     def _joined(self, other: Any = 0.0, *_: Any) -> Any:
         """Return what arithmetic makes of the number: one that nobody has computed either."""
