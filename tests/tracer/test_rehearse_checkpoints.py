@@ -60,8 +60,9 @@ os.makedirs(f"{folder}/of-{rank}", exist_ok=True)
 
 def made():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False)).to(device)
-    model[1].weight = model[0].weight
-    if how == "sharded":
+    if how != "sharded":
+        model[1].weight = model[0].weight
+    else:
         for one in model:
             fully_shard(one)
         fully_shard(model)
@@ -115,10 +116,11 @@ for step in range(3):
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
         torch.set_rng_state(found["rng"])
-        tied = found["model"]["0.weight"] is not found["model"]["1.weight"]
-        print(found["epoch"], sorted(found["model"]), found["model"]["0.weight"].device.type, tied)
+        one, other = found["model"]["0.weight"], found["model"]["1.weight"]
+        tied = how != "sharded" and one.data_ptr() == other.data_ptr()
+        print(found["epoch"], sorted(found["model"]), one.device.type, tied)
 print(len(optimizer.state_dict()["state"]), [tuple(one.shape) for one in model.parameters()])
-print(os.path.exists(path), [type(one).__name__ for one in model.parameters()])
+print(rank == 1 or os.path.exists(path))
 dist.destroy_process_group()
 """
 
@@ -141,11 +143,11 @@ def test_what_a_script_saves_it_loads_as_a_real_one_does(
     said = "".join((tables / f"rank-{rank:05d}" / "output.log").read_text() for rank in (0, 1))
     if how == "distributed":  # the numbers stay where they are
         said = said.replace("cuda", "cpu")
-    assert said.replace("True ['P", "True ['P") == done.output
+    assert said == done.output
     assert not [file for file in fake.rglob("*") if file.is_file()]
 
 
-@pytest.mark.parametrize(("how", "words"), [("torch", "No such file.*gone"), ("dcp", "gone")])
+@pytest.mark.parametrize(("how", "words"), [("torch", "No such file.*gone"), ("dcp", "CheckpointException")])
 def test_what_was_not_saved_is_the_error_of_a_real_run(
     how: str, words: str, tmp_path: Path, loaded: Loaded
 ) -> None:

@@ -156,25 +156,13 @@ def test_a_rehearsed_script_sees_the_process_that_a_launcher_starts(
     env["PYTHONPATH"] = "on_path"
     command = [python, *(TORCHRUN if how == "torchrun" else COMMANDS[how])]
     size = "2" if how == "torchrun" else "1"
-    rehearse = [
-        python,
-        "-m",
-        "foretrace",
-        "rehearse",
-        "--world-size",
-        size,
-        "--ranks-per-node",
-        size,
-        "--warmup",
-    ]
-    rehearse += ["0", "-o", "run", *(["--ranks", "0,1"] if how == "torchrun" else []), "--"]
+    rehearse = [python, "-m", "foretrace", "rehearse", "--world-size", size, "--ranks-per-node", size]
+    rehearse += ["--warmup", "0", "-o", "run", *(["--ranks", "0,1"] if how == "torchrun" else []), "--"]
     launched = command if how == "torchrun" else [python, "-m", "torch.distributed.run", *command[1:]]
     if how == "path":
         launched = [python, "-m", "torch.distributed.run", "./listing.py"]
         command = [python, "./listing.py"]
-    alone, said = (
-        seen([*before, *one], tmp_path, env) for before, one in (((), launched), (rehearse, command))
-    )
+    alone, said = (seen(words, tmp_path, env) for words in (launched, [*rehearse, *command]))
     assert len(alone) == len(said) == int(size)
     for one, other in zip(alone, said, strict=True):
         for ranks in (one, other):
@@ -196,10 +184,8 @@ def test_a_script_that_fails_to_import_fails_where_it_is_rehearsed(tmp_path: Pat
     (tmp_path / "helper.py").touch()
     (tmp_path / "scripts" / "train.py").write_text("import torch\nimport helper\n")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "scripts/train.py")
-    for before in (
-        (),
-        (sys.executable, "-m", "foretrace", "rehearse", "--world-size", "1", "-o", "run", "--"),
-    ):
+    rehearse = (sys.executable, "-m", "foretrace", "rehearse", "--world-size", "1", "-o", "run", "--")
+    for before in ((), rehearse):
         (done,) = Runner.launch([*before, *torchrun], cwd=tmp_path)
         assert done.returncode, done.stdout
         assert "train.py" in done.stderr

@@ -70,7 +70,7 @@ class _Kept:
 
     def __init__(self, session: RehearsalSession) -> None:
         self.session = session
-        self._live: list[Any] = []  # what belongs to this process: meshes, process groups
+        self.live: list[Any] = []  # what belongs to this process: meshes, process groups
 
     def write(self, obj: Any, file: Any) -> None:
         """Write *obj* to *file*, a path, an open file or a buffer.
@@ -89,17 +89,24 @@ class _Kept:
             Path(file).write_bytes(content)
         if path is not None:
             self.session.letters.leave(("file", str(path)), content)
-            if self.session.files is not None:
-                self.session.files.removes(path)
+            if (files := self.session.files) is not None:
+                files.removes(path)
+                files.moved = self._moved
+
+    def _moved(self, old: str, new: str) -> None:
+        """Tell other ranks that the file, or the folder, *old* is *new* from now on."""
+        left = self.session.letters.left
+        for key in [key for key in left if key[0] == "file" and f"{key[1]}/".startswith(f"{old}/")]:
+            left["file", new + key[1].removeprefix(old)] = left.pop(key)
 
     def described(self, obj: Any) -> bytes:
         """Return what a file of *obj* contains; if it cannot be described, why."""
         written = io.BytesIO(MAGIC)
         written.seek(len(MAGIC))
         try:
-            _Writer(written, self.session, self._live).dump(obj)
+            _Writer(written, self.session, self.live).dump(obj)
         except Exception as error:  # of whatever the script saves
-            return MAGIC + pickle.dumps(RehearsalError(f"it cannot be described ({error})"))
+            return MAGIC + pickle.dumps(TypeError(f"it cannot be described ({error})"))
         return written.getvalue()
 
     def content(self, file: Any) -> bytes | None:
@@ -134,10 +141,10 @@ class _Kept:
             RehearsalError: it could not be described when it was saved.
         """
         try:
-            found = _Reader(io.BytesIO(content), where, self._live).load()
+            found = _Reader(io.BytesIO(content), where, self).load()
         except Exception as error:
             raise RehearsalError(f"the script reads {name}, which it has saved: {error}") from error
-        if isinstance(found, RehearsalError):
+        if isinstance(found, TypeError):
             raise RehearsalError(f"the script reads {name}, which it has saved, but {found}")
         return found
 
@@ -150,8 +157,8 @@ class _Writer(pickle.Pickler):
         from torch._subclasses.fake_tensor import FakeTensor
 
         super().__init__(file)
-        self._session, self._live, self._fake = session, live, FakeTensor
-        self._parameter = torch.nn.Parameter
+        self._session, self._live, self._parameter = session, live, torch.nn.Parameter
+        self._real, self._fake = (torch.Tensor, torch.nn.Parameter), FakeTensor
         self._numbers: dict[Any, int] = {}
 
     def persistent_id(self, obj: Any) -> Any:
@@ -159,14 +166,16 @@ class _Writer(pickle.Pickler):
         if type(obj).__name__ in {"DeviceMesh", "ProcessGroup"}:
             self._live.append(obj)
             return "live", os.getpid(), len(self._live) - 1
-        if type(obj) is not self._fake:
+        is_real = type(obj) in self._real
+        if type(obj) is not self._fake and not is_real:
             return None
         shape, session = tuple(obj.shape), self._session
         at = storage_key(obj)
         key = id(obj) if at == -1 else (at, obj.storage_offset(), shape, obj.dtype)
         number = self._numbers.setdefault(key, len(self._numbers))
-        is_there = session.placement.is_met and not session.host.holds(obj)
-        real = session.stated.numbers.of(obj) if obj.constant is None else obj.constant
+        is_there = not is_real and session.placement.is_met and not session.host.holds(obj)
+        real = obj.detach() if is_real else getattr(obj, "constant", None)
+        real = session.stated.numbers.of(obj) if real is None else real
         listed = None
         if real is not None and real.numel() <= MOST_NUMBERS:
             with session.stated.numbers.really():
@@ -178,19 +187,20 @@ class _Writer(pickle.Pickler):
 class _Reader(pickle.Unpickler):
     """Reads such objects, and makes their tensors."""
 
-    def __init__(self, file: io.BytesIO, where: Callable[[str], str], live: list[Any]) -> None:
+    def __init__(self, file: io.BytesIO, where: Callable[[str], str], kept: _Kept) -> None:
         super().__init__(file)
-        self._where, self._live = where, live
+        self._where, self._kept = where, kept
         self._made: dict[int, Any] = {}
 
     def persistent_load(self, pid: Any) -> Any:
         """Return a tensor as described, or what belongs to this process."""
         import torch
+        from torch._subclasses.fake_tensor import FakeTensor
 
         if pid[0] == "live":
             if pid[1] != os.getpid():
-                raise RehearsalError("it is in shards of another rank")
-            return self._live[pid[2]]
+                raise TypeError("it is in shards of another rank")
+            return self._kept.live[pid[2]]
         number, shape, dtype, location, trains, is_parameter, listed = pid
         if number not in self._made:
             where = self._where(location)
@@ -198,6 +208,8 @@ class _Reader(pickle.Unpickler):
                 made = torch.empty(shape, dtype=dtype, device=where)
             else:
                 made = torch.tensor(listed, dtype=dtype, device=where).reshape(shape)
+            if type(made) is FakeTensor and not where.startswith("meta"):
+                made = loading.put(self._kept.session, made, where)
             if is_parameter:
                 made = torch.nn.Parameter(made, requires_grad=trains)
             self._made[number] = made if is_parameter or not trains else made.requires_grad_()

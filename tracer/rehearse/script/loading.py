@@ -46,6 +46,16 @@ def device_of(mapped: Any, location: str) -> str:
     return str(_get_restore_location(mapped)(_Read(), location).device)
 
 
+def put(session: RehearsalSession, tensor: Any, where: str) -> Any:
+    """Let the fake *tensor*, which has been loaded, be on the device *where*; return it."""
+    if is_gpu(where):
+        session.placement.is_met = True
+        session.placement.put(tensor)
+    else:
+        session.placement.keep(tensor)
+    return tensor
+
+
 @contextmanager
 def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
     """Inside this context ``torch.load`` puts storages where the file or *mapped* says.
@@ -73,12 +83,7 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
         if where.startswith("meta"):
             return original(tensor)
         tensor.fake_device = cpu
-        if is_gpu(where):
-            place.is_met = True
-            place.put(tensor)
-        else:
-            place.keep(tensor)
-        return tensor
+        return put(session, tensor, where)
 
     anywhere._restore_device_fake_mode = restored
     try:

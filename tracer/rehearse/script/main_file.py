@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -46,10 +47,10 @@ def run_file(path: str) -> None:
     Raises:
         FileNotFoundError: there is no such file.
     """
-    found = str(Path(path).absolute())
+    found = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - which leaves ./ in it
     code = compile(Path(found).read_bytes(), found, "exec", dont_inherit=True)
     module = ModuleType("__main__")
     module.__file__, module.__loader__ = found, SourceFileLoader("__main__", found)
     module.__dict__["__cached__"] = None
-    sys.modules["__main__"] = module
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     exec(code, module.__dict__)
