@@ -75,18 +75,19 @@ def main(progress: int) -> NoReturn:
 
 def _load() -> Any:
     """Load the parts of torch that every rank needs; return the mode in which tensors are fake."""
-    own = os.environ.get("OMP_NUM_THREADS")
+    own = dict(os.environ)  # torch adds to it where it is loaded
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)
-    del os.environ["OMP_NUM_THREADS"]
-    os.environ.update({} if own is None else {"OMP_NUM_THREADS": own})
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # first: the compiler needs an unchanged torch
     import torch.distributed.fsdp
     import torch.distributed.tensor
+
+    os.environ.clear()
+    os.environ.update(own)
 
     return fake_mode
 

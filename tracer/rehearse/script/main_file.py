@@ -20,6 +20,7 @@ def begin(words: Sequence[str], *, is_module: bool) -> None:
         is_module: whether the script is the name of a module.
     """
     sys.argv = [*words]
+    sys.modules.pop("__mp_main__", None)
     sys.orig_argv = [sys.executable, "-u", *(["-m"] if is_module else []), *words]
     if sys.flags.safe_path:
         return
