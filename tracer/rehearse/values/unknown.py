@@ -95,7 +95,12 @@ class Unknown(float):
     def _paired(self, other: Any) -> Any:
         return (self, self) if isinstance(other, Number) else NotImplemented
 
-    __trunc__ = __floor__ = __ceil__ = as_integer_ratio = is_integer = hex = __index__
+    def is_integer(self) -> NoReturn:
+        """End the rehearsal, as what else looks into the number."""
+        self.need()
+
+    __trunc__ = __floor__ = __ceil__ = __index__
+    as_integer_ratio = hex = is_integer
     __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _joined
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _joined
     __neg__ = __pos__ = __abs__ = __round__ = _joined
