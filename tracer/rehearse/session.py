@@ -110,6 +110,7 @@ class RehearsalSession(Training[IssueLane]):
         self._model: Any = None
         self._sides = Sides(frozenset(), frozenset())
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        stated.finish = self.steps.finish
         self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
         stated.choices.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
         self._install()

@@ -67,6 +67,7 @@ class Stated:
         numbers: tensors whose elements are known.
         routing: makes up choices of experts; None if the expert load is one number.
         told: each answer that the script got, as a sentence, and how often.
+        finish: ends the step that is over, and the rehearsal if that was the last one to keep.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Stated:
         self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
         self.told: dict[str, int] = {}
         self._asking = local()
+        self.finish: Callable[[], None] = lambda: None
         self.routing = None if shape is None else Routing(shape, self.numbers, self.tell, self.told)
         self.choices = Choices(self.routing, asks=asks_choices)
         self._known: dict[int, tuple[Known, Any]] = {}
@@ -263,6 +265,7 @@ class Stated:
             RehearsalError: the script needs it at once.
         """
         if known.sender >= 0:
+            self.finish()
             self.letters.await_(known.sender)
             self.tell(f"{asker()} reads {amount(tensor)} {UNHEARD}")
             return kind(1)
@@ -287,6 +290,7 @@ class Stated:
 
     def needed(self, said: str) -> RehearsalError:
         """Return the error of a script that needs to know a number, of which is *said* what it is."""
+        self.finish()
         said = said.removesuffix(f" that {asker()} reads")
         return RehearsalError(
             f"{asker()} needs {said}, which a rehearsal does not compute: say in a stub file what it is, or "
