@@ -122,7 +122,7 @@ for _ in range(2):
 
 
 def _numbers(folder: Path, last: str, loaded: Loaded) -> Rehearsal:
-    script = folder / "numbers.py"
+    script = folder / "reading.py"
     body = PRINTS + ("plain = float(loss)\nif plain > 1:\n    pass\n" if last == "plain" else f"{last}\n")
     script.write_text(NUMBERS + textwrap.indent(body, "    "))
     return rehearse(Asked(command=(str(script),), world_size=1), folder / "run", on=loaded)
@@ -138,7 +138,7 @@ def test_a_number_that_is_only_printed_is_not_needed(tmp_path: Path, loaded: Loa
 @pytest.mark.parametrize("what", NEEDS)
 def test_a_number_that_is_needed_ends_in_a_line(tmp_path: Path, loaded: Loaded, what: str) -> None:
     """It names the line of the script, and what to do."""
-    with pytest.raises(RehearsalError, match=r"numbers\.py:\d+.*rehearsal does not.*--stub"):
+    with pytest.raises(RehearsalError, match=r"reading\.py:\d+.*rehearsal does not.*--stub"):
         _numbers(tmp_path, NEEDS[what], loaded)
 
 

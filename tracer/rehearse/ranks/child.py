@@ -141,7 +141,6 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     for name in launchers.inherited(os.environ):
         del os.environ[name]
     os.environ.update(launchers.environment(spec))
-    main_file.begin(launchers.words_of(spec), is_module=spec["module"])
     from foretrace.tracer.record import activate
     from foretrace.tracer.rehearse.events.watch import Watcher
     from foretrace.tracer.rehearse.gpu import devices
@@ -256,6 +255,7 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
+        main_file.begin(launchers.words_of(spec), is_module=spec["module"])
         if spec["stub"]:
             runpy.run_path(spec["stub"], run_name="__stub__")
         if spec["module"]:
