@@ -251,7 +251,7 @@ def _files(kept: _Kept, saves: Callable[..., Any], loads: Callable[..., Any]) ->
 
 def _safetensors(kept: _Kept, module: Any) -> None:
     """Do the same for safetensors, which would read memory at the made-up addresses of tensors."""
-    file, data = getattr(module, "load_file", None), getattr(module, "load", None)
+    file, data = (getattr(module, name, None) for name in ("load_file", "load"))
 
     def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
         kept.write({"tensors": dict(tensors), "metadata": metadata}, filename)
