@@ -251,7 +251,8 @@ def _files(kept: _Kept, saves: Callable[..., Any], loads: Callable[..., Any]) ->
 
 def _safetensors(kept: _Kept, module: Any) -> None:
     """Do the same for safetensors, which would read memory at the made-up addresses of tensors."""
-    file, data = (getattr(module, name, None) for name in ("load_file", "load"))
+    file: Any = getattr(module, "load_file", None)
+    data: Any = getattr(module, "load", None)
 
     def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
         kept.write({"tensors": dict(tensors), "metadata": metadata}, filename)
