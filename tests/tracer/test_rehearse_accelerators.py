@@ -10,6 +10,7 @@ from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
 from torch.cuda import nccl
 
+from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.gpu import accelerators
 from foretrace.tracer.rehearse.gpu.workspaces import LARGE_BYTES
 from foretrace.tracer.rehearse.peers.world import HOST_MESH
@@ -39,21 +40,11 @@ def test_who_asks_for_the_device_does_what_is_done_by_who_names_it(tmp_path: Pat
     assert size in {message["size_bytes"] for message in asked.messages.to_pylist()}
 
 
-def test_old_names_of_types_do_what_devices_do(tmp_path: Path) -> None:
-    """Tensors made, moved and told apart by ``torch.cuda.FloatTensor``, made beside others, by default."""
-    said, old = _rehearsed(old_names, "old", tmp_path / "old")
-    _, new = _rehearsed(old_names, "new", tmp_path / "new")
-    kinds, beside, default = [False, True, False, True], [False, False, True, True], [True, False]
-    assert said == f"{kinds + beside + default} [1, 2] torch.float16"
-    assert old.events.equals(new.events)
-    assert old.works.equals(new.works)
-
-
-def test_old_names_of_the_host_ask_the_tensors_in_a_list_for_their_numbers(tmp_path: Path) -> None:
-    """As ``torch.tensor`` does: nobody knows a loss; types tell tensors apart as before."""
-    said, _ = _rehearsed(old_names, "listed", tmp_path / "listed")
-    lists = "[[1.0], [[1.0, 2.0]], [1.0], [3, 4]]"
-    assert said == f"{lists} torch.int64 [True, False] torch.float16"
+@pytest.mark.parametrize("how", old_names.USES)
+def test_old_names_of_types_tell_tensors_apart_and_make_none(tmp_path: Path, how: str) -> None:
+    """Libraries ask whether a tensor is a ``torch.cuda.FloatTensor``; other uses end in a line."""
+    with pytest.raises(RehearsalError, match=r"old_names\.py:\d+: types of tensors that name a GPU"):
+        _rehearsed(old_names, how, tmp_path / "run")
 
 
 def test_who_looks_for_what_fits_finds_it(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ class _Acted:
         def act(again: Sequence[int]) -> None:
             self.outcomes |= troupe.act(again)
 
-        self._noted += hear_senders(act, self.outcomes, adds=not asked.ranks)
+        hear_senders(act, self.outcomes, adds=not asked.ranks)
         check_choices(self._load, self.outcomes.values())
         if self._tell_each_other(act) or asked.ranks:
             classes = self._classes(ranks[0])

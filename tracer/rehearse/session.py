@@ -73,6 +73,7 @@ class RehearsalSession(Training[IssueLane]):
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has ended.
         asides: threads whose operators are not recorded now, once per nested ``aside``.
+        files: keeps files from before the rehearsal, and removes those that the script has saved.
         fakes: by operator, what registers its description by a stub once the operator exists.
         group_infos: groups that have communicated, by number.
     """
@@ -101,6 +102,7 @@ class RehearsalSession(Training[IssueLane]):
         self.bodies = OwnBodies()
         self.group_infos: dict[int, Any] = {}
         self.sink, self.disabled = _Nowhere(), set[str]()
+        self.files: Any = None
         self.steps: Any = OwnSteps(self)
         self.shapes: Any = None
         self.completions = None
@@ -108,6 +110,7 @@ class RehearsalSession(Training[IssueLane]):
         self._model: Any = None
         self._sides = Sides(frozenset(), frozenset())
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        stated.finish = self.steps.finish
         self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
         stated.choices.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
         self._install()
@@ -167,7 +170,6 @@ class RehearsalSession(Training[IssueLane]):
     def step_ended(self) -> None:
         """A step is over: forget it if it is a warm-up step; end the rehearsal if it is the last one."""
         self.failures.step_ended()
-        self.stated.unending.step_ended()
         self.rounds.step_ended()
         n_unused = self.learning.step_ended(None if self._model is None else self._model())
         self.by_step[self.position.step - 1] = self.forwards - n_unused

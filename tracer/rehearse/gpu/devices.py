@@ -12,9 +12,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
-from foretrace.tracer.rehearse.gpu import allocator, attention, autocast, old_types
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.gpu import allocator, attention, autocast
 from foretrace.tracer.rehearse.gpu.casting import OUTERMOST, SOFTMAX, softmax
 from foretrace.tracer.rehearse.gpu.meter import CAPACITY_BYTES
+from foretrace.tracer.rehearse.hints import OLD_TYPES
 from foretrace.tracer.rehearse.ranks.launchers import on_node
 
 if TYPE_CHECKING:
@@ -129,8 +131,8 @@ def device_mode(
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
-            if func is typed:
-                func, args, kwargs = old_types.as_move(func, args, dict(kwargs or {}))
+            if func is typed and "torch.cuda." in str((args[1:], kwargs)):
+                raise RehearsalError(OLD_TYPES)
             if func in moves:
                 return moving(func, args, kwargs or {})
             if func is written and is_written(args):

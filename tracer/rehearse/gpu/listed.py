@@ -1,7 +1,4 @@
-"""Tensors created from a list of other tensors: as on a GPU, the host reads the number of each of them.
-
-And lists of the numbers of a tensor: a fake tensor would be asked for each of millions by itself.
-"""
+"""Tensors created from a list of other tensors: as on a GPU, the host reads the number of each of them."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -11,16 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.internals import makers
-from foretrace.tracer.rehearse.gpu import old_types
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
 
 NAMES: Final = ("tensor", "as_tensor", "asarray")
 """Functions of torch that create a tensor from numbers."""
-
-ONE_BY_ONE: Final = 4096
-"""Numbers of a tensor that are read one by one, since each may be told another one, as of counts."""
 
 
 def install(session: RehearsalSession) -> None:
@@ -31,35 +24,27 @@ def install(session: RehearsalSession) -> None:
 
     anywhere: Any = torch
     _mapped(session)
-    _lists(session)
     _cuts()
     for name in NAMES:
         setattr(torch, name, _asking(getattr(anywhere, name)))
         _builtins._register_builtin(getattr(anywhere, name), f"aten::{name}")  # for torch.jit
-    for name in old_types.NAMES:
-        setattr(torch, name, old_types.HostType(getattr(anywhere, name), numbers))
     anywhere.Tensor.__new__ = staticmethod(_after_class(anywhere.Tensor.__new__))
     kind: Any = FakeTensor
-    kind.new = _after_class(kind.new)
+    kind.new = _after_class(_beside(session, kind.new))
+    kind.new_tensor = _beside(session, kind.new_tensor)
 
 
-def _lists(session: RehearsalSession) -> None:
-    """Make ``tolist`` ask once for the numbers of a large tensor of which nothing is known."""
-    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+def _beside(session: RehearsalSession, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *original*, a method of a tensor, which makes another one in the same place."""
+    from torch._subclasses.fake_tensor import FakeTensor
 
-    kind: Any = FakeTensor
-    one_by_one = kind.tolist
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found, place = original(self, *args, **kwargs), session.placement
+        if kwargs.get("device") is None and type(found) is FakeTensor:
+            (place.put if place.holds(self) else place.leave)(found)
+        return found
 
-    def tolist(self: Any) -> Any:
-        own = session.stated.numbers.of(self) if self.constant is None else self.constant
-        if self.numel() <= ONE_BY_ONE or (own is None and session.stated.of(self).mean is not None):
-            with session.stated.unending.paused():
-                return one_by_one(self)
-        first = self.reshape(-1)[0].item()
-        with unset_fake_temporarily():
-            return (makers().full(tuple(self.shape), first) if own is None else own).tolist()
-
-    kind.tolist = tolist
+    return made
 
 
 def _cuts() -> None:

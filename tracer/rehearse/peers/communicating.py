@@ -19,8 +19,8 @@ from foretrace.tracer.rehearse.peers import fitting, gathering, hearing
 from foretrace.tracer.rehearse.peers.letters import Address
 from foretrace.tracer.rehearse.peers.splits import EVEN, Exchange, Splits, exchange_of
 from foretrace.tracer.rehearse.peers.waits import work_class
-from foretrace.tracer.rehearse.values.known import EXCHANGE
 from foretrace.tracer.rehearse.values.questions import Kernel
+from foretrace.tracer.rehearse.values.shares import EXCHANGE
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession

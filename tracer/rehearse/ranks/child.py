@@ -1,4 +1,4 @@
-"""The process that runs ranks: ``python -m tracer.rehearse.ranks.child N``, with tasks on its standard input.
+"""The process that runs ranks (``acting.Loaded`` starts it), with tasks on its standard input.
 
 It loads torch, and forks a child for every line of its input, which describes the task of one rank. The child
 prepares torch, runs the script, and writes what the rank would have issued, and its result to
@@ -34,16 +34,19 @@ from foretrace.tracer.rehearse.peers.letters import Letters, leave, left
 from foretrace.tracer.rehearse.ranks import launchers
 from foretrace.tracer.rehearse.ranks.accelerated import tell_accelerate
 from foretrace.tracer.rehearse.ranks.acting import letters_of, outcome_of, stages_of
-from foretrace.tracer.rehearse.script.main_file import run_file
+from foretrace.tracer.rehearse.script import main_file
 from foretrace.tracer.rehearse.words import ending
 
 POLL_S: Final = 0.02
 """Seconds between two checks whether a child has ended."""
 
 
-def main() -> None:
-    """Run a rank for every line of the input, each in its own process, until the input ends."""
-    progress = int(sys.argv[1])
+def main(progress: int) -> NoReturn:
+    """Run a rank for every line of the input, each in its own process, until the input ends.
+
+    Args:
+        progress: file descriptor to which is written what ranks do.
+    """
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     fake_mode = _load()
@@ -67,10 +70,13 @@ def main() -> None:
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 os.write(progress, f"ended {under_way.pop(number)} {code}\n".encode())
+    _end(0)  # unloading torch would take a second
 
 
 def _load() -> Any:
     """Load the parts of torch that every rank needs; return the mode in which tensors are fake."""
+    own = dict(os.environ)  # torch adds to it where it is loaded
+    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)
@@ -79,6 +85,9 @@ def _load() -> Any:
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # first: the compiler needs an unchanged torch
     import torch.distributed.fsdp
     import torch.distributed.tensor
+
+    os.environ.clear()
+    os.environ.update(own)
 
     return fake_mode
 
@@ -132,7 +141,6 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     for name in launchers.inherited(os.environ):
         del os.environ[name]
     os.environ.update(launchers.environment(spec))
-    sys.argv = launchers.words_of(spec)
     from foretrace.tracer.record import activate
     from foretrace.tracer.rehearse.events.watch import Watcher
     from foretrace.tracer.rehearse.gpu import devices
@@ -141,7 +149,6 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     from foretrace.tracer.rehearse.peers.world import World
     from foretrace.tracer.rehearse.script import files, started, threads
     from foretrace.tracer.rehearse.script.own_steps import RehearsedRecording
-    from foretrace.tracer.rehearse.script.programs import Programs
     from foretrace.tracer.rehearse.script.stuck import Watchdog
 
     session, world = _session(spec), World(spec["rank"], spec["world_size"])
@@ -149,9 +156,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     kept = _installed(spec, session)
     started.install(session, spec)
     watcher, moves = Watcher(session), Moves(session)
-    guard = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
-    programs = Programs(spec)
-    programs.install()
+    guard = session.files = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
     guard.install()
     modes = (fake_mode, watcher.mode(), devices.device_mode(moves.move, moves.make, writing(session)))
     session.steps.see(modes[-1])
@@ -160,7 +165,7 @@ def rehearse(spec: Mapping[str, Any], fake_mode: Any) -> dict[str, Any]:
     with guard.cleared(session.notes), threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [*programs.said(), *session.steps.said(), *world.said()]
+    session.notes += [*session.steps.said(), *world.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "nothing to rehearse: the script called no torch.nn.Module and no optimizer of torch.optim "
@@ -197,7 +202,7 @@ def _session(spec: Mapping[str, Any]) -> Any:
 
 def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     """Replace devices and libraries of torch; return objects that must be kept alive."""
-    from foretrace.tracer.rehearse.gpu import accelerators, devices, old_types, placement
+    from foretrace.tracer.rehearse.gpu import accelerators, devices, placement
     from foretrace.tracer.rehearse.gpu.streams import Streams
     from foretrace.tracer.rehearse.peers import cut_inputs, sharding, under_ddp
     from foretrace.tracer.rehearse.script import shims
@@ -207,7 +212,6 @@ def _installed(spec: Mapping[str, Any], session: Any) -> Any:
     cut_inputs.install(session)
     devices.install(Streams(session.tape), session.meter)
     accelerators.install(session.placement, session.meter, has_gpu=spec["has_gpu"])
-    old_types.install(session.placement)
     kept = shims.install(session)
     session.expect_pipeline(left(Path(spec["folder"]), "stages"), repeats=spec["repeats"])
     if spec["accelerate"] is not None:
@@ -232,7 +236,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
         pass
     except SystemExit as left:
         error = left if left.code not in {None, 0} else None
-    except Exception as found:
+    except BaseException as found:  # as those of distributed checkpoints are
         error = found
     error = session.failures.refusal() or error
     missed = sorted(session.letters.missed)
@@ -251,14 +255,13 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
+        main_file.begin(launchers.words_of(spec), is_module=spec["module"])
         if spec["stub"]:
             runpy.run_path(spec["stub"], run_name="__stub__")
         if spec["module"]:
-            sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(spec["command"][0], run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(spec["command"][0]).resolve().parent))
-            run_file(spec["command"][0])
+            main_file.run_file(spec["command"][0])
         session.is_over = True
         session.steps.finish()
 
@@ -292,7 +295,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
         "n_choices": 0 if routing is None else routing.n_choices,
         "dealt_among": [] if routing is None else routing.groups,
-        "notes": [*session.notes, *session.trainings.said(first_step), *session.stated.choices.doubts],
+        "notes": [*session.notes, *session.trainings.said(first_step)],
         "sent": described(shapes.found if shapes else {}),
         "missed": sorted(session.letters.missed),
         "taken": described(shapes.taken if shapes else {}),
@@ -301,8 +304,3 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "n_events": session.tape.n_events,
         "memory_used_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-
-
-if __name__ == "__main__":
-    main()
-    _end(0)  # unloading torch would take a second

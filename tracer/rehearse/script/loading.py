@@ -39,6 +39,23 @@ class _Read:
         return self
 
 
+def device_of(mapped: Any, location: str) -> str:
+    """Return the device of a storage that was saved at *location*, which ``map_location`` says, *mapped*."""
+    from torch.serialization import _get_restore_location
+
+    return str(_get_restore_location(mapped)(_Read(), location).device)
+
+
+def put(session: RehearsalSession, tensor: Any, where: str) -> Any:
+    """Let the fake *tensor*, which has been loaded, be on the device *where*; return it."""
+    if is_gpu(where):
+        session.placement.is_met = True
+        session.placement.put(tensor)
+    else:
+        session.placement.keep(tensor)
+    return tensor
+
+
 @contextmanager
 def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
     """Inside this context ``torch.load`` puts storages where the file or *mapped* says.
@@ -51,7 +68,6 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
     """
     import torch
     from torch import _utils
-    from torch.serialization import _get_restore_location
 
     anywhere: Any = _utils
     if not hasattr(anywhere, "_restore_device_fake_mode"):
@@ -60,20 +76,14 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
             "loading off with an argument of the script or a stub (--stub, docs/rehearse.md section 6)"
         )
     original, place, cpu = anywhere._restore_device_fake_mode, session.placement, torch.device("cpu")
-    restore = _get_restore_location(mapped)
 
     def restored(tensor: Any) -> Any:
         location = getattr(tensor.untyped_storage(), "_fake_device", None)
-        where = "meta" if location is None else str(restore(_Read(), location).device)
+        where = "meta" if location is None else device_of(mapped, location)
         if where.startswith("meta"):
             return original(tensor)
         tensor.fake_device = cpu
-        if is_gpu(where):
-            place.is_met = True
-            place.put(tensor)
-        else:
-            place.keep(tensor)
-        return tensor
+        return put(session, tensor, where)
 
     anywhere._restore_device_fake_mode = restored
     try:

@@ -12,11 +12,14 @@ from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.events.tape import HOST_WAIT
 from foretrace.tracer.rehearse.gpu import listed
 from foretrace.tracer.rehearse.gpu.devices import is_foreign
+from foretrace.tracer.rehearse.hints import OLD_TYPES
 from foretrace.tracer.rehearse.operators.calls import tensors_in
 from foretrace.tracer.rehearse.operators.work import Work
 from foretrace.tracer.rehearse.peers.waits import install_futures
 from foretrace.tracer.rehearse.script import children, lazy
 from foretrace.tracer.rehearse.script.libraries import when_imported
+from foretrace.tracer.rehearse.values import unknown
+from foretrace.tracer.rehearse.values.unknown import Unknown, filled
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -33,19 +36,21 @@ def install(session: RehearsalSession) -> list[Any]:
     _texts()
     _shapes()
     listed.install(session)
+    unknown.install(session.stated)
     _copies()
     _plain_tensors(session)
     lazy.install(session)
     install_futures()
     children.install(session)
     _graphs(session)
+    _old_types(session)
     synced_norms()
     _grouped_products()
     return when_imported(TRITON, lambda module: _triton(session, module))
 
 
 def _arrays(session: RehearsalSession) -> None:
-    """Make ``Tensor.numpy`` return known numbers, else the number that ``item()`` would return."""
+    """Make ``Tensor.numpy`` return known numbers, else objects like those that ``item()`` returns."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
@@ -56,7 +61,10 @@ def _arrays(session: RehearsalSession) -> None:
         if session.position.step >= 0 and not session.host.holds(tensor):
             session.tape.note(HOST_WAIT)
         own = session.stated.numbers.of(tensor) if tensor.constant is None else tensor.constant
-        value = session.stated.scalar(tensor) if own is None else 0
+        with session.stated.reading() as read:
+            value = session.stated.scalar(tensor) if own is None and tensor.numel() else 0
+        if read.said:
+            return filled(Unknown(session.stated, read.said), tensor.shape)
         with unset_fake_temporarily():
             if own is not None:
                 return numpy(own.clone())
@@ -217,6 +225,37 @@ def _graphs(session: RehearsalSession) -> None:
     anywhere: Any = torch.cuda
     anywhere.CUDAGraph = anywhere.graph = anywhere.graph_pool_handle = Refused
     anywhere.make_graphed_callables = graphed
+
+
+def _old_types(session: RehearsalSession) -> None:
+    """Let ``torch.cuda.FloatTensor`` and the like tell tensors apart, and do nothing else."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    class Kind(type):
+        """Class of such types."""
+
+        dtype: Any
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            is_there = type(value) is FakeTensor and session.placement.told(value) is not None
+            return is_there and value.dtype == cls.dtype
+
+        def __call__(cls, *args: Any) -> Any:
+            raise RehearsalError(OLD_TYPES)
+
+    anywhere: Any = torch
+    for name in [name for name in vars(torch.cuda) if name.endswith("Tensor")]:
+        if (dtype := getattr(getattr(torch, name, None), "dtype", None)) is not None:
+            setattr(torch.cuda, name, Kind(f"torch.cuda.{name}", (), {"dtype": dtype}))
+    original = anywhere.set_default_tensor_type
+
+    def set_default(kind: Any) -> None:
+        if "torch.cuda." in str(kind):
+            raise RehearsalError(OLD_TYPES)
+        original(kind)
+
+    anywhere.set_default_tensor_type = set_default
 
 
 def synced_norms() -> None:
