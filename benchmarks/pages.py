@@ -32,7 +32,7 @@ KEYS: Final = (
     *("joins_gradients", "buckets_first_chunk_only", "pipeline_keeps_whole"),
     *("async_tp", "overlap_tp_backward", "p2p_scattered", "context", "attention", "eager", "rotary"),
     *("autocast", "stops_early", "host_work"),
-    *("host_per_tensor_rank", "expert_dispatch", "overlap_shared_experts", "fused_experts"),
+    *("host_per_tensor_rank", "expert_dispatch", "expert_tp", "overlap_shared_experts", "fused_experts"),
     *("loss_all_reduce", "selective", "fp8_recipe", "amax_ranks"),
 )
 """The conventions of a framework that time depends on."""

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     help="Run directory that foretrace rehearse wrote; its script is timed on --cluster.",
 )
 @click.option(
+    "--tokens-per-step",
+    type=click.IntRange(min=1),
+    help="Tokens of a step over all ranks, where --rehearsal does not tell them.",
+)
+@click.option(
     "--calibration",
     type=click.Path(dir_okay=False),
     help="File of factors for the machine that foretrace calibrate wrote.",
@@ -68,6 +73,7 @@ def simulate(
     files: tuple[str, ...],
     like_run: str | None,
     rehearsal: str | None,
+    tokens_per_step: int | None,
     calibration: str | None,
     price: str | None,
     picture: bool | None,
@@ -99,12 +105,23 @@ def simulate(
     usd_per_gpu_hour(price, None)  # a price that is none is refused before anything is simulated
     configs = settings_files(file, config, files)
     _check_sources(configs, like_run, rehearsal)
+    if tokens_per_step is not None and rehearsal is None:
+        raise click.UsageError(
+            "--tokens-per-step is of a rehearsal: give --rehearsal DIR, or a batch instead"
+        )
     check_can_write(Path(report) if report else None)
     given = {name: value for name, value in flags.items() if value is not None}
     read: list[dict[str, Any]] = []
     with telling("simulating", quiet=as_json) as tell:
         if rehearsal is not None:
-            simulation = timed(rehearsal, given, tell, calibration=calibration, engine=engine)
+            simulation = timed(
+                rehearsal,
+                given,
+                tell,
+                calibration=calibration,
+                engine=engine,
+                tokens_per_step=tokens_per_step,
+            )
         else:
             job, read = _job(configs, like_run, given, calibration)
             simulation = run_simulation(job, tell, expanded=ranks == "all", engine=engine)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.errors import ConfigError, JobError
-from foretrace.simulator.job import Job, check_chunks, check_heads
+from foretrace.simulator.job import Job, check_chunks, check_heads, possible_expert_tp
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import (
     SHAPE_FIELDS,
@@ -20,7 +20,7 @@ from foretrace.simulator.models.sources import (
     model_from_fields,
 )
 from foretrace.simulator.nearest import near_name
-from foretrace.simulator.profiles import OVERRIDABLE, load_framework
+from foretrace.simulator.profiles import OVERRIDABLE, load_framework, profile
 from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked, near_setting
 from foretrace.simulator.variation import Variation
 from foretrace.topologies.catalog import load_cluster
@@ -104,6 +104,7 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
     check_heads(max(degrees.get("tp", 1), 1), model)
     if "gpus" in given and "dp" not in given:
         degrees["dp"] = inferred_dp(given["gpus"], degrees)
+    degrees, origin = with_expert_tp(model, degrees, given)
     layout = Layout(**degrees)
     job = Job(
         model=model,
@@ -111,6 +112,7 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         layout=layout,
         n_steps=given.get("steps", 1),
         variation=Variation(**{name: given[name] for name in TABLES["variation"] if name in given}),
+        expert_tp_from=origin,
         conventions=tuple(
             (name, tuple(value) if isinstance(value, list) else value)
             for name, value in given.get(CONVENTIONS, {}).items()
@@ -145,6 +147,33 @@ def _model(given: Mapping[str, Any]) -> Model:
     return load_model(given["model"])
 
 
+def with_expert_tp(
+    model: Model, degrees: Mapping[str, int], given: Mapping[str, Any]
+) -> tuple[dict[str, int], str]:
+    """Return *degrees* with the ranks that an expert is cut over, and where these are from.
+
+    If they are not given, the only number that is possible counts; else that of the published recipe of the
+    model; else that of the framework that is *given*; else it stays open, and is taken as ``tp``.
+
+    Returns:
+        the degrees, and a key of ``simulator.job.EXPERT_TP_FROM``; empty if there is nothing to decide.
+    """
+    tp, ep = degrees.get("tp", 1), degrees.get("ep", 1)
+    if not model.n_experts or "expert_tp" in degrees or tp <= 1 or min(degrees.values()) < 1:
+        return dict(degrees), ""
+    framework = profile(given.get("framework", "megatron"), tuple((given.get(CONVENTIONS) or {}).items()))
+    possible = possible_expert_tp(model, degrees, sequence_parallel=given.get("sequence_parallel", True))
+    own = {"tp": tp, "one": 1 if ep > 1 else tp}.get(framework.expert_tp)
+    stated = "framework" in given or "expert_tp" in (given.get(CONVENTIONS) or {})
+    if len(possible) == 1:
+        return {**degrees, "expert_tp": possible[0]}, "only"
+    if model.expert_tp in possible:
+        return {**degrees, "expert_tp": model.expert_tp}, "model"
+    if stated and own is not None:
+        return {**degrees, "expert_tp": own}, "framework"
+    return {**degrees, "expert_tp": tp}, "open"
+
+
 def _of_framework(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that the framework decides where they are not *given*: the dtype of gradients."""
     if "framework" not in given:
@@ -169,6 +198,7 @@ def job_settings(job: Job) -> dict[str, Any]:
     return {
         **settings,
         **job.layout.degrees,
+        **({"expert_tp": job.layout.etp} if job.model.n_experts and job.expert_tp_from != "open" else {}),
         **{name: _plain(value) for name in _OF_JOB if (value := getattr(job, name)) not in (None, ())},
         "steps": job.n_steps,
         **({CONVENTIONS: dict(job.conventions)} if job.conventions else {}),

@@ -52,7 +52,11 @@ SETTINGS: Final[Mapping[str, tuple[tuple[str, type, str], ...]]] = MappingProxyT
             ("--dp", int, "Data-parallel degree. [default: 1, or what fills --gpus]"),
             ("--cp", int, "Context-parallel degree. [default: 1]"),
             ("--ep", int, "Expert-parallel degree, a divisor of dp * cp * tp / expert_tp. [default: 1]"),
-            ("--expert-tp", int, "Tensor-parallel degree of experts. [default: that of --tp]"),
+            (
+                "--expert-tp",
+                int,
+                "Tensor-parallel degree of experts. [default: the only one possible, or as usual]",
+            ),
             (
                 "--sequence-parallel/--no-sequence-parallel",
                 bool,

@@ -14,6 +14,7 @@ SPLITS: Final = ("even", "cost")
 WRAPS: Final = ("block", "model")
 CONTEXTS: Final = ("all_gather", "ring", "ulysses")
 DISPATCHES: Final = ("copies", "once")
+EXPERT_TPS: Final = ("tp", "one", "open")
 AMAX_RANKS: Final = ("stage", "tp")
 ROTARIES: Final = ("complex", "halves")
 
@@ -103,6 +104,8 @@ class Framework:
             passed around beside the products (``"ring"``), or heads are dealt out (``"ulysses"``).
         expert_dispatch: what the exchange before and after experts sends: every one of the ``"copies"`` of a
             token, or a token ``"once"`` to each GPU, and to each node, that has any of its experts (DeepEP).
+        expert_tp: over how many ranks an expert is cut where a run does not say: as many as layers
+            (``"tp"``), ``"one"`` where experts are dealt out, or that is ``"open"``.
         fused_experts: with MXFP8, activation, biases and quantisation between the products of experts are
             inside of them (Transformer Engine's kernels in CuTe DSL).
         overlap_shared_experts: shared experts run beside the exchange before the routed ones, and backward
@@ -169,6 +172,7 @@ class Framework:
     p2p_scattered: bool = False
     context: str = "all_gather"
     expert_dispatch: str = "copies"
+    expert_tp: str = "open"
     fused_experts: bool = False
     overlap_shared_experts: bool = False
     wrap: str = "block"
@@ -192,6 +196,7 @@ class Framework:
             "wrap": WRAPS,
             "context": CONTEXTS,
             "expert_dispatch": DISPATCHES,
+            "expert_tp": EXPERT_TPS,
             "amax_ranks": AMAX_RANKS,
             "rotary": ROTARIES,
         }

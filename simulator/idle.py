@@ -76,6 +76,11 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "host_per_tensor_rank": (_TP, _PP),
         "context": (_CP,),
         "expert_dispatch": (_EXPERTS, _EP),
+        "expert_tp": (
+            _EXPERTS,
+            _TP,
+            _unless("it is known", needs=lambda job: job.expert_tp_from in ("framework", "open")),
+        ),
         "grouped": (_EXPERTS,),
         "fused_experts": (
             _EXPERTS,
@@ -148,9 +153,6 @@ SETTINGS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         ),
         "checkpoint_bytes_per_s": (
             _unless("nothing is saved: checkpoint_every is 0", needs=lambda job: job.checkpoint_every > 0),
-        ),
-        "checkpoint_every": (
-            _unless("the run has fewer steps", needs=lambda job: job.checkpoint_every <= job.n_steps),
         ),
     }
 )

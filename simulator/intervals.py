@@ -66,15 +66,16 @@ def layout_class(job: Job) -> str:
 def interval(job: Job, kind: str) -> Interval | None:
     """Return the interval of *kind*, ``"step_time"`` or ``"memory"``, of *job*; None if nothing was measured.
 
-    The narrowest class is taken that was measured in ``LEAST_FAMILIES``: layout and GPU, layout, all. Only
-    runs on GPUs were measured; they say nothing of processes on a processor.
+    The narrowest class is taken that was measured in ``LEAST_FAMILIES``: layout and GPU if there is one kind,
+    layout, all. Only runs on GPUs were measured; they say nothing of processes on a processor.
     """
     if job.cluster.device.kind != "gpu":
         return None
     summary = _summary()
     classes: Mapping[str, Any] = summary.get(kind, {})
     name = layout_class(job)
-    for what in (f"{name} · {job.cluster.device.name}", name, "all"):
+    of_device = () if job.cluster.others else (f"{name} · {job.cluster.device.name}",)
+    for what in (*of_device, name, "all"):
         found = classes.get(what)
         if found is not None and found["families"] >= LEAST_FAMILIES:
             low, high = min(found["low"], 1.0), max(found["high"], 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -63,6 +63,16 @@ INSTEAD: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     }
 )
 """What people write, and where to find what they mean."""
+
+EXPERT_TP_FROM: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "only": "nothing else is possible with these tp, ep and dp",
+        "model": "as in the published recipe of {model}",
+        "framework": "as {framework} has it unless it is given",
+        "open": "assumed",
+    }
+)
+"""Where the ranks that an expert is cut over are from if nobody gave them, in words."""
 
 MOST_SLOWDOWN: Final = 4.0
 """Most that ``overlap_slowdown`` may be: 24 channels times 4 are most processors of any GPU."""
@@ -127,13 +137,14 @@ class Job:
         checkpoint_every: steps after which the states are saved and waited for; 0: never.
         checkpoint_bytes_per_s: rate at which a rank saves its own states.
         ranks_per_node: ranks on each node, from its first GPU on; fewer than it has GPUs leave the others
-            idle. 0: one on every GPU.
+            idle. 0: as launchers place them, ``filled_per_node``.
         placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
         nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.
         overlap_slowdown: how much communication takes of the GPUs that it runs on, over what
             ``simulator.network.occupancy`` says of NCCL; 0: nothing, so that compute beside it is not slower.
         n_steps: optimizer steps to simulate.
         variation: stragglers and jitter.
+        expert_tp_from: where ``layout.expert_tp`` is from if nobody gave it, a key of ``EXPERT_TP_FROM``.
     """
 
     model: Model
@@ -181,6 +192,7 @@ class Job:
     overlap_slowdown: float = 0.0
     n_steps: int = 1
     variation: Variation = field(default_factory=Variation)
+    expert_tp_from: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         choices = {
@@ -259,6 +271,13 @@ class Job:
         return profile(self.framework, self.conventions)
 
     @property
+    def kinds(self) -> tuple[Job, ...]:
+        """The job on machines of one kind of node each, in the order of ``Cluster.kinds``."""
+        if not self.cluster.others:
+            return (self,)
+        return tuple(replace(self, cluster=cluster) for cluster in self.cluster.kinds)
+
+    @property
     def shards(self) -> Sharding:
         """What data-parallel ranks share out."""
         return SHARDINGS[self.sharding]
@@ -266,7 +285,28 @@ class Job:
     @property
     def most_ranks_per_node(self) -> int:
         """Ranks on a node that is full."""
-        return self.ranks_per_node or self.cluster.gpus_per_node
+        return self.ranks_per_node or self.filled_per_node or self.cluster.gpus_per_node
+
+    @property
+    def filled_per_node(self) -> int:
+        """Ranks that launchers place on each node (NVLink domain) of several; 0: one on every GPU.
+
+        No group that communicates in every layer straddles nodes if it fits into one, and nodes have as many
+        ranks each if that leaves no more than a quarter of them idle. References: the greatest divisor of the
+        trays up to 18 is the ``--segment`` of NVIDIA/NeMo scripts/performance/executors.py @ 8cfedd72, of
+        NVIDIA-NeMo/Megatron-Bridge scripts/performance/utils/executors.py @ 067f987d and of
+        NVIDIA/dgxc-benchmarking llmb_run/job_launcher.py @ 841f5466.
+        """
+        cluster, layout = self.cluster, self.layout
+        full, is_given = cluster.gpus_per_node, self.ranks_per_node or self.placement != "packed"
+        if is_given or layout.world_size <= full or cluster.others or cluster.fabric_spec.links:
+            return 0
+        blocks = [size for size in (layout.tp, layout.tp * layout.cp, layout.ep * layout.etp) if size <= full]
+        if (unit := math.lcm(*blocks)) > full:
+            unit = max(blocks)
+        alike = [n for n in range(unit, full + 1, unit) if layout.world_size % n == 0 and 4 * n >= 3 * full]
+        filled = max(alike, default=full // unit * unit)
+        return 0 if filled == full else filled
 
     def window_of(self, layer: int) -> int:
         """Return how many keys a query of *layer* sees at most; 0 means all.
@@ -385,6 +425,25 @@ def check_layout(job: Job) -> None:
         )
 
 
+def possible_expert_tp(model: Model, layout: Mapping[str, int], *, sequence_parallel: bool) -> list[int]:
+    """Return the ranks that an expert of *model* can be cut over in a *layout* of degrees, at most ``tp``.
+
+    >>> from foretrace.simulator.models.sources import load_model
+    >>> mixtral = load_model("mixtral-8x7b")
+    >>> possible_expert_tp(mixtral, {"tp": 4, "dp": 2, "ep": 8}, sequence_parallel=True)
+    [1]
+    """
+    dp, cp, tp, ep = (layout.get(axis, 1) for axis in ("dp", "cp", "tp", "ep"))
+    return [
+        n
+        for n in range(1, tp + 1)
+        if tp % n == 0
+        and dp * cp * tp % (ep * n) == 0
+        and model.moe_ffn_hidden % n == 0
+        and (sequence_parallel or n == tp)
+    ]
+
+
 def _check_expert_tp(job: Job) -> None:
     """Raise JobError unless experts can be cut as the layout says."""
     layout, model = job.layout, job.model
@@ -474,13 +533,14 @@ def check_recipe(job: Job) -> None:
         if job.recipe:
             raise JobError(f"recipe={job.recipe!r} needs fp8: it says how products are quantised")
         return
-    name, device = job.recipe or job.profile.fp8_recipe, job.cluster.device
-    device.peak(RECIPES[name].dtype)
-    if name == "mxfp8" and "fp4" not in device.peak_flops_per_s:
-        raise JobError(
-            f"recipe='mxfp8': tensor cores of {device.name} take no scales per 32 values, those of Blackwell "
-            "do; delayed, current or blockwise would work"
-        )
+    name = job.recipe or job.profile.fp8_recipe
+    for device in (kind.device for kind in job.cluster.kinds):
+        device.peak(RECIPES[name].dtype)
+        if name == "mxfp8" and "fp4" not in device.peak_flops_per_s:
+            raise JobError(
+                f"recipe='mxfp8': tensor cores of {device.name} take no scales per 32 values, those of "
+                "Blackwell do; delayed, current or blockwise would work"
+            )
 
 
 def check_heads(tp: int, model: Model) -> None:

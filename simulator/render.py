@@ -27,6 +27,9 @@ RANGES: Final = (("times", "step_time_from"), ("memory", "peak_memory_from"))
 LEAST_SHARE: Final = 5e-4
 """Least share of a step that is listed: less would be shown as 0.0 %."""
 
+UNKNOWN: Final = "unknown"
+"""What stands for a figure of a step whose batch is unknown."""
+
 SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
 
@@ -134,10 +137,12 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
         f"{axis} {format_share(share)}" for axis, share in exposed.items() if share > LEAST_SHARE
     )
     cached = summary.get("reserved_memory_bytes")
+    saves = _saves(summary)
     rows = {
         "step time": _with_interval(summary, "step_time_s", format_time),
-        "throughput": _throughput(summary),
-        "MFU": _with_interval(summary, "mfu", format_share),
+        **({"batch": escape(summary["batch"])} if "batch" in summary else {}),
+        "throughput": _throughput(summary) + saves,
+        "MFU": UNKNOWN if summary["mfu"] is None else _with_interval(summary, "mfu", format_share) + saves,
         "peak memory": _with_interval(summary, "peak_memory_bytes", format_bytes)
         + f", of {format_capacity(summary['memory_limit_bytes'])}",
         **({"with PyTorch's cache": format_bytes(cached)} if cached else {}),
@@ -150,7 +155,7 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
         f"{summary['n_ranks_stored']:,} stored ({summary['engine']} engine)",
     }
     if cost:
-        rows["cost"] = escape(cost)
+        rows["cost"] = escape(cost) + saves
     if drawn := summary.get("step_time_distribution"):
         low, middle, high = (format_time(drawn["quantiles_s"][q]) for q in ("0.05", "0.5", "0.95"))
         rows["with jitter"] = (
@@ -173,10 +178,21 @@ def _with_interval(
 
 def _throughput(summary: Mapping[str, Any]) -> str:
     """Return tokens per second; rows of the input instead where the model has no tokens."""
+    if not (summary["tokens_per_s_per_gpu"] or summary.get("rows_per_s_per_gpu")):
+        return UNKNOWN
     if not summary["tokens_per_s_per_gpu"]:
         return f"{summary['rows_per_s_per_gpu']:,.0f} rows of the model's input/s per GPU"
     per_gpu = _with_interval(summary, "tokens_per_s_per_gpu", "{:,.0f}".format, " tokens/s per GPU")
     return f"{per_gpu}, {summary['tokens_per_s']:,.0f} in all"
+
+
+def _saves(summary: Mapping[str, Any]) -> str:
+    """Return that a figure counts checkpoints, if there are any; a step time is that of most steps."""
+    every = summary.get("checkpoint_every")
+    if not every:
+        return ""
+    often = "every step" if every == 1 else f"every {every} steps"
+    return f", with {format_time(summary['checkpoint_s'])} for a checkpoint {often}"
 
 
 def _rare(summary: Mapping[str, Any]) -> dict[str, str]:

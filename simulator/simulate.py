@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.builder.templates import checkpoint_s
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_settings
 from foretrace.simulator.engine import choose
 from foretrace.simulator.engine.changes import SWITCHES, Above, Change, Throttle, of_links
-from foretrace.simulator.errors import JobError
+from foretrace.simulator.errors import JobError, SimulationError
 from foretrace.simulator.folding import representatives
 from foretrace.simulator.idle import idle
 from foretrace.simulator.job import Job
@@ -32,7 +33,15 @@ from foretrace.simulator.network.link_changes import link_changes, links_table
 from foretrace.simulator.network.uplinks import uplinks
 from foretrace.simulator.program import Program
 from foretrace.simulator.sampling import distribution, sample_steps, straggling
-from foretrace.simulator.summary import figures, job_name, memory_warnings
+from foretrace.simulator.summary import (
+    empty_stages,
+    expert_tp_note,
+    figures,
+    job_name,
+    memory_warnings,
+    placement_note,
+)
+from foretrace.topologies.units import format_time
 from foretrace.topologies.wiring import fabric
 from foretrace.traces.info import RunInfo
 from foretrace.traces.run import Part, Run
@@ -121,11 +130,14 @@ def simulate(
     tell = progress or (lambda _: None)
     tell("building the program")
     groups = job_groups(job)
-    compute, network = ComputeModel(job.cluster.device, job.precision), job_network(job)
-    changes = changes_of(job)
-    factors = _straggler_factors(job, network)
-    special = sorted({*factors, *ranks_of(changes)})
-    building = partial(build, job, network, compute, groups=groups)
+    computes = [ComputeModel(kind.device, job.precision) for kind in job.cluster.kinds]
+    network, changes, factors = job_network(job), changes_of(job), job.variation.factors
+    unlike = range(job.layout.world_size) if job.cluster.others else ()
+    apart = {rank for rank in unlike if network.kind(rank) != network.kind(0)}
+    special = sorted({*factors, *apart, *ranks_of(changes)})
+    building = partial(
+        build, job, network, computes[0], groups=groups, others=computes[1:], kind_of=network.kind
+    )
     program, folded = _program(building, program, special, tell, folded=folded, expanded=expanded)
     program = replace(program, duration_ns=straggling(program, factors))
     stands_for = representatives(job.layout, special) if folded else None
@@ -136,7 +148,7 @@ def simulate(
     spans, links = _run(runner, program, changes, above)
     tell("adding up")
     memories = rank_memories(job)
-    warnings = [*memory_warnings(job, memories), *idle(job), *_slow(job, network)]
+    warnings = [*memory_warnings(job, memories), *idle(job), *empty_stages(job), *_slow(job, network)]
     simulation = Simulation(
         info=_info(job, groups, stands_for, warnings),
         spans=spans,
@@ -144,7 +156,13 @@ def simulate(
         links=links,
         expands=expanded and folded,
     )
-    summary = figures(job, simulation.run, memories, rests_on=compute.notes)
+    notes = [*expert_tp_note(job), *placement_note(job)]
+    notes += dict.fromkeys(note for compute in computes for note in compute.notes)
+    saving_s = checkpoint_s(job, groups)
+    summary = figures(job, simulation.run, memories, rests_on=notes, saving_s=saving_s)
+    if job.expert_tp_from == "open":
+        tell("again with whole experts")
+        summary = _covering(summary, job)
     if job.variation.is_random:
         tell(f"drawing {job.variation.samples} steps")
         sampler = choose(engine, program.n_tasks * job.variation.samples, tell, **needs)
@@ -153,6 +171,23 @@ def simulate(
     if simulation.expands:
         summary["n_ranks_stored"] = job.layout.world_size
     return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
+
+
+def _covering(summary: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """Return *summary* with intervals that also cover *job* with whole experts, where nobody said which."""
+    try:
+        whole = replace(job, layout=replace(job.layout, expert_tp=1), expert_tp_from="", n_steps=1)
+        other = simulate(whole, only_figures=True).summary
+    except SimulationError:  # another convention needs experts cut as layers are
+        return dict(summary)
+    ranges = {
+        name: [min(own[0], theirs[0]), max(own[1], theirs[1])] if isinstance(own, list) else own
+        for name, own in summary["intervals"].items()
+        for theirs in [other["intervals"][name]]
+    }
+    step = format_time(other["step_time_s"])
+    note = f"the ranges cover whole experts too (--expert-tp 1), with which a step takes {step}"
+    return {**summary, "intervals": ranges, "rests_on": [note, *summary["rests_on"]]}
 
 
 def _program(
@@ -208,16 +243,6 @@ def _memory(
     """Return the memory over time of every rank that has spans; *memories* are by pipeline rank."""
     stored = sorted(set(stands_for)) if stands_for else range(job.layout.world_size)
     return memory_over_time(spans, {rank: memories[job.layout.coord(rank).pp] for rank in stored})
-
-
-def _straggler_factors(job: Job, network: Network) -> dict[int, float]:
-    """Return, by rank, how much longer its compute takes: a straggler, or on nodes of another kind."""
-    factors = job.variation.factors
-    if not job.cluster.others:
-        return factors
-    slower = {rank: job.cluster.slowdown(gpu) for rank, gpu in enumerate(network.placement)}
-    found = {rank: slow * factors.get(rank, 1.0) for rank, slow in slower.items()}
-    return {rank: factor for rank, factor in found.items() if factor != 1}
 
 
 def _distribution(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
+from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.intervals import intervals
-from foretrace.simulator.job import RECOMPUTES, Job
+from foretrace.simulator.job import EXPERT_TP_FROM, RECOMPUTES, Job
 from foretrace.simulator.memory.ranks import RankMemory, rank_memories
 from foretrace.simulator.memory.remedies import as_flags
+from foretrace.simulator.network.cost import job_network
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.units import format_bytes, format_capacity
 from foretrace.traces.analysis.metrics import summarize
@@ -23,25 +26,58 @@ def job_name(job: Job) -> str:
     """Return what a person calls the job, e.g. ``"llama3-70b on 512 dgx-h100, tp8 pp4 dp16"``."""
     degrees = {axis: degree for axis, degree in job.layout.degrees.items() if degree > 1}
     order = [f"{axis}{degrees[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if axis in degrees]
-    if job.layout.expert_tp:
-        order.append(f"expert tp{job.layout.expert_tp}")
+    if job.model.n_experts:
+        order.append(f"expert tp{job.layout.etp}")
     layout = " ".join(order) or "one rank"
     return f"{job.model.name} on {job.layout.world_size} {job.cluster.name}, {layout}"
 
 
-def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Sequence[str]) -> dict[str, Any]:
+def expert_tp_note(job: Job) -> list[str]:
+    """Return over how many ranks an expert is cut if nobody said so, and where that is from."""
+    if not job.expert_tp_from:
+        return []
+    why = EXPERT_TP_FROM[job.expert_tp_from].format(model=job.model.name, framework=job.framework)
+    return [f"expert tp {job.layout.etp}: {why}; --expert-tp says otherwise"]
+
+
+def empty_stages(job: Job) -> list[str]:
+    """Return which stages have no layer because the framework shares out cost, as a sentence if any."""
+    n = n_stages(job_plan(job))
+    empty = [stage for stage, layers in enumerate(stage_layers(job, n)) if not layers and 0 < stage < n - 1]
+    if not empty:
+        return []
+    hold = "holds" if len(empty) == 1 else "hold"
+    return [f"{_stages(empty)} {hold} no layer: {job.framework} deals layers out by their cost"]
+
+
+def placement_note(job: Job) -> list[str]:
+    """Return how many GPUs of a node have ranks if launchers leave some idle."""
+    if not (filled := job.filled_per_node):
+        return []
+    where = f"ranks on {filled} of the {job.cluster.gpus_per_node} GPUs of a node"
+    return [f"{where}, as launchers place them; --ranks-per-node says otherwise"]
+
+
+def figures(
+    job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Sequence[str], saving_s: float = 0.0
+) -> dict[str, Any]:
     """Return the summary of a simulated run; docs/simulation.md says what each key means.
+
+    Throughput and MFU, and so what tokens cost, are those of an average step: with its share of a checkpoint.
 
     Args:
         job: what was run.
         run: the simulated run.
         stages: memory of each pipeline rank.
         rests_on: what the prediction rests on, as sentences.
+        saving_s: how long ranks wait for a checkpoint.
     """
     found = summarize(run)
     step_s, n_ranks, limit = found["step_time_s"], job.layout.world_size, job.cluster.device.memory_bytes
-    tokens_per_s = job.tokens_per_step / step_s
-    peak_flops = n_ranks * job.cluster.device.peak(job.precision)
+    times_s = [step["step_time_s"] for step in found["steps"]]
+    average_s = _average_s(job, times_s, saving_s) if job.checkpoint_every else step_s
+    tokens_per_s = job.tokens_per_step / average_s
+    peak_flops = _peak_flops_per_s(job)
     headline = {
         "step_time_s": step_s,
         "tokens_per_s": tokens_per_s,
@@ -58,7 +94,10 @@ def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Seque
         "fits": fits(job, stages),
         **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},
         **{key: found[key] for key in ("hidden_by_axis", "waiting_fraction", "shares")},
-        "step_times_s": [step["step_time_s"] for step in found["steps"]],
+        "step_times_s": times_s,
+        "average_step_time_s": average_s,
+        "checkpoint_s": saving_s,
+        "checkpoint_every": job.checkpoint_every,
         **{key: found[key] for key in ("world_size", "n_ranks_stored", "n_spans")},
         "stages": [
             {
@@ -73,6 +112,22 @@ def figures(job: Job, run: Run, stages: Sequence[RankMemory], *, rests_on: Seque
         ],
         "rests_on": list(rests_on),
     }
+
+
+def _peak_flops_per_s(job: Job) -> float:
+    """Return what the GPUs of all ranks would do per second at their peaks."""
+    peaks = [kind.device.peak(job.precision) for kind in job.cluster.kinds]
+    if len(peaks) == 1:
+        return job.layout.world_size * peaks[0]
+    network = job_network(job)
+    return sum(peaks[network.kind(rank)] for rank in range(job.layout.world_size))
+
+
+def _average_s(job: Job, times_s: Sequence[float], saving_s: float) -> float:
+    """Return the time of a step with its share of a checkpoint, however many steps were simulated."""
+    saves = (number % job.checkpoint_every == 0 for number in range(1, len(times_s) + 1))
+    without = [time - saving_s if saved else time for time, saved in zip(times_s, saves, strict=True)]
+    return median(without) + saving_s / job.checkpoint_every
 
 
 def fits(job: Job, stages: Sequence[RankMemory]) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretrace.tracer.attach import RUN_VARIABLE
 from foretrace.tracer.launch import SITE
+from foretrace.tracer.record import RUN_VARIABLE
 
 SERVER = Path(__file__).parent / "preloaded.py"
 

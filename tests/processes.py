@@ -18,8 +18,8 @@ from random import SystemRandom
 
 from tests.forked import PRELOADED, Part, runs
 
-from foretrace.tracer.attach import RUN_VARIABLE
 from foretrace.tracer.launch import environment
+from foretrace.tracer.record import RUN_VARIABLE
 
 ROOT = Path(__file__).parents[1]
 

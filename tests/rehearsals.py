@@ -12,6 +12,7 @@ from typing import Any
 from foretrace.tracer.rehearse import rehearsing
 from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.batch import batch_in
 from foretrace.traces.rehearsal import Rehearsal
 
 LOADED = Loaded()
@@ -29,3 +30,9 @@ def in_steps(memory: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
 def rehearse(asked: Asked, output: Path) -> Rehearsal:
     """Rehearse what is *asked* into *output*, as ``tracer.rehearse.rehearsing.rehearse`` does."""
     return rehearsing.rehearse(asked, output, on=LOADED)
+
+
+def rows_and_tokens(found: Rehearsal) -> tuple[int | None, int | None]:
+    """Return the rows and the tokens of a step over all ranks, None for what is unknown."""
+    batch = batch_in(found.job)
+    return batch.rows, batch.tokens

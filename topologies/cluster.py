@@ -142,13 +142,43 @@ class Cluster:
                 return other.machine
         return self
 
-    def slowdown(self, gpu: int) -> float:
-        """Return how many times as long computing takes on *gpu* as on this machine's own device.
+    @property
+    def kinds(self) -> tuple[Cluster, ...]:
+        """Machines of this size and fabric whose nodes are all of one kind, for each kind that there is.
 
-        The ratio of what they reach in large matrix products in bf16, under lasting load.
+        Each has the memory of the smallest device: what runs on all has to fit into that.
         """
-        theirs = self.kind_of(self.node_of(gpu)).device
-        return 1.0 if theirs == self.device else _reached(self.device) / _reached(theirs)
+        if not self.others:
+            return (self,)
+        machines = {machine.device.name: machine for machine in map(self.kind_of, range(self.n_nodes))}
+        return tuple(
+            replace(
+                machine,
+                name=self.name,
+                n_gpus=self.n_gpus,
+                fabric_spec=self.fabric_spec,
+                transfer_factors=self.transfer_factors,
+                device=replace(machine.device, memory_bytes=self.device.memory_bytes),
+                others=(),
+            )
+            for machine in machines.values()
+        )
+
+    @property
+    def mean_price_usd_per_gpu_hour(self) -> float | None:
+        """What a GPU costs on average over the nodes; None if the price of one kind is not known."""
+        prices = [
+            self.kind_of(node).price_usd_per_gpu_hour for node in range(self.n_nodes if self.others else 1)
+        ]
+        known = [price for price in prices if price is not None]
+        return sum(known) / len(known) if len(known) == len(prices) else None
+
+    def kind_at(self, gpu: int) -> int:
+        """Return the place in ``kinds`` of the kind of *gpu*."""
+        if not self.others:
+            return 0
+        names = [kind.device.name for kind in self.kinds]
+        return names.index(self.kind_of(self.node_of(gpu)).device.name)
 
     def node_of(self, gpu: int) -> int:
         """Return the node that *gpu* is in."""
@@ -197,7 +227,7 @@ class Cluster:
             "nic": self.nic.describe() if self.nic else None,
             "others": [{"machine": other.machine.name, "nodes": other.nodes} for other in self.others],
             "fabric": self.fabric_spec.describe() | {"sources": self._fabric_sources()},
-            "price_usd_per_gpu_hour": self.price_usd_per_gpu_hour,
+            "price_usd_per_gpu_hour": self.mean_price_usd_per_gpu_hour,
             "digest": digest(self),
             "sources": dict(self.sources),
         }
@@ -207,10 +237,6 @@ class Cluster:
         names = {"hop_latency": "hop_latency_s"}
         keys = (key.removeprefix("fabric.") for key in self.sources if key.startswith("fabric."))
         return {names.get(key, key): self.sources[f"fabric.{key}"] for key in keys}
-
-
-def _reached(device: Device) -> float:
-    return device.peak("bf16") * device.gemm_efficiency * device.sustained_clock_fraction
 
 
 def processor_share(cores: int, n_processes: int) -> float:

@@ -28,8 +28,7 @@ from foretrace.traces.audit import Audit, Tally, joined
 KEPT: Final = 4096
 """Calls of one line that are kept: more than the flight recorder holds, unless it was told to hold more."""
 
-MOST_PASSED: Final = 256
-"""Calls that are passed in search of one that was recorded and is held."""
+MOST_PASSED: Final = 256  # calls that are passed in search of one that was recorded and is held
 
 PARTS: Final[Mapping[tuple[str, str], str]] = {
     ("gloo", "reduce_scatter"): "all_reduce",
@@ -38,8 +37,7 @@ PARTS: Final[Mapping[tuple[str, str], str]] = {
 }
 """By backend and kind of a call, of what kind the calls are as which it may be carried out."""
 
-_PEERS: Final = re.compile(r" \d+(?:->|<-)(\d+)")
-"""How NCCL names the ranks of a transfer, its own first."""
+_PEERS: Final = re.compile(r" \d+(?:->|<-)(\d+)")  # how NCCL names the ranks of a transfer, its own first
 
 _NO_RING: Final = "collectives in no flight recorder, as this torch has none for {} or it is off"
 _OLDER: Final = "collectives older than what c10d's flight recorder holds"
@@ -76,35 +74,23 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Ring:
-    """What a flight recorder holds of the calls of this recording.
+    """What a flight recorder holds of the calls of this recording."""
 
-    Attributes:
-        is_whole: whether no entry has been overwritten.
-        lines: its entries.
-        numbers: by group and backend, how many calls of whatever sort there have been up to the last entry.
-    """
-
-    is_whole: bool
-    lines: defaultdict[Line, list[Entry]] = field(default_factory=lambda: defaultdict(list))
+    is_whole: bool  # whether no entry has been overwritten
+    lines: defaultdict[Line, list[Entry]] = field(default_factory=lambda: defaultdict(list))  # its entries
+    # by group and backend, how many calls of whatever sort there have been up to the last entry
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Compared:
-    """What came out of comparing calls with entries.
+    """What came out of comparing calls with entries."""
 
-    Attributes:
-        same: calls that were recorded as c10d holds them.
-        n_beyond: entries that carried out one of them beside the first.
-        missed: entries of which no call was recorded.
-        unheld: calls without an entry.
-        resized: calls, and the entries of another size at their place.
-    """
-
-    same: list[Call] = field(default_factory=list)
-    n_beyond: int = 0
-    missed: list[Entry] = field(default_factory=list)
-    unheld: list[Call] = field(default_factory=list)
+    same: list[Call] = field(default_factory=list)  # calls that were recorded as c10d holds them
+    n_beyond: int = 0  # entries that carried out one of them beside the first
+    missed: list[Entry] = field(default_factory=list)  # entries of which no call was recorded
+    unheld: list[Call] = field(default_factory=list)  # calls without an entry
+    # calls, and the entries of another size at their place
     resized: list[tuple[Call, Entry]] = field(default_factory=list)
 
     def differences(self, group: str) -> Iterator[str]:
@@ -234,12 +220,10 @@ class Auditor:
         return replace(found, differences=tuple(f"rank {rank}: {text}" for text in found.differences))
 
     def _audited(self, lines: Sequence[Line], ring: Ring | None, number: int | None) -> Audit:
-        """Return what c10d confirms of the calls of one group on one backend.
+        """Return what c10d confirms of the calls of one group on one backend, which are those of *lines*.
 
-        Args:
-            lines: these calls.
-            ring: the flight recorder that holds calls of the backend, None if none does.
-            number: how many calls the backend has counted in the recording, None if it does not tell.
+        *ring* is the flight recorder that holds calls of the backend, if one does; *number* is how many calls
+        the backend has counted in the recording, None if it does not tell.
         """
         group, backend, *_ = lines[0]
         tallies, reasons = {True: Tally(), False: Tally()}, Counter[str]()

@@ -8,18 +8,22 @@ of their own, which breaks modules that change them in place.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from foretrace.tracer import internals, past_torch
+from foretrace.tracer import internals
+from foretrace.tracer.guarded import Replacements, between
+from foretrace.tracer.importing import Expectation
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.records import Block
 
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
-LOSS: Final = Block("loss")
-"""Owner of the backward pass before it enters the model."""
+LOSS: Final = Block("loss")  # owner of the backward pass before it enters the model
 
 
 class BackwardHook:
@@ -43,23 +47,13 @@ class BackwardHook:
         self.ends_with_graph = False
         self._is_ending = False
         self._queue_callback = internals.queue_callback()
-        self._original = original = internals.swap_run_backward()
         self._graph_done = session.guarded("modules", self._nodes_done)
-        internals.swap_run_backward(self._running(original))
-        self._expectation = past_torch.watch()
-
-    def _running(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what runs a backward pass by *original* and notes when it begins and ends."""
-        begin, end = (self._session.guarded("modules", f) for f in (self._begin, self._end))
-
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            depth = begin()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                end(depth)
-
-        return run_backward
+        begin, end = (session.guarded("modules", f) for f in (self._begin, self._end))
+        self._original = original = internals.swap_run_backward()
+        internals.swap_run_backward(between(lambda *_, **__: begin(), end)(original))
+        if LIBRARY in sys.modules:
+            _lead_back(sys.modules[LIBRARY])
+        self._expectation = None if LIBRARY in sys.modules else Expectation(LIBRARY, _lead_back)
 
     def remove(self) -> None:
         """Give the entry to the autograd engine back as it was."""
@@ -118,3 +112,65 @@ class BackwardHook:
                 session.disable("modules", error)
 
         return enter
+
+
+LIBRARY: Final = "megatron.core.pipeline_parallel.schedules"
+"""Its ``custom_backward`` differentiates outputs that were freed, for which it asks the engine itself."""
+
+
+def _lead_back(module: Any) -> None:
+    """Have a library that starts backward passes past torch's function start them by it."""
+
+    def run_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return internals.swap_run_backward()(tensors, *args, **kwargs)  # whatever is there by then
+
+    module.Variable = SimpleNamespace(_execution_engine=SimpleNamespace(run_backward=run_backward))
+
+
+class CheckpointHook(Replacements):
+    """Lets both kinds of checkpoints of torch say when they compute again.
+
+    A checkpoint may lie around the inside of a module: then nothing else tells that a forward runs once more.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._lane, self._is_again = session.lane, internals.is_in_backward()
+        self._begin = session.guarded("modules", self._began)
+        self._end = session.guarded("modules", self._ended)
+        frame, function = internals.checkpoints()
+
+        def framing(original: Any) -> Any:
+            def init(frame: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+                original(frame, self._telling(recompute_fn), *args, **kwargs)
+
+            return init
+
+        def reentering(original: Any) -> Any:
+            def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+                session.steps.n_checkpoints += 1
+                try:
+                    return original(ctx, self._telling(run_function), *args)
+                finally:
+                    session.steps.n_checkpoints -= 1
+
+            return forward
+
+        self.replace(frame, "__init__", framing)
+        self.replace(function, "forward", reentering)
+
+    def _telling(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return *function*, whose work is that of the block that is running now, also when it runs again."""
+        begin, block = self._begin, self._lane.block
+        telling = between(lambda *_, **__: begin(block), self._end)(function)
+        return functools.wraps(function, updated=())(telling)
+
+    def _began(self, block: Block) -> int | None:
+        """A function of *block* begins; return what ``_ended`` takes, None if it runs for the first time."""
+        if not self._is_again() or not self._lane.is_own():
+            return None
+        return self._lane.push("recompute", self._lane.block if block is NOBODY else block)
+
+    def _ended(self, depth: int | None) -> None:
+        if depth is not None:
+            self._lane.pop(depth)

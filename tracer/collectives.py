@@ -8,16 +8,18 @@ miss some of them, or deadlock because they hold the interpreter lock.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import FrameType
+from math import prod
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
-from foretrace.tracer.implementations import Implementations
+from foretrace.tracer.guarded import between
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.operators import RECORDED, Operator, dtype_name
 from foretrace.tracer.records import Communication
@@ -31,11 +33,7 @@ _DISTRIBUTED: Final = "distributed_c10d.py"
 
 
 class CollectiveHook:
-    """Implementations of the ``c10d`` operators that record each call.
-
-    Args:
-        session: the recording.
-    """
+    """Implementations of the ``c10d`` operators that record each call."""
 
     def __init__(self, session: Session) -> None:
         import torch
@@ -46,10 +44,12 @@ class CollectiveHook:
         self._unbox_group, self._unbox_work = dist.ProcessGroup.unbox, dist.Work.unbox
         self._after = internals.keys_after_backend_select()
         self._classic, self._functional = Implementations("c10d"), Implementations("_c10d_functional")
+        pause, resume = session.pausing()
+        paused = between(lambda *_, **__: pause(), resume)
         for name, operator in RECORDED.items():
             if (packet := getattr(torch.ops.c10d, name, None)) is not None:
                 kernel = self._noting(name, operator, packet.default)
-                self._classic.add(packet.default, self._pausing(kernel) if operator.waits else kernel)
+                self._classic.add(packet.default, paused(kernel) if operator.waits else kernel)
         wait_tensor = internals.wait_tensor()
         self._functional.add(wait_tensor, self._waiting(wait_tensor))
 
@@ -62,7 +62,7 @@ class CollectiveHook:
         """Return the kernel that records a call of one operator and redispatches it."""
         before, issued = self._describing(operator), self._following(operator)
         failed, issued_on_device = (
-            self._session.guarded("collectives", f) for f in (self._failed, self._issued_on_device)
+            self._session.guarded("collectives", f) for f in (_over, self._issued_on_device)
         )
         pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
         redispatch, after, flag = internals.redispatch(overload), self._after, internals.async_flag(overload)
@@ -99,19 +99,6 @@ class CollectiveHook:
 
         kernel.__name__ = f"foretrace_{name}"
         return kernel
-
-    def _pausing(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Return *kernel*, during which the process waits: its time is attributed to no block."""
-        pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
-
-        def waiting(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            is_paused = pause()
-            try:
-                return kernel(keyset, *args, **kwargs)
-            finally:
-                resume(is_paused)
-
-        return waiting
 
     def _describing(self, operator: Operator) -> Callable[[tuple[Any, ...]], Communication | None]:
         """Return the function that describes a call of *operator* beforehand; None once that has failed.
@@ -189,12 +176,6 @@ class CollectiveHook:
             device,
         )
 
-    @staticmethod
-    def _failed(communication: Communication) -> None:
-        """The call raised, so its communication is over."""
-        at_once = isinstance(communication.start, int)
-        communication.end = now_ns() if at_once else cuda_stamp(communication.device)
-
     def _following(self, operator: Operator) -> Callable[[Communication, Any, FrameType | None], None]:
         """Return the function that tracks a call of *operator* that has just been made until it completes.
 
@@ -259,9 +240,160 @@ class CollectiveHook:
         return kernel
 
 
+def _over(one: Communication | None) -> None:
+    """The call of a communication has raised, or it is over when the call is."""
+    if one is not None:
+        one.end = now_ns() if isinstance(one.start, int) else cuda_stamp(one.device)
+
+
 def _address(tensor: Any) -> int:
     """Return the address of the elements of *tensor*, 0 if it has none."""
     try:
         return int(tensor.data_ptr())
     except RuntimeError:
         return 0
+
+
+# torch keeps the last function of Python that was registered for an operator and a key in a table of its own
+# (``python_registrations_`` in ``torch/csrc/utils/python_dispatch.cpp``), and never lets go of it: not when
+# its ``Library`` is destroyed, not when Python ends. With it lives all that it refers to. Where that led to
+# the process groups of the training, gloo's threads outlived Python, and ran on while C++ was taken apart.
+
+FIRST: Final = "BackendSelect"  # the dispatch key at which a call is seen first
+
+
+class Implementations:
+    """Functions that see the calls of operators of one namespace first, and pass them on.
+
+    Args:
+        namespace: e.g. ``"c10d"``.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._overloads: list[Any] = []
+        self._library = _library(namespace)
+
+    def add(self, overload: Any, kernel: Callable[..., Any]) -> None:
+        """Have *kernel* called in place of *overload*, with the keys of the call before its arguments."""
+        self._library.impl(overload, kernel, FIRST, with_keyset=True)
+        self._overloads.append(overload)
+
+    def remove(self) -> None:
+        """Give the operators back as they were, and have torch forget the functions."""
+        internals.destroy_library(self._library)
+        last = _library(self._namespace)
+        for overload in self._overloads:
+            last.impl(overload, _passing(overload), FIRST, with_keyset=True)
+        internals.destroy_library(last)
+
+
+def _library(namespace: str) -> Any:
+    import torch
+
+    return torch.library.Library(namespace, "IMPL")
+
+
+def _passing(overload: Any) -> Callable[..., Any]:
+    """Return what passes a call on, and knows of nothing else: what torch keeps."""
+    redispatch, after = internals.redispatch(overload), internals.keys_after_backend_select()
+
+    def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return redispatch(keyset & after, *args, **kwargs)
+
+    return kernel
+
+
+# Operators on symmetric memory, as async tensor parallelism calls them, go by no process group's collectives:
+# a rank reads and writes the memory of the others while it multiplies. Each is noted as the collective that
+# it replaces; the block that calls it owns the time, for it computes all the while.
+
+
+def _gathered(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of all parts together, of which the first argument is one."""
+    return int(args[0].nbytes) * n
+
+
+def _scattered_product(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of the product of the first two arguments, before it is scattered."""
+    rows, columns = prod(args[0].shape[:-1]), args[1].shape[-1]
+    kind = kwargs.get("out_dtype") or args[0].dtype
+    return int(rows * columns * kind.itemsize)
+
+
+def _whole(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of the first argument."""
+    return int(args[0].nbytes)
+
+
+def _copied(args: Any, kwargs: Any, n: int) -> int:
+    """Return the size of the second argument, which is copied into the memory that is the first."""
+    return int(args[1].nbytes)
+
+
+FUSED: Final[Mapping[str, tuple[str, Callable[[Any, Any, int], int]]]] = MappingProxyType(
+    {
+        "fused_all_gather_matmul": ("all_gather", _gathered),
+        "fused_all_gather_scaled_matmul": ("all_gather", _gathered),
+        "fused_matmul_reduce_scatter": ("reduce_scatter", _scattered_product),
+        "fused_scaled_matmul_reduce_scatter": ("reduce_scatter", _scattered_product),
+        "_low_contention_all_gather": ("all_gather", _gathered),
+        "_low_contention_reduce_scatter": ("reduce_scatter", _whole),
+        "multimem_all_reduce_": ("all_reduce", _whole),
+        "multimem_one_shot_all_reduce": ("all_reduce", _whole),
+        "multimem_one_shot_all_reduce_out": ("all_reduce", _whole),
+        "multimem_all_gather_out": ("all_gather", _gathered),
+        "one_shot_all_reduce": ("all_reduce", _whole),
+        "one_shot_all_reduce_out": ("all_reduce", _whole),
+        "one_shot_all_reduce_copy": ("all_reduce", _copied),
+        "one_shot_all_reduce_copy_out": ("all_reduce", _copied),
+        "two_shot_all_reduce_": ("all_reduce", _whole),
+        "two_shot_all_reduce_out": ("all_reduce", _whole),
+        "reduce_scatter_out": ("reduce_scatter", _whole),
+        "all_to_all_vdev": ("all_to_all", _whole),
+        "all_to_all_vdev_2d": ("all_to_all", _whole),
+        "all_to_all_vdev_2d_offset": ("all_to_all", _whole),
+        "nvshmem_all_to_all": ("all_to_all", _whole),
+        "nvshmem_broadcast": ("broadcast", _whole),
+    }
+)
+"""Operators of ``symm_mem`` as of torch 2.13: the collective that each replaces, the size of its array. How
+much of its input an ``all_to_all_vdev`` sends only the device knows. Gets, puts and signals are left out."""
+
+
+class SymmetricHook(Implementations):
+    """Implementations of the operators that note each call and pass it on."""
+
+    def __init__(self, session: Session) -> None:
+        import torch
+
+        super().__init__("symm_mem")
+        self._session = session
+        began, over = (session.guarded("collectives", f) for f in (self._began, _over))
+        for name in FUSED:
+            if (packet := getattr(torch.ops.symm_mem, name, None)) is not None:
+                noted = between(functools.partial(began, name, packet.default), over)
+                self.add(packet.default, noted(_passing(packet.default)))
+
+    def _began(self, operator: str, overload: Any, _: Any, *args: Any, **kwargs: Any) -> Communication:
+        """A call of *operator* with *args* begins."""
+        session, (kind, size), tensor = self._session, FUSED[operator], args[0]
+        name = args[internals.position_of(overload, "group_name")]
+        group, at = session.groups.of(internals.group_named(name)), session.position
+        device = tensor.get_device() if tensor.is_cuda else -1
+        one = Communication(
+            kind,
+            group,
+            group.next_collective(),
+            -1,
+            size(args, kwargs, len(group.ranks)),
+            dtype_name(tensor),
+            session.lane.block,
+            (at.step, at.stage, at.virtual_stage, at.microbatch),
+            now_ns() if device < 0 else cuda_stamp(device),
+            (),
+            device,
+        )
+        session.sink.put(one)
+        session.issued.note(one)
+        return one

@@ -24,18 +24,258 @@ threads, and so deadlock with any caller that waits while it holds the lock.
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import ctypes
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
+from threading import get_ident
 from typing import Any, Final, cast
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
-from foretrace.tracer.device_works import DeviceWorks
-from foretrace.tracer.records import Communication
-from foretrace.tracer.stamps import NAP_S
-from foretrace.tracer.watchers import Watch, Watchers
+from foretrace.tracer.groups import GroupInfo
+from foretrace.tracer.records import Communication, Launch
+from foretrace.tracer.stamps import NAP_S, Stamp, cuda_stamp
+
+Batch = list[Communication]
+
+MOST_WATCHERS: Final = 64
+"""Threads at most: who posts many transfers ahead and waits for them later should not get one for each."""
+
+SLICE: Final = timedelta(seconds=0.1)
+"""How long a thread waits for a collective before it looks whether it should give up: 0.2 ms of a processor
+each time. To give up waiting for a collective of gloo does nothing to it; for a transfer it closes the
+connection, so that transfers are waited for in one piece."""
+
+GRACE_S: Final = 0.2
+"""How long threads that are told to give up are waited for where they wait for transfers, which end soon or
+never."""
+
+LAST_S: Final = 5.0  # how long the others are waited for: each ends within `SLICE`, on a machine that lets it
+
+_left: list[Watchers] = []
+"""Those with threads inside of a wait for a transfer when nobody wanted its end any more."""
+
+
+def leave() -> None:
+    """Have threads that are inside of a wait for a transfer give it up: the process ends.
+
+    Up to 3.13 Python ends a thread that asks for its lock while it shuts down, by ``pthread_exit``. That
+    unwinds frames of C++ that allow no exception, and ``std::terminate`` would end the process by SIGABRT.
+    """
+    for watchers in _left:
+        watchers.give_up()
+
+
+class Watch:
+    """What a watcher tells: whether the transfer is complete, and the error that it ended with."""
+
+    __slots__ = ("done", "error")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+
+class Watchers:
+    """Threads that wait for a batch of works each, without the interpreter's lock, in place of the training.
+
+    Handing a work to a thread costs the training some 100 µs where all cores are busy, and the thread as much
+    again when it is woken. There are as many as batches were ever watched at once.
+
+    They are no objects of ``threading``: such a one knows ``sys.excepthook``, and with that of torch all
+    process groups, which would outlive Python with a thread that is left inside of a wait.
+
+    Args:
+        wait: the original ``Work.wait``.
+        ended: called with each communication when its wait has returned.
+
+    Attributes:
+        n_threads: how many there are.
+    """
+
+    def __init__(self, wait: Callable[..., Any], ended: Callable[[Communication], None]) -> None:
+        self._wait = wait
+        self._ended = ended
+        self._changed = threading.Condition()
+        self._queue: SimpleQueue[Batch] = SimpleQueue()
+        self.n_threads = self._n_idle = 0
+        self._transfers: list[Any] = []
+        self._gives_up = self._leaves = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a thread can be had for one batch more."""
+        return self._n_idle > 0 or self.n_threads < MOST_WATCHERS
+
+    def watch(self, batch: Batch) -> None:
+        """Have a thread wait for the communications of *batch*, in that order, and note the end of each."""
+        for communication in batch:
+            if communication.is_p2p:
+                communication.watch = Watch()
+        with self._changed:
+            if self._n_idle:
+                self._n_idle -= 1
+            else:
+                _thread.start_new_thread(self._run, ())
+                self.n_threads += 1
+        self._queue.put(batch)
+
+    def close(self, timeout_s: float) -> bool:
+        """Let each thread end when it has followed what it was given, or in time; nothing is watched then.
+
+        Threads give up waiting for a collective. One that is left inside of a wait for a transfer is a danger
+        to the end of the process (``leave``).
+
+        Returns:
+            Whether all threads have ended.
+        """
+        for _ in range(self.n_threads):
+            self._queue.put([])
+        with self._changed:
+            self._changed.wait_for(lambda: not self.n_threads, timeout_s)
+            self._gives_up = True
+            self._changed.wait_for(lambda: not self.n_threads, GRACE_S)
+            self._changed.wait_for(lambda: self.n_threads <= len(self._transfers), LAST_S)
+            if self.n_threads:
+                if not _left:
+                    atexit.register(leave)
+                _left.append(self)
+            return not self.n_threads
+
+    def give_up(self) -> None:
+        """Have threads end that wait for transfers, too, which are then as if nobody had waited for them."""
+        with self._changed:
+            self._leaves = True
+            for work in self._transfers:
+                give_up(work)
+            self._changed.wait_for(lambda: not self.n_threads, LAST_S)
+
+    def _run(self) -> None:
+        while not self._gives_up and (batch := self._queue.get()):
+            for communication in batch:
+                if not self._gives_up:
+                    self._follow(communication)
+            with self._changed:
+                self._n_idle += 1
+        with self._changed:
+            self.n_threads -= 1
+            self._changed.notify_all()
+
+    def _follow(self, communication: Communication) -> None:
+        watch, work = communication.watch, communication.work
+        if work is None:  # the training has waited for it meanwhile
+            return
+        if watch is None:
+            if not self._is_over(work):
+                return
+        else:
+            watch.error = self._waited_for(work)
+            if self._leaves:
+                return
+        if communication.end is None:
+            communication.end = now_ns()
+        if watch is not None:
+            watch.done.set()
+        self._ended(communication)
+
+    def _is_over(self, work: Any) -> bool:
+        """Wait for a collective, whatever becomes of it; False: not to its end."""
+        while not self._gives_up:
+            try:
+                self._wait(work, SLICE)
+            except Exception:  # it has failed, or the time is over
+                if not work.is_completed():
+                    continue
+            return True
+        return False
+
+    def _waited_for(self, work: Any) -> BaseException | None:
+        """Wait for a transfer; return the error, which is handed on to whoever waits in the training.
+
+        A wait that would begin when the process ends does not: nobody would end it.
+        """
+        with self._changed:
+            if self._leaves:
+                return None
+            self._transfers.append(work)
+        try:
+            self._wait(work)
+        except BaseException as error:
+            return error
+        finally:
+            with self._changed:
+                self._transfers.remove(work)
+        return None
+
+
+def join(watch: Watch, timeout: Any = None) -> bool:
+    """Wait for a watcher as ``Work.wait(timeout)`` waits for the work; raises what the work raised."""
+    seconds = timeout.total_seconds() if timeout is not None else 0
+    if not watch.done.wait(seconds if seconds > 0 else None):
+        raise RuntimeError(f"timed out after {seconds} s waiting for a point-to-point transfer")
+    if watch.error is not None:
+        raise watch.error
+    return True
+
+
+# A wait for a transfer of gloo is ended from outside, and the transfer goes on as if nobody had waited.
+# gloo has that for waits (``abortWaitSend``, ``gloo/transport/unbound_buffer.h``) and torch for transfers
+# (``SendWork::abort``, ``ProcessGroupGloo.cpp``), but Python does not have it. So the functions are called
+# in the library of torch, with the address that pybind11 keeps behind the head of an object
+# (``instance::simple_value_holder``), and only if what is there begins with the table of functions of just
+# that class.
+
+CLASSES: Final = ("N4c10d16ProcessGroupGloo8SendWork", "N4c10d16ProcessGroupGloo8RecvWork")
+"""Works of transfers of gloo, as compilers write their names."""
+
+_VIRTUAL: Final = 2 * ctypes.sizeof(ctypes.c_void_p)
+"""Bytes in a table of functions before those: an offset and the type (Itanium C++ ABI, 2.5.2)."""
+
+
+def give_up(work: Any) -> bool:
+    """Have whoever waits for a transfer give up, or else who waits for it next; whether that could be done.
+
+    Args:
+        work: a ``Work``.
+    """
+    with suppress(OSError, AttributeError, ValueError):  # another torch
+        library = _library()
+        address = _address(work)
+        table = ctypes.c_void_p.from_address(address).value if address else None
+        for name in CLASSES:
+            own = ctypes.addressof(ctypes.c_char.in_dll(library, f"_ZTV{name}E"))
+            if table == own + _VIRTUAL:
+                abort = library[f"_Z{name}5abortEv"]
+                abort.argtypes, abort.restype = [ctypes.c_void_p], None
+                abort(address)
+                return True
+    return False
+
+
+def _library() -> ctypes.CDLL:
+    """Return torch's library for processors, which a process that has a group has loaded."""
+    import torch
+
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def _address(work: Any) -> int | None:
+    """Return where the object of C++ is that *work* holds, None if it is no plain one of torch."""
+    import torch.distributed as dist
+
+    if type(work) is not dist.Work:  # a class of Python's own may hold it elsewhere
+        return None
+    return ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value
+
 
 LOOSE_NS: Final = 200_000
 """Time after which an unfinished communication may be handed to a watcher: what is waited for at once, as by
@@ -48,8 +288,7 @@ WAIT_EVERY_NS: Final = 10_000_000
 """Time between two waits of the training in which a thread is woken for each end: the wait hides what that
 costs, but not in steps that are shorter than this."""
 
-MOST_ASKED: Final = 8
-"""Communications that one hook looks at."""
+MOST_ASKED: Final = 8  # communications that one hook looks at
 
 MOST_BUSY: Final = 2
 """Collectives of a group that one hook finds incomplete and asks no more: gloo works on two at a time
@@ -66,7 +305,7 @@ _OURS: Final = 2
 """References to a work that the training has dropped: our record, and the argument of ``getrefcount``."""
 
 
-class Completions(DeviceWorks):
+class Completions:
     """Keeps the communications that are under way, and notes the end of each.
 
     Args:
@@ -75,17 +314,120 @@ class Completions(DeviceWorks):
 
     Attributes:
         watchers: the threads that wait in place of the training.
+        by_work: communications under way by the identity of their work; of a batch the last.
+        by_storage: communications under way by the address of a tensor that they fill.
         loose: communications of the processor under way that nobody is known to wait for.
     """
 
     def __init__(self, wait: Callable[..., Any], rank: int) -> None:
-        super().__init__()
+        self.by_work: dict[int, Communication] = {}
+        self.by_storage: dict[int, Communication] = {}
+        self._lock = threading.Lock()
+        self._batches: dict[tuple[int, GroupInfo], list[Communication]] = {}
         self._rank = rank
         self.watchers = Watchers(wait, self._watched)
         self.loose: deque[Communication] = deque()
         self._unclaimed: deque[Communication] = deque()
         self._watched_ns = self._waited_ns = 0
         self._is_closing = False
+
+    def follow(self, communication: Communication, work: Any) -> None:
+        """Know *communication* by its work and by the tensors that it fills."""
+        communication.work = work
+        self.by_work[id(work)] = communication
+        for storage in communication.storages:
+            if storage:  # empty tensors are nowhere, all of them
+                self.by_storage[storage] = communication
+
+    def forget(self, communication: Communication) -> None:
+        """Stop following *communication*."""
+        work, communication.work = communication.work, None
+        if work is not None and self.by_work.get(id(work)) is communication:
+            del self.by_work[id(work)]
+        for storage in communication.storages:
+            if self.by_storage.get(storage) is communication:
+                del self.by_storage[storage]
+
+    def issued_on_device(self, communication: Communication, work: Any, called: int) -> None:
+        """Follow *communication*, of tensors of a GPU, to its end.
+
+        Args:
+            communication: just issued.
+            work: its ``Work``; None if it went to the stream that is current, or into a batch.
+            called: wall-clock time before the call, as ``time.time_ns`` has it.
+        """
+        batch = self._batches.get((get_ident(), communication.group)) if self._batches else None
+        if isinstance(communication.start, int):  # captured into a graph: nothing runs
+            communication.end = now_ns()
+        elif batch is not None:
+            batch.append(communication)
+        else:
+            self._launched([communication], work, called, is_batch=False)
+
+    def batch_begun(self, group: GroupInfo) -> None:
+        """What this thread issues in *group* from now on has no work of its own, but one for all."""
+        self.batch_failed(group)
+        self._batches[get_ident(), group] = []
+
+    def batch_issued(self, group: GroupInfo, work: Any, called: int) -> None:
+        """Note the work of a batch, of all that were collected; None if it went to the current stream."""
+        if batch := self._batches.pop((get_ident(), group), None):
+            self._launched(batch, work, called, is_batch=True)
+
+    def batch_failed(self, group: GroupInfo) -> None:
+        """An exception has ended the batch of this thread, if there is one: its end is not known."""
+        for one in self._batches.pop((get_ident(), group), ()):
+            one.is_bound, one.end = True, cuda_stamp(one.device)
+
+    def _launched(self, members: list[Communication], work: Any, called: int, *, is_batch: bool) -> None:
+        last = members[-1]
+        if work is None:
+            end = cuda_stamp(last.device)
+            for one in members:
+                one.start, one.end = last.start, end
+            return
+        launch = Launch(work, tuple(members), (called, time.time_ns()), now_ns(), last.start, is_batch)
+        for one in members:
+            one.launch = launch
+            for storage in one.storages:
+                if storage:
+                    self.by_storage[storage] = last
+        self.follow(last, work)
+
+    def reached(self, communication: Communication) -> None:
+        """The current stream is going to wait for *communication* of a GPU."""
+        launch = communication.launch
+        if launch is not None and launch.before is None:
+            stamp = cuda_stamp(communication.device)
+            with self._lock:
+                if launch.members:
+                    launch.before = stamp
+
+    def waited_on_device(self, communication: Communication) -> None:
+        """The current stream has been made to wait for *communication*: it comes here when that has ended."""
+        launch = communication.launch
+        if launch is not None and launch.before is not None:
+            stamp = cuda_stamp(communication.device)
+            launch.waited_ns = now_ns()
+            self._end(launch, stamp)
+
+    def ask(self, launch: Launch) -> None:
+        """Note the end of *launch* if nobody waits for it and its work is complete; on the writing thread."""
+        work = launch.work
+        if work is None or launch.before is not None or not work.is_completed():
+            return
+        duration_ns = internals.device_ns(work)
+        with self._lock:
+            if launch.before is not None:  # waited for meanwhile
+                return
+            launch.duration_ns = duration_ns
+            self._end(launch, now_ns())
+
+    def _end(self, launch: Launch, end: Stamp) -> None:
+        members, launch.members, launch.work = launch.members, (), None
+        for one in members:
+            self.forget(one)
+            one.end = end
 
     def issued(self, communication: Communication, work: Any, *, watchable: bool) -> None:
         """Follow *communication*, of tensors of the processor, to its end.

@@ -22,18 +22,17 @@ from __future__ import annotations
 
 import bisect
 import operator
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable
-from threading import get_ident
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Communication, Launch
-from foretrace.tracer.stamps import ANCHORED_NS, CudaStamp, Resolver, Stamp, cuda_stamp
+from foretrace.tracer.stamps import ANCHORED_NS, CudaStamp, Resolver, Stamp
 
 COINCIDE_NS: Final = 10_000
 """Time between two events of a stream with nothing between them: less than this is no wait."""
@@ -51,148 +50,19 @@ CLOSING_NS: Final = 200_000_000
 PATIENCE_NS: Final = 30_000_000_000
 """Time after a call at which the flight recorder tells its duration or never will."""
 
-
-class DeviceWorks:
-    """What is under way, on a GPU or not, and what the training does with what is on a GPU.
-
-    Attributes:
-        by_work: communications under way by the identity of their work; of a batch the last.
-        by_storage: communications under way by the address of a tensor that they fill.
-    """
-
-    def __init__(self) -> None:
-        self.by_work: dict[int, Communication] = {}
-        self.by_storage: dict[int, Communication] = {}
-        self._lock = threading.Lock()
-        self._batches: dict[tuple[int, GroupInfo], list[Communication]] = {}
-
-    def follow(self, communication: Communication, work: Any) -> None:
-        """Know *communication* by its work and by the tensors that it fills."""
-        communication.work = work
-        self.by_work[id(work)] = communication
-        for storage in communication.storages:
-            if storage:  # empty tensors are nowhere, all of them
-                self.by_storage[storage] = communication
-
-    def forget(self, communication: Communication) -> None:
-        """Stop following *communication*."""
-        work, communication.work = communication.work, None
-        if work is not None and self.by_work.get(id(work)) is communication:
-            del self.by_work[id(work)]
-        for storage in communication.storages:
-            if self.by_storage.get(storage) is communication:
-                del self.by_storage[storage]
-
-    def issued_on_device(self, communication: Communication, work: Any, called: int) -> None:
-        """Follow *communication*, of tensors of a GPU, to its end.
-
-        Args:
-            communication: just issued.
-            work: its ``Work``; None if it went to the stream that is current, or into a batch.
-            called: wall-clock time before the call, as ``time.time_ns`` has it.
-        """
-        batch = self._batches.get((get_ident(), communication.group)) if self._batches else None
-        if isinstance(communication.start, int):  # captured into a graph: nothing runs
-            communication.end = now_ns()
-        elif batch is not None:
-            batch.append(communication)
-        else:
-            self._launched([communication], work, called, is_batch=False)
-
-    def batch_begun(self, group: GroupInfo) -> None:
-        """What this thread issues in *group* from now on has no work of its own, but one for all."""
-        self.batch_failed(group)
-        self._batches[get_ident(), group] = []
-
-    def batch_issued(self, group: GroupInfo, work: Any, called: int) -> None:
-        """Note the work of a batch, of all that were collected; None if it went to the current stream."""
-        if batch := self._batches.pop((get_ident(), group), None):
-            self._launched(batch, work, called, is_batch=True)
-
-    def batch_failed(self, group: GroupInfo) -> None:
-        """An exception has ended the batch of this thread, if there is one: its end is not known."""
-        for one in self._batches.pop((get_ident(), group), ()):
-            one.is_bound, one.end = True, cuda_stamp(one.device)
-
-    def _launched(self, members: list[Communication], work: Any, called: int, *, is_batch: bool) -> None:
-        last = members[-1]
-        if work is None:
-            end = cuda_stamp(last.device)
-            for one in members:
-                one.start, one.end = last.start, end
-            return
-        launch = Launch(work, tuple(members), (called, time.time_ns()), now_ns(), last.start, is_batch)
-        for one in members:
-            one.launch = launch
-            for storage in one.storages:
-                if storage:
-                    self.by_storage[storage] = last
-        self.follow(last, work)
-
-    def reached(self, communication: Communication) -> None:
-        """The current stream is going to wait for *communication* of a GPU."""
-        launch = communication.launch
-        if launch is not None and launch.before is None:
-            stamp = cuda_stamp(communication.device)
-            with self._lock:
-                if launch.members:
-                    launch.before = stamp
-
-    def waited_on_device(self, communication: Communication) -> None:
-        """The current stream has been made to wait for *communication*: it comes here when that has ended."""
-        launch = communication.launch
-        if launch is not None and launch.before is not None:
-            stamp = cuda_stamp(communication.device)
-            launch.waited_ns = now_ns()
-            self._end(launch, stamp)
-
-    def ask(self, launch: Launch) -> None:
-        """Note the end of *launch* if nobody waits for it and its work is complete; on the writing thread."""
-        work = launch.work
-        if work is None or launch.before is not None or not work.is_completed():
-            return
-        duration_ns = internals.device_ns(work)
-        with self._lock:
-            if launch.before is not None:  # waited for meanwhile
-                return
-            launch.duration_ns = duration_ns
-            self._end(launch, now_ns())
-
-    def _end(self, launch: Launch, end: Stamp) -> None:
-        members, launch.members, launch.work = launch.members, (), None
-        for one in members:
-            self.forget(one)
-            one.end = end
-
-
-class FlightEntry(NamedTuple):
-    """What the flight recorder knows of one operation.
-
-    Attributes:
-        made: wall-clock time of its call, as ``time.time_ns`` has it.
-        duration_ns: how long it ran, None if that is not known.
-        may_come: whether that may become known.
-    """
-
-    made: int
-    duration_ns: int | None
-    may_come: bool
-
-
-_MADE: Final = operator.attrgetter("made")
+_MADE: Final = operator.itemgetter("time_created_ns")
 
 
 class FlightRecorder:
     """How long works ran, as torch's flight recorder knows it; asked on the writing thread.
 
     Args:
-        read: returns name of the group, time of the call, duration and whether it may come, as
-            ``internals.flight_entries``; None if there is no flight recorder that may be read.
+        read: returns what each flight recorder holds, as ``internals.flight_recorders``.
     """
 
-    def __init__(self, read: Callable[[], list[tuple[str, int, int | None, bool]] | None]) -> None:
+    def __init__(self, read: Callable[[], Sequence[Sequence[Mapping[str, Any]]]]) -> None:
         self._read = read
-        self._entries: dict[str, list[FlightEntry]] = {}
+        self._entries: dict[str, list[Mapping[str, Any]]] = {}
         self._is_absent = self._is_wanted = False
         self._read_ns = 0
 
@@ -207,15 +77,13 @@ class FlightRecorder:
         if self._is_absent or not self._is_wanted or not (is_due or n_waiting > MOST_WAITING):
             return
         self._is_wanted = False
-        try:
-            entries = self._read()
-        except Exception:  # that of another torch; what it would tell stays unknown
-            entries = None
+        found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        with suppress(Exception):  # that of another torch; what it would tell stays unknown
+            for entry in chain.from_iterable(self._read()):
+                if not entry["profiling_name"].startswith("gloo"):
+                    found[entry["process_group"][0]].append(entry)
         self._read_ns = now_ns()
-        self._is_absent = entries is None
-        found: defaultdict[str, list[FlightEntry]] = defaultdict(list)
-        for name, made, duration_ns, may_come in entries or ():
-            found[name].append(FlightEntry(made, duration_ns, may_come))
+        self._is_absent = not found
         self._entries = {name: sorted(ones, key=_MADE) for name, ones in found.items()}
 
     def tell(self, launch: Launch, group: GroupInfo) -> bool:
@@ -230,12 +98,12 @@ class FlightRecorder:
         entries = self._entries.get(group.name, [])
         first = bisect.bisect_left(entries, began, key=_MADE)
         made = entries[first : bisect.bisect_right(entries, ended, key=_MADE)]
-        durations = [entry for entry in made if entry.duration_ns is not None]
+        durations = [entry for entry in made if "duration_ms" in entry]
         if len(durations) == 1 and durations[0] is made[-1]:
-            launch.duration_ns = made[-1].duration_ns
-            launch.from_ns = launch.returned_ns - (ended - made[-1].made)
+            launch.duration_ns = round(made[-1]["duration_ms"] * 1e6)
+            launch.from_ns = launch.returned_ns - (ended - _MADE(made[-1]))
             return True
-        may_come = any(entry.may_come for entry in made) or self._read_ns <= launch.returned_ns
+        may_come = any(not entry["retired"] for entry in made) or self._read_ns <= launch.returned_ns
         if not may_come or now_ns() - launch.returned_ns > PATIENCE_NS:
             return True
         self._is_wanted = True
@@ -267,7 +135,7 @@ class DeviceTimes:
 
     def __init__(self, moments: Resolver, recorder: FlightRecorder | None = None) -> None:
         self._moments = moments
-        self.recorder = FlightRecorder(internals.flight_entries) if recorder is None else recorder
+        self.recorder = FlightRecorder(internals.flight_recorders) if recorder is None else recorder
         self.ask: Callable[[Launch], None] = lambda launch: None
         self._queues: defaultdict[int, _Queue] = defaultdict(_Queue)
 

@@ -6,7 +6,7 @@ import itertools
 import re
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
@@ -30,31 +30,19 @@ _UNNAMED: Final = frozenset({"", "undefined", "default_pg", "mesh_default"})
 
 @dataclass(slots=True, eq=False)
 class GroupInfo:
-    """One process group as this rank sees it.
+    """One process group as this rank sees it."""
 
-    Attributes:
-        id: the ``group`` column; the same on every member.
-        axis: one of ``traces.layout.AXES``, ``"world"``, or the name of the group.
-        ranks: global ranks in group order.
-        on_gloo: whether tensors of the processor go through gloo.
-        only_gloo: whether those of a GPU do, too.
-        name: what torch calls it.
-        is_timed: whether its works on a GPU were asked to tell how long they run.
-        n_collectives: collectives that this rank has issued.
-        collectives: counts them, on whatever thread.
-        n_transfers: p2p transfers whose side this rank has issued, by (sender, receiver).
-    """
-
-    id: int
-    axis: str
-    ranks: tuple[int, ...]
-    on_gloo: bool = False
-    only_gloo: bool = False
-    name: str = ""
-    is_timed: bool = False
-    n_collectives: int = 0
+    id: int  # the ``group`` column; the same on every member
+    axis: str  # one of ``traces.layout.AXES``, ``"world"``, or the name of the group
+    ranks: tuple[int, ...]  # global ranks in group order
+    on_gloo: bool = False  # whether tensors of the processor go through gloo
+    only_gloo: bool = False  # whether those of a GPU do, too
+    name: str = ""  # what torch calls it
+    is_timed: bool = False  # whether its works on a GPU were asked to tell how long they run
+    n_collectives: int = 0  # collectives that this rank has issued
+    # p2p transfers whose side this rank has issued, by (sender, receiver)
     n_transfers: dict[tuple[int, int], int] = field(default_factory=dict)
-    collectives: Iterator[int] = field(default_factory=itertools.count)
+    collectives: Iterator[int] = field(default_factory=itertools.count)  # counts them, on whatever thread
     _transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
@@ -72,6 +60,18 @@ class GroupInfo:
         return sequence
 
 
+def _backend_of(group: Any) -> str:
+    from torch.distributed import get_backend_config
+
+    return str(get_backend_config(group))
+
+
+def _ranks_of(group: Any) -> Iterable[int]:
+    from torch.distributed import get_process_group_ranks
+
+    return map(int, get_process_group_ranks(group))
+
+
 class Groups:
     """The process groups that this rank has used.
 
@@ -85,7 +85,12 @@ class Groups:
         by_object: what is known by the identity of a ``ProcessGroup``, for as long as that object lives.
     """
 
-    def __init__(self, world_size: int, backend_of: Any, ranks_of: Any) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        backend_of: Callable[[Any], str] = _backend_of,
+        ranks_of: Callable[[Any], Iterable[int]] = _ranks_of,
+    ) -> None:
         self.world_size = world_size
         self.n_changes = 0
         self._backend_of = backend_of

@@ -40,17 +40,14 @@ def _arguments(frame: FrameType) -> Iterator[Any]:
 class Guarded:
     """Hooks that can be switched off: the first exception inside of one does so, and is told.
 
-    Args:
-        warnings: what there is to tell already.
-
     Attributes:
         disabled: names of the hooks that are switched off.
         warnings: what is to be told of the run.
     """
 
-    def __init__(self, warnings: list[str]) -> None:
+    def __init__(self) -> None:
         self.disabled: set[str] = set()
-        self.warnings = warnings
+        self.warnings: list[str] = []
 
     def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
         """Return *function* as hook *name*: it returns None and does nothing once the hook is off.
@@ -90,3 +87,47 @@ class Guarded:
     def switch_off(self, *names: str) -> None:
         """Switch hooks off, for good."""
         self.disabled.update(names)
+
+
+class Replacements:
+    """Functions of torch that functions of ours stand for until they are given back."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Any, str, Any, Any]] = []
+
+    def replace(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+        """Put what *around* makes of the function *name* of *owner* in its place, if there is such a one."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        made = functools.wraps(original)(around(original))
+        is_static = isinstance(vars(owner).get(name), staticmethod)
+        setattr(owner, name, staticmethod(made) if is_static else made)
+        self._made.append((owner, name, staticmethod(original) if is_static else original, made))
+
+    def remove(self) -> None:
+        """Give the functions back as they were, but for those that somebody has replaced since."""
+        for owner, name, original, made in self._made:
+            if getattr(owner, name) is made:
+                setattr(owner, name, original)
+
+
+def between(before: Callable[..., Any], after: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what puts a function between two calls, neither of which may raise.
+
+    Args:
+        before: called with what the function is called with.
+        after: called with what *before* has returned, however the function has ended.
+    """
+
+    def around(original: Any) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            state = before(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                after(state)
+
+        return function
+
+    return around

@@ -9,11 +9,8 @@ from typing import Any, Final, NamedTuple
 MOST_ENTRIES: Final = 16
 """Entries of a list or mapping in which a tensor is looked for: a batch has few parts."""
 
-MOST_DEEP: Final = 3
-"""Lists and mappings inside of each other in which a tensor is looked for."""
-
-N_EMBEDDED: Final = 3
-"""Sides of an input of embedded tokens: rows, tokens and the width of a token."""
+MOST_DEEP: Final = 3  # lists and mappings inside of each other in which a tensor is looked for
+N_EMBEDDED: Final = 3  # sides of an input of embedded tokens: rows, tokens and the width of a token
 
 
 def tensors_inside(values: Iterable[Any], depth: int = MOST_DEEP) -> Iterator[Any]:
@@ -58,15 +55,10 @@ def _is_matrix_of_numbers(tensor: Any) -> bool:
 
 
 class Sides(NamedTuple):
-    """What layers of a model expect of a side of their input.
+    """What layers of a model expect of a side of their input."""
 
-    Attributes:
-        channels: numbers of channels that convolutions of one dimension take.
-        widths: widths that linear layers take.
-    """
-
-    channels: frozenset[int]
-    widths: frozenset[int]
+    channels: frozenset[int]  # numbers of channels that convolutions of one dimension take
+    widths: frozenset[int]  # widths that linear layers take
 
     def are_channels(self, shape: Sequence[int]) -> bool:
         """Whether the second side of an input of *shape* is channels, as of spectra or clouds of points.

@@ -15,6 +15,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
+from foretrace.tracer.errors import RecordError
+
 
 def keys_after_backend_select() -> Any:
     """Return the dispatch keys that come after ``BackendSelect``: where an override passes a call on to."""
@@ -159,30 +161,6 @@ def flight_recorders() -> list[list[dict[str, Any]]]:
     dumps = [getattr(c10d, name, None) for name in names]
     held = [pickle.loads(dump(includeStackTraces=False)) for dump in dumps if dump is not None]
     return [one.get("entries", []) for one in held]
-
-
-def flight_entries() -> list[tuple[str, int, int | None, bool]] | None:
-    """Return what torch's flight recorders keep of works on GPUs.
-
-    Returns:
-        Of each the name of its group, when its call was made (``time.time_ns``), how long it ran in ns, None
-        if that is not known, and whether that may become known. None: there is no flight recorder.
-    """
-    kept = [
-        entry
-        for entries in flight_recorders()
-        for entry in entries
-        if not entry["profiling_name"].startswith("gloo")
-    ]
-    return [
-        (
-            entry["process_group"][0],
-            entry["time_created_ns"],
-            round(entry["duration_ms"] * 1e6) if "duration_ms" in entry else None,
-            not entry["retired"],
-        )
-        for entry in kept
-    ] or None
 
 
 def device_ns(work: Any) -> int | None:
@@ -854,15 +832,57 @@ def missing() -> list[tuple[str, str]]:
 
 def _is_there(name: str) -> bool:
     """Whether a dotted *name* of a module, a class or an attribute can be followed to its end."""
-    parts = name.split(".")
-    for n_of_module in range(len(parts), 0, -1):
-        try:
-            found: Any = import_module(".".join(parts[:n_of_module]))
-        except ImportError:
-            continue
-        for part in parts[n_of_module:]:
-            if not hasattr(found, part):
-                return False
-            found = getattr(found, part)
-        return True
-    return False
+    path, *rest = name.split(".")
+    found: Any = import_module(path)
+    for part in rest:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            with suppress(ImportError):
+                import_module(path)
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+OLDEST: Final = (2, 6)
+"""The oldest torch that recording was tried with, as ``pyproject.toml`` says."""
+
+TRIED: Final = "2.6 to 2.15"
+"""Versions of torch that recording was tried with."""
+
+NEEDED: Final = (
+    "torch._C._dispatch_keyset_full_after",
+    "torch.autograd._engine_run_backward",
+    "torch.autograd.Variable._execution_engine.queue_callback",
+    "torch.library.Library.impl",
+    "torch.nn.modules.module.register_module_forward_hook",
+)
+"""Names of torch, public ones too, without which nothing is recorded."""
+
+NEEDED_DISTRIBUTED: Final = (
+    "torch.distributed.ProcessGroup.unbox",
+    "torch.distributed.Work.unbox",
+    "torch.distributed.distributed_c10d._get_default_store",
+    "torch.ops._c10d_functional.wait_tensor",
+)
+"""The same for a process that has joined a process group."""
+
+
+def check(*, in_group: bool) -> None:
+    """Raise RecordError if torch is too old, or lacks a name that recording needs.
+
+    Args:
+        in_group: whether this process has joined a process group.
+    """
+    import torch
+
+    if tuple(int(part) for part in str(torch.__version__).split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise RecordError(f"torch {torch.__version__} is too old: recording needs {oldest} or newer")
+    for name in NEEDED + (NEEDED_DISTRIBUTED if in_group else ()):
+        if not _is_there(name):
+            raise RecordError(
+                f"torch {torch.__version__} has no {name}, which recording needs; "
+                f"it was tried with torch {TRIED}"
+            )

@@ -13,11 +13,8 @@ from typing import Any, Final
 
 from foretrace.tracer.window import Window
 
-KINETO: Final = "kineto"
-"""Folder of the run directory that holds the traces."""
-
-KERNELS: Final = "kernels"
-"""Folder of the run directory that holds the run made of them."""
+KINETO: Final = "kineto"  # folder of the run directory that holds the traces
+KERNELS: Final = "kernels"  # folder of the run directory that holds the run made of them
 
 N_STEPS: Final = "foretrace_n_steps"
 """Key of such a trace, beside its events: steps from this number on had not ended when it was written."""
@@ -28,13 +25,7 @@ and memory is allocated, and few, for an event takes 6 KB of memory until it is 
 
 
 class KernelTrace:
-    """Profiles the chosen steps of one rank.
-
-    Args:
-        path: the run directory.
-        rank: own global rank.
-        has_step: whether a step is profiled; the first range of such steps is.
-    """
+    """Profiles steps of one rank: the first range of those that *has_step* chooses."""
 
     def __init__(self, path: Path, rank: int, has_step: Callable[[int], bool]) -> None:
         self._file = path / KINETO / f"rank-{rank:05d}.json.gz"

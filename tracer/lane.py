@@ -19,8 +19,7 @@ from foretrace.tracer.stamps import ComputeStream, ComputeStreams, Stamp
 NOBODY: Final = Block("")
 """Owner of time that is not compute, although a block is running: the end of a backward pass."""
 
-COMPUTE: Final = "compute"
-"""Stream of what a processor computes."""
+COMPUTE: Final = "compute"  # stream of what a processor computes
 
 Owner = tuple[str, Block, ComputeStream | None]
 """Kind, block and stream of what owns the time; no stream on a processor."""

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import IO, Final, Self
 
 from foretrace.tracer import on_cpu
-from foretrace.tracer.attach import (
+from foretrace.tracer.ended import watch
+from foretrace.tracer.errors import LaunchError
+from foretrace.tracer.process import is_one_of_many, job
+from foretrace.tracer.record import (
     DEPTH_VARIABLE,
+    DEPTHS,
     NAME_VARIABLE,
     RANKS_VARIABLE,
     RUN_VARIABLE,
     STEPS_VARIABLE,
 )
-from foretrace.tracer.ended import watch
-from foretrace.tracer.errors import LaunchError
-from foretrace.tracer.launched import is_one_of_many, job
-from foretrace.tracer.record import DEPTHS
 from foretrace.tracer.run_directory import check_new, claimed, holds_run, no_empty_folders
-from foretrace.tracer.supervised import run
 from foretrace.tracer.window import Window
 
 SITE: Final = Path(__file__).absolute().parent / "site"
@@ -105,3 +110,191 @@ def _program(name: str) -> str:
     if found is None:
         raise LaunchError(f"cannot start {name!r}: no such program on the path or in {beside}")
     return found
+
+
+# The command stays in our process group and session, so that a terminal and a shell treat it as they would
+# without us. A signal to our process alone has to be passed on to it; one to the whole group, as Ctrl-C of
+# a terminal is, has reached it already. Nothing in a signal tells which of the two it was. So we keep a
+# witness: a fork of ours in the same group, in which all these signals are blocked. What is pending there,
+# too, was sent to the group.
+
+PASSED_ON: Final = frozenset(signal.valid_signals()) - {
+    getattr(signal, f"SIG{name}", None)
+    for name in (
+        *("KILL", "STOP"),  # nobody can receive these
+        *("ILL", "TRAP", "ABRT", "BUS", "FPE", "SEGV", "SYS", "PIPE", "STKFLT"),  # about our own code
+        *("XCPU", "XFSZ", "ALRM", "VTALRM", "PROF"),  # about our own limits and timers
+        *("CHLD", "TTIN", "TTOU"),  # for the kernel to send; the last two stop us as they stop the command
+    )
+}
+"""Signals that are meant for the command where they are sent to us."""
+
+GRACE_S: Final = 0.1
+"""Time in which a signal that was sent to every process of a group, one by one, reaches all of them."""
+
+POLL_S: Final = 0.002  # time between two looks of the witness
+
+
+def run(
+    command: Sequence[str], env: Mapping[str, str], *, program: str, output: IO[str] | None = None
+) -> int:
+    """Run *command* in the environment *env* to its end, and pass signals on to it.
+
+    Args:
+        command: the words of its command line, of which the first is the name that it is told.
+        env: its environment.
+        program: its file.
+        output: where its standard output goes, None: where ours does.
+
+    Returns:
+        Its exit status, or -n if signal n ended it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
+    children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can wait for them
+    try:
+        with _Witness() as witness:
+
+            def as_without_us() -> None:
+                """Run in the child before the command: leave to it what we were given."""
+                witness.guard(os.getpid())
+                if children == signal.SIG_IGN:
+                    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+            # This process has one thread, so that Python code may run between fork and exec.
+            process = subprocess.Popen(
+                command,
+                executable=program,
+                env=env,
+                stdout=output,
+                preexec_fn=as_without_us,  # noqa: PLW1509
+            )
+            return _ended(process, witness)
+    finally:
+        for late in signal.sigpending() & PASSED_ON:  # for a command that has gone
+            signal.sigwait({late})
+        if children is not None:
+            signal.signal(signal.SIGCHLD, children)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _ended(process: subprocess.Popen[bytes], witness: _Witness) -> int:
+    """Pass signals on to *process* until it has ended; return how it did."""
+    is_to_stop, stopped_by = False, 0
+    while True:
+        number = signal.sigwait(PASSED_ON | {signal.SIGCHLD})
+        if number != signal.SIGCHLD:
+            is_to_stop = number == signal.SIGTSTP or (is_to_stop and number != signal.SIGCONT)
+            if not witness.has_seen(number):
+                os.kill(process.pid, number)
+        who, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        if who and not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode
+        if who:
+            stopped_by = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
+        # Ctrl-Z: the shell waits for us to stop. The command may clean up before it does, or not stop at all.
+        # Of a signal to the group, we may hear last, when the command has stopped already.
+        if stopped_by and is_to_stop and signal.SIGCONT not in signal.sigpending():
+            is_to_stop = False
+            _stop(stopped_by)
+
+
+def _stop(number: int) -> None:
+    """Stop this process by signal *number* until it is continued."""
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+
+def end_as(status: int) -> int:
+    """End this process by the signal that has ended a command, if one has; return the exit status otherwise.
+
+    Args:
+        status: what `run` has returned.
+
+    Returns:
+        *status*; 128 + n where signal n does not end this process, as in the first of a container.
+    """
+    if status >= 0:
+        return status
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with suppress(OSError):  # SIGKILL has no handler
+        signal.signal(-status, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {-status})
+    os.kill(os.getpid(), -status)
+    return 128 - status
+
+
+class _Witness:
+    """A process of our group that tells which signals were sent to the group.
+
+    It also outlives us if we are killed, and then asks the command to terminate.
+    """
+
+    def __init__(self) -> None:
+        asked, self._ask = os.pipe()
+        self._answers, answer = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                os.close(self._ask)
+                os.close(self._answers)
+                _attest(asked, answer)
+            finally:
+                os._exit(0)
+        os.close(asked)
+        os.close(answer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+        self._say(0)
+        os.close(self._ask)
+        os.close(self._answers)
+        os.waitpid(self._pid, 0)
+
+    def guard(self, command: int) -> None:
+        """Have it ask the process *command* to terminate when this one is killed."""
+        self._say(command)
+
+    def has_seen(self, number: int) -> bool:
+        """Return whether the signal *number*, which we have received, was sent to the group."""
+        self._say(number)
+        return os.read(self._answers, 1) == b"1"
+
+    def _say(self, number: int) -> None:
+        with suppress(BrokenPipeError):  # somebody has killed it: then every signal is passed on
+            os.write(self._ask, b"%d\n" % number)
+
+
+def _attest(asked: int, answer: int) -> None:
+    """Answer as the witness: first comes the process to guard, then signals, then 0 if all ends well."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # whoever reads our output waits for its end
+        os.dup2(nowhere, stream)
+    with os.fdopen(asked, encoding="ascii") as words:
+        command = int(words.readline() or 0)
+        for number in map(int, words if command else ()):
+            if not number:
+                return
+            until = time.monotonic() + GRACE_S
+            while number not in signal.sigpending() and time.monotonic() < until:
+                time.sleep(POLL_S)
+            has_seen = number in signal.sigpending()
+            if has_seen:
+                signal.sigwait({number})
+            os.write(answer, b"01"[has_seen : has_seen + 1])
+    if command:
+        with suppress(ProcessLookupError):
+            os.kill(command, signal.SIGTERM)

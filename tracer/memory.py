@@ -13,31 +13,29 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import ipc
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
+from foretrace.tracer.guarded import Replacements, between
 from foretrace.traces.timeline import MEMORY
 
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
-MOST_SAMPLES: Final = 20_000
-"""Samples that are kept: 2 MB."""
+MOST_SAMPLES: Final = 20_000  # samples that are kept: 2 MB
 
 _STATM: Final = Path("/proc/self/statm")
 """What the kernel says of the memory of a process, in pages. Kept open: to open it takes most of the time."""
 
-STATM_BYTES: Final = 256
-"""More than its seven numbers take."""
+STATM_BYTES: Final = 256  # more than its seven numbers take
 
 UNKNOWN: Final = -1
 
-PEAKS: Final = ("peak", "peak_at_most")
-"""Categories of what was reached within a step."""
+PEAKS: Final = ("peak", "peak_at_most")  # categories of what was reached within a step
 
 
 class Counters(NamedTuple):
@@ -81,37 +79,17 @@ class Peak:
         return UNKNOWN if is_lost or least < most else most, UNKNOWN if is_lost else most
 
 
-class PeakHook:
-    """The functions by which a script resets counters of an allocator: what they were is noted before.
-
-    Args:
-        session: the recording.
-    """
+class PeakHook(Replacements):
+    """The functions by which a script resets counters of an allocator: what they were is noted before."""
 
     def __init__(self, session: Session) -> None:
+        super().__init__()
         before, after = (
             session.guarded("memory", functools.partial(session.memory.look, note))
             for note in (session.memory.peak.look, session.memory.peak.begin)
         )
-
-        def told(original: Any) -> Any:
-            def reset(*args: Any, **kwargs: Any) -> Any:
-                before()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    after()
-
-            return reset
-
-        self._undo = [(owner, name, getattr(owner, name)) for owner, name in internals.counter_resets()]
-        for owner, name, original in self._undo:
-            setattr(owner, name, told(original))
-
-    def remove(self) -> None:
-        """Give the functions back as they were."""
-        for owner, name, original in self._undo:
-            setattr(owner, name, original)
+        for owner, name in internals.counter_resets():
+            self.replace(owner, name, between(lambda *_, **__: before(), lambda _: after()))
 
 
 class MemoryLog:
@@ -181,9 +159,16 @@ class MemoryLog:
 
     def write(self, path: Path, rank: int, run_ns: Callable[[int], int]) -> None:
         """Write the samples of one rank beside its sidecar, all of them or none."""
-        table = self.table(rank, run_ns)
-        target = path / "ranks" / f"rank-{rank:05d}.memory.arrow"
-        temporary = target.with_suffix(".arrow.tmp")
+        write_samples(path / "ranks" / f"rank-{rank:05d}.memory.arrow", self.table(rank, run_ns))
+
+
+def write_samples(target: Path, table: pa.Table) -> None:
+    """Write *table*, of the columns ``MEMORY``, to *target*, all of it or, raising OSError, nothing."""
+    temporary = target.with_suffix(".arrow.tmp")
+    try:
         with ipc.new_file(str(temporary), MEMORY) as writer:
             writer.write_table(table)
         temporary.replace(target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -6,23 +6,22 @@ the time there.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, ValuesView
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from foretrace.tracer.blocks import find_blocks
+from foretrace.tracer.guarded import Replacements, between
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.records import Block
-from foretrace.tracer.shape import untimed
+from foretrace.tracer.shape import find_blocks, untimed
 from foretrace.tracer.stamps import ComputeStreams
 
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
 
-_TAG: Final = "foretrace"
-"""Key in the metadata of an autograd node that has an owner."""
-
+_TAG: Final = "foretrace"  # key in the metadata of an autograd node that has an owner
 
 _VIEWS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
 """Nodes of an output that is another shape of what the block has computed, as that of a linear layer."""
@@ -32,11 +31,7 @@ MOST_ASKED: Final = 64
 
 
 class ModuleHook:
-    """Global hooks around the forward of every module.
-
-    Args:
-        session: the recording.
-    """
+    """Global hooks around the forward of every module."""
 
     def __init__(self, session: Session) -> None:
         import torch
@@ -229,3 +224,24 @@ def _gpu(module: Any, args: Any) -> int:
     found = [next(module.parameters(), None), *args]
     there = (value for value in found if isinstance(value, torch.Tensor) and value.is_cuda)
     return next((value.device.index for value in there), -1)
+
+
+EXPORTING: Final = "torch.export._trace"
+"""Module of exports; takes a while to import, and most trainings never do."""
+
+STRICT: Final = "_export_to_torch_ir"
+"""Private function in it that traces a module strictly, from torch 2.6 to 2.15."""
+
+
+class ExportHook(Replacements):
+    """The function that traces a module strictly, and refuses one under global hooks: ours go meanwhile."""
+
+    def __init__(self, session: Session, modules: ModuleHook) -> None:
+        super().__init__()
+
+        def watch_again(_: Any) -> None:
+            if not session.is_closed:  # meanwhile
+                modules.watch()
+
+        around = between(lambda *_, **__: modules.unwatch(), watch_again)
+        self.replace(sys.modules[EXPORTING], STRICT, around)

@@ -24,39 +24,26 @@ DTYPES: Final = MappingProxyType(
 )
 """Names of torch's floating-point types as the field writes them; others keep torch's name."""
 
-
-NO_PEER: Final = -1
-"""In place of the position of a peer, for a collective."""
+NO_PEER: Final = -1  # in place of the position of a peer, for a collective
 
 ANY_PEER: Final = -2
 """The same for a receive from whichever rank sends first: who that was is known when it is over."""
 
 
 class Operator(NamedTuple):
-    """How to read the arguments of one ``c10d`` operator.
+    """How to read the arguments of one ``c10d`` operator."""
 
-    Attributes:
-        kind: ``kind`` column of its spans.
-        group: position of the process group among the arguments.
-        size: returns the size in bytes from the arguments and the number of ranks.
-        tensor: returns one tensor, for dtype and device.
-        outputs: returns the tensors that somebody may wait for.
-        peer: position of the peer's rank in the group, NO_PEER or ANY_PEER.
-        whole: position of the argument that ``size`` and ``tensor`` look at, a tensor or a list of which one
-            is as good as the tensor; -1 if there is no such argument.
-        filled: position of the tensor that is the only one of ``outputs`` then.
-        waits: whether it returns when it is over, and nothing.
-    """
-
-    kind: str
-    group: int
-    size: Callable[[Any, int], int]
-    tensor: Callable[[Any], Any]
-    outputs: Callable[[Any], Iterable[Any]]
-    peer: int = NO_PEER
+    kind: str  # ``kind`` column of its spans
+    group: int  # position of the process group among the arguments
+    size: Callable[[Any, int], int]  # returns the size in bytes from the arguments and the number of ranks
+    tensor: Callable[[Any], Any]  # returns one tensor, for dtype and device
+    outputs: Callable[[Any], Iterable[Any]]  # returns the tensors that somebody may wait for
+    peer: int = NO_PEER  # position of the peer's rank in the group, NO_PEER or ANY_PEER
+    # position of the argument that ``size`` and ``tensor`` look at, a tensor or a list of which one is as
+    # good as the tensor; -1 if there is no such argument
     whole: int = -1
-    filled: int = 0
-    waits: bool = False
+    filled: int = 0  # position of the tensor that is the only one of ``outputs`` then
+    waits: bool = False  # whether it returns when it is over, and nothing
 
     @property
     def is_p2p(self) -> bool:
@@ -144,5 +131,4 @@ ON_GLOO_ONLY: Final[Mapping[str, Operator]] = MappingProxyType(
 )
 """The others, which NCCL does not have."""
 
-RECORDED: Final[Mapping[str, Operator]] = MappingProxyType({**OPERATORS, **ON_GLOO_ONLY})
-"""All of them."""
+RECORDED: Final[Mapping[str, Operator]] = MappingProxyType({**OPERATORS, **ON_GLOO_ONLY})  # all of them

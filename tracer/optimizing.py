@@ -18,24 +18,16 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-Listener = Callable[[Any], Any]
-"""Called with an optimizer; must not raise."""
+Listener = Callable[[Any], Any]  # called with an optimizer; must not raise
 
 
 class _Stepping(NamedTuple):
-    """A step that runs, or has failed; neither its optimizer nor its frame is kept alive.
+    """A step that runs, or has failed; neither its optimizer nor its frame is kept alive."""
 
-    Attributes:
-        optimizer: whose step.
-        frame: number of the frame that calls the hooks, which it keeps for as long as it runs.
-        code: what that frame runs, for another one may have its number by now.
-        thread: on which thread.
-    """
-
-    optimizer: Callable[[], Any]
-    frame: int
-    code: CodeType
-    thread: int
+    optimizer: Callable[[], Any]  # whose step
+    frame: int  # number of the frame that calls the hooks, which it keeps for as long as it runs
+    code: CodeType  # what that frame runs, for another one may have its number by now
+    thread: int  # on which thread
 
     def is_around(self, frame: FrameType | None) -> bool:
         """Whether what runs in *frame* is inside of this step, or beside it while it runs on its thread."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Iterator
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from foretrace.tracer import internals
-from foretrace.tracer.groups import Groups, axis_of
+from foretrace.tracer.groups import GroupInfo, Groups, axis_of
+from foretrace.tracer.guarded import Replacements
 from foretrace.tracer.wrapped import around, inside, said_by_holders, said_by_parts
 from foretrace.traces.layout import AXES
 
@@ -20,37 +21,31 @@ SHARDING: Final = ("sharding", "shard_ranks", "reshard_after_forward")
 """Settings by which ``data_parallel`` says how a model is sharded."""
 
 
-class MeshHook:
+class MeshHook(Replacements):
     """Wrapper around the making of device meshes; looks at those that are there already, too.
 
     A mesh of one dimension over the whole world uses the default group, which does not bear its name. One
     that joins the process group while it is made, and so begins the recording, is met with the parameters
     that it distributes.
-
-    Args:
-        session: the recording.
     """
 
     def __init__(self, session: Session) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
-        self._type: Any = DeviceMesh
-        self._original = original = DeviceMesh.__init__
+        super().__init__()
         note = session.guarded("meshes", lambda mesh: name_axes(session.groups, mesh))
 
-        @functools.wraps(original)
-        def init(made: Any, /, *args: Any, **kwargs: Any) -> None:  # torch 2.6 passes mesh= by name
-            original(made, *args, **kwargs)
-            note(made)
+        def noting(original: Any) -> Any:
+            def init(made: Any, /, *args: Any, **kwargs: Any) -> None:  # torch 2.6 passes mesh= by name
+                original(made, *args, **kwargs)
+                note(made)
 
-        self._type.__init__ = init
+            return init
+
+        self.replace(DeviceMesh, "__init__", noting)
         # An object refers to its class: of 10 million objects these are found in 0.1 s, once.
         for mesh in [thing for thing in gc.get_referrers(DeviceMesh) if type(thing) is DeviceMesh]:
             note(mesh)
-
-    def remove(self) -> None:
-        """Give ``DeviceMesh`` back as it was."""
-        self._type.__init__ = self._original
 
 
 def parameter_meshes(model: Any) -> list[Any]:
@@ -86,11 +81,41 @@ def tensor_parallel(model: Any) -> list[Any]:
     return list(found.values())
 
 
+def cutting(groups: Groups, model: Any) -> Iterator[GroupInfo]:
+    """Yield the groups over which parameters of *model* are cut that know their whole shape."""
+    for parameter in model.parameters():
+        if (mesh := getattr(parameter, "device_mesh", None)) is None:
+            continue
+        for i, placement in enumerate(parameter.placements):
+            if placement.is_shard():
+                yield groups.of(mesh.get_group(i))
+
+
+def gathered(groups: Groups, model: Any) -> tuple[int, int]:
+    """Return how many numbers FSDP2 gathers to have all parameters of *model* once, and how many of them pad.
+
+    Of a parameter that is cut over ranks each has as many rows, of which the last ones may be zeros.
+    """
+    n_gathered = n_padding = 0
+    is_fsdp2 = any(internals.fsdp2_groups(module) for module in model.modules())
+    for parameter in model.parameters() if is_fsdp2 else ():
+        if (mesh := getattr(parameter, "device_mesh", None)) is None:
+            continue
+        shape, ranks, at = [*parameter.shape], 1, 0
+        for i, placement in enumerate(parameter.placements):
+            if placement.is_shard() and groups.of(mesh.get_group(i)).axis == "dp":
+                ranks, at = ranks * mesh.size(i), placement.dim
+            elif placement.is_shard():  # before FSDP, by tensor parallelism
+                shape[placement.dim] = ceil(shape[placement.dim] / mesh.size(i))
+        n_own = prod(shape)
+        shape[at] = ceil(shape[at] / ranks) * ranks
+        n_gathered += prod(shape) if ranks > 1 else 0
+        n_padding += prod(shape) - n_own if ranks > 1 else 0
+    return n_gathered, n_padding
+
+
 def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return how *model* is sharded over data-parallel ranks, and over which process groups.
-
-    Args:
-        model: a ``torch.nn.Module`` that is called from outside of any other.
 
     Returns:
         Settings for ``RunInfo.job``: ``sharding``, one of ``"ddp"``, ``"zero1"`` to ``"zero3"``, ``"fsdp"``;
@@ -122,17 +147,12 @@ def data_parallel(model: Any) -> tuple[dict[str, Any], list[Any]]:
 
 
 class _Unit(NamedTuple):
-    """Parameters that FSDP, the first or the second, gathers together.
+    """Parameters that FSDP, the first or the second, gathers together."""
 
-    Attributes:
-        shard: group over which they are cut, None if they are not.
-        replicate: group of the ranks that hold the same part, None if there are no others.
-        reshards: whether they are freed after forward; those of the model itself never are with FSDP2, unless
-            that is asked for.
-    """
-
-    shard: Any
-    replicate: Any
+    shard: Any  # group over which they are cut, None if they are not
+    replicate: Any  # group of the ranks that hold the same part, None if there are no others
+    # whether they are freed after forward; those of the model itself never are with FSDP2, unless that is
+    # asked for
     reshards: bool
 
 

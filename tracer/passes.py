@@ -14,7 +14,7 @@ from math import prod
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final
 
-from foretrace.tracer.averaged import Averaged
+from foretrace.tracer.flows import Flows
 from foretrace.tracer.inputs import Sides, input_of, sides_of
 from foretrace.tracer.wrapped import whole_shape
 
@@ -104,8 +104,8 @@ class Passes:
         self._all: list[Trained] = []
         self._main: Trained | None = None
         self._unnoted: Trained | None = None
-        averaged = Averaged(session.groups, self.trained, lambda: self._main.usual if self._main else 1)
-        self.summed = session.guarded("axes", averaged.note)
+        flows = Flows(session.groups, self.trained, lambda: self._main.usual if self._main else 1)
+        self.summed = session.guarded("axes", flows.note)
 
     def trained(self) -> list[Counter[tuple[int, ...]]]:
         """Return the shapes of what is trained: of the model that is described, and of all."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
+from foretrace.tracer.guarded import Replacements, between
 from foretrace.tracer.records import Block, Position
 
 if TYPE_CHECKING:
@@ -46,28 +47,25 @@ SCHEDULES: Final = {
 """Names of torch's schedules in this project."""
 
 
-class PipelineHook:
-    """Wrappers around the methods of pipeline stages and schedules.
-
-    Args:
-        session: the recording.
-    """
+class PipelineHook(Replacements):
+    """Wrappers around the methods of pipeline stages and schedules."""
 
     def __init__(self, session: Session) -> None:
+        super().__init__()
         base, schedule = internals.pipeline_bases()
         self._session = session
-        self._undo: list[tuple[Any, str, Any]] = []
         self._upcoming: dict[tuple[str, int], tuple[Position, Block]] = {}
         self._stages: dict[int, tuple[Block, int, int]] = {}  # its block and its numbers, by its index
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._wrap(base, "__init__", self._noting_stage)
-        self._wrap(base, "forward_one_chunk", lambda f: self._acting(f, "forward"))
-        self._wrap(base, "backward_one_chunk", self._acting_backward)
-        self._wrap(base, "backward_weight_one_chunk", lambda f: self._acting(f, "backward_weight"))
+        self._trained: dict[int, tuple[int, list[int]]] = {}  # by stage: step, chunks of each schedule
+        self.replace(base, "__init__", functools.partial(self._noting, self._note_stage))
+        self.replace(base, "forward_one_chunk", lambda f: self._acting(f, "forward"))
+        self.replace(base, "backward_one_chunk", self._acting_backward)
+        self.replace(base, "backward_weight_one_chunk", lambda f: self._acting(f, "backward_weight"))
         for name, kind, content in _TRANSFERS:
-            self._wrap(base, name, functools.partial(self._announcing, kind, content))
-        self._wrap(schedule, "__init__", self._noting_schedule)
-        self._wrap(schedule, "_maybe_compute_loss", self._losing)
+            self.replace(base, name, functools.partial(self._announcing, kind, content))
+        self.replace(schedule, "__init__", functools.partial(self._noting, self._note_schedule))
+        self.replace(schedule, "_maybe_compute_loss", self._losing)
 
     @property
     def has_stages(self) -> bool:
@@ -78,11 +76,6 @@ class PipelineHook:
         """Return of which stage *model* is the part of the whole, None if of none."""
         return self._numbers.get(model)
 
-    def remove(self) -> None:
-        """Give the methods back as they were."""
-        for owner, name, original in self._undo:
-            setattr(owner, name, original)
-
     def announced(self, kind: str, tensor: Any) -> tuple[Position, Block]:
         """Return stage and micro-batch of a transfer that is being issued, and what it carries."""
         session = self._session
@@ -92,24 +85,14 @@ class PipelineHook:
         found[0].step = session.position.step
         return found
 
-    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name, None)
-        if original is not None:
-            self._undo.append((owner, name, original))
-            setattr(owner, name, functools.wraps(original)(wrapper(original)))
-
     def _acting(self, original: Any, kind: str) -> Any:
         """Wrap a method whose first argument is the number of the micro-batch."""
         begins, ends = (self._session.guarded("modules", f) for f in (self._begins, self._ends))
 
-        def method(stage: Any, /, *args: Any, **kwargs: Any) -> Any:
-            state = begins(stage, _microbatch(args, kwargs), kind)
-            try:
-                return original(stage, *args, **kwargs)
-            finally:
-                ends(state)
+        def before(stage: Any, /, *args: Any, **kwargs: Any) -> _Action | None:
+            return begins(stage, _microbatch(args, kwargs), kind)
 
-        return method
+        return between(before, ends)(original)
 
     def _acting_backward(self, original: Any) -> Any:
         """Wrap the backward of a micro-batch, which may be of the input only."""
@@ -121,7 +104,7 @@ class PipelineHook:
 
         return method
 
-    def _begins(self, stage: Any, microbatch: int, kind: str) -> _Action:
+    def _begins(self, stage: Any, microbatch: int, kind: str, *, is_loss: bool = False) -> _Action:
         session, at = self._session, self._session.position
         before = at.stage, at.virtual_stage, at.microbatch
         known = self._stages.get(stage.stage_index)
@@ -131,6 +114,8 @@ class PipelineHook:
         if kind == "forward":
             has_gradients = session.steps.has_gradients() and getattr(stage, "has_backward", True)
             session.steps.called(stage.submod, has_gradients=has_gradients)
+            if has_gradients and not is_loss:
+                self._count(stage.stage_index, microbatch)
         else:
             session.steps.begin()
         session.lane.own()
@@ -140,6 +125,22 @@ class PipelineHook:
         if kind != "forward":
             session.backward.kind = kind
         return kind, depth, before
+
+    def _count(self, stage: int, microbatch: int) -> None:
+        """Count a forward that trains: a step may run several schedules, each from micro-batch 0 on."""
+        step, chunks = self._trained.get(stage, (-1, []))
+        if step != self._session.position.step:
+            step, chunks = self._session.position.step, []
+            self._trained[stage] = step, chunks
+        if microbatch == 0 or not chunks:
+            chunks.append(0)
+            if len(chunks) > self._session.job.get("schedules_per_step", 1):
+                self._session.note_job(schedules_per_step=len(chunks))
+        chunks[-1] = max(chunks[-1], microbatch + 1)
+
+    def microbatches_in(self, step: int) -> int:
+        """Return the micro-batches that all schedules of *step*, the last one, trained."""
+        return max((sum(chunks) for at, chunks in self._trained.values() if at == step), default=0)
 
     def _ends(self, action: _Action) -> None:
         session, (kind, depth, before) = self._session, action
@@ -152,19 +153,12 @@ class PipelineHook:
     def _losing(self, original: Any) -> Any:
         """Wrap the method that computes the loss of a micro-batch, on the last stage only."""
         begins, ends = (self._session.guarded("modules", f) for f in (self._loss_begins, self._ends))
+        return between(begins, ends)(original)
 
-        def method(schedule: Any, /, *args: Any, **kwargs: Any) -> Any:
-            state = begins(args)
-            try:
-                return original(schedule, *args, **kwargs)
-            finally:
-                ends(state)
-
-        return method
-
-    def _loss_begins(self, args: tuple[Any, ...]) -> _Action:
-        stage, _, _, microbatch = args[:4]  # stage, output, targets, number of the micro-batch
-        state = self._begins(stage, microbatch, "forward")
+    def _loss_begins(
+        self, _: Any, stage: Any, output: Any, targets: Any, microbatch: int, *rest: Any
+    ) -> _Action:
+        state = self._begins(stage, microbatch, "forward", is_loss=True)
         self._session.lane.replace("forward", Block("loss", is_glue=not stage.is_last))
         return state
 
@@ -186,14 +180,15 @@ class PipelineHook:
             position = Position(-1, *_numbers(stage, microbatch))
             self._upcoming[(kind, transfer.tensor.data_ptr())] = position, content
 
-    def _noting_stage(self, original: Any) -> Any:
-        note = self._session.guarded("pipeline", self._note_stage)
+    def _noting(self, note: Callable[[Any], Any], original: Any) -> Any:
+        """Wrap a constructor: *note* is told of what it has made."""
+        note = self._session.guarded("pipeline", note)
 
-        def method(stage: Any, /, *args: Any, **kwargs: Any) -> None:
-            original(stage, *args, **kwargs)
-            note(stage)
+        def init(made: Any, /, *args: Any, **kwargs: Any) -> None:
+            original(made, *args, **kwargs)
+            note(made)
 
-        return method
+        return init
 
     def _note_stage(self, stage: Any) -> tuple[Block, int, int]:
         import torch.distributed as dist
@@ -203,15 +198,6 @@ class PipelineHook:
         group = stage.group if stage.group is not None else dist.group.WORLD
         self._session.groups.name_axis(group, "pp")
         return found
-
-    def _noting_schedule(self, original: Any) -> Any:
-        note = self._session.guarded("pipeline", self._note_schedule)
-
-        def method(schedule: Any, /, *args: Any, **kwargs: Any) -> None:
-            original(schedule, *args, **kwargs)
-            note(schedule)
-
-        return method
 
     def _note_schedule(self, schedule: Any) -> None:
         name = type(schedule).__name__

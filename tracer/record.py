@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import inspect
 import os
+import select
+import socket
+import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlparse
 
-from foretrace.tracer import alone, on_cpu
-from foretrace.tracer.clock import CommonClock, now_ns
+from foretrace.tracer import internals, on_cpu
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.guarded import is_interrupt
-from foretrace.tracer.launched import is_first, is_told_world, own_name
-from foretrace.tracer.process import is_distributed
-from foretrace.tracer.run_directory import AGAIN, check_new, with_words
+from foretrace.tracer.importing import Expectation
+from foretrace.tracer.optimizing import optimizer_steps
+from foretrace.tracer.process import is_distributed, is_first, is_told_world, own_name
+from foretrace.tracer.run_directory import (
+    AGAIN,
+    REFUSED,
+    RESTART,
+    check_new,
+    folder_alone,
+    set_aside,
+    settle,
+    with_words,
+)
 from foretrace.tracer.window import Window
-from foretrace.tracer.with_group import expect, first_line, follow, forget
 
 if TYPE_CHECKING:
-    from foretrace.tracer.drift import RunClock
+    from foretrace.tracer.clock import RunClock
     from foretrace.tracer.session import Session
-
 
 DEPTHS: Final = ("light", "kernels")
 """How much is recorded: communication and blocks, or kernels of some steps by ``torch.profiler``, too."""
@@ -87,7 +103,7 @@ class Recording:
                 return False
             if self._is_alone:
                 self.session.close()
-                alone.set_aside(self.path, self.target, self.session.sink.n_spans)
+                set_aside(self.path, self.target, self.session.sink.n_spans)
         self.begin()
         return True
 
@@ -98,15 +114,14 @@ class Recording:
             RunError: the directory cannot be written, or holds a run already.
             RecordError: no rank is to be recorded, or torch lacks what recording needs.
         """
-        from foretrace.tracer.needed import check
         from foretrace.tracer.session import Session
         from foretrace.tracer.sink import FLUSH_S
 
         self.awaits_group = False
         self._is_alone = not is_distributed()
-        check(in_group=not self._is_alone)
+        internals.check(in_group=not self._is_alone)
         if self._is_alone:
-            self.path = alone.folder(self.target, is_shared=self._is_shared)
+            self.path = folder_alone(self.target, is_shared=self._is_shared)
         else:
             self.path = with_words(self.target, f"{AGAIN}{self._n_groups}" if self._n_groups else "")
             self._n_groups += 1
@@ -156,18 +171,17 @@ class Recording:
         self.leave_group()
         if self._is_alone and self.session is not None:
             self._is_alone = False
-            self.path = alone.settle(self.path, self.target)
+            self.path = settle(self.path, self.target)
 
     def leave(self) -> None:
         """End, because the process does."""
-        from foretrace.tracer.watchers import leave
+        from foretrace.tracer.completion import leave
 
         self.end()
         leave()
 
 
-_active: list[Recording] = []
-"""The recording of this process, if any: hooks are global, so there can be one."""
+_active: list[Recording] = []  # the recording of this process, if any: hooks are global, so there can be one
 
 
 @contextlib.contextmanager
@@ -276,14 +290,11 @@ def _joined(folder: Path) -> tuple[int, int, RunClock]:
     Args:
         folder: where ranks of one machine tell each other how their clock drifts.
     """
-    from foretrace.tracer.drift import RunClock
+    from foretrace.tracer.clock import JOIN_TIMEOUT, CommonClock, RunClock, now_ns, synchronise
 
     if not is_distributed():
         return 0, 1, RunClock(CommonClock(now_ns()))
     import torch.distributed as dist
-
-    from foretrace.tracer import internals
-    from foretrace.tracer.clock import JOIN_TIMEOUT, synchronise
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     _n_recordings[0] += 1
@@ -295,3 +306,240 @@ def _joined(folder: Path) -> tuple[int, int, RunClock]:
             f"not all of the {world_size} ranks began to record within {JOIN_TIMEOUT.total_seconds():.0f} s: "
             f"{first_line(error)}; record every rank, or none"
         ) from error
+
+
+# Ranks that make a process group again at the same address. Rank 0 holds the store of a group. Where
+# another rank makes the next group before rank 0 has left the last, torch connects it to the old store, and
+# the ranks wait for each other for half an hour. Of two processes that made six groups in a row (torch
+# 2.13, a busy machine), 3 of 24 trials ended so without a recording, and 8 of 24 with one, as each rank
+# writes before it leaves.
+
+PATIENCE_S: Final = 60.0
+"""How long the old store may stay: rank 0 may have much left to write, or the script holds its store."""
+
+AGENT: Final = "TORCHELASTIC_USE_AGENT_STORE"  # set where the store is that of torchrun, which stays
+OPEN_FILES: Final = Path("/dev/fd")  # the open files of this process, on Linux and macOS
+MAPPED: Final = "::ffff:"  # how an address of IPv4 begins where it is written as one of IPv6
+
+Address = tuple[str, int]
+
+
+class Meeting:
+    """Where this process has met the other ranks of its last process group."""
+
+    def __init__(self) -> None:
+        self._left: tuple[socket.socket, Address] | None = None
+
+    def leave(self) -> None:
+        """Keep a connection to the store of the group that is left; on rank 0 there is none to wait for."""
+        import torch.distributed as dist
+
+        with suppress(Exception):  # torch says what is wrong
+            store = internals.default_store()
+            while isinstance(store, dist.PrefixStore):
+                store = store.underlying_store
+            if isinstance(store, dist.TCPStore) and dist.get_rank() != 0:
+                address = (store.host, store.port)
+                if (connection := _connection(address)) is not None:
+                    self._left = connection, address
+
+    def join(self, join: Callable[..., None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Join by *join* with *args* and *kwargs*, once the store of an earlier group there has gone."""
+        left, self._left = self._left, None
+        if left is not None:
+            with left[0] as connection:
+                if _address(join, args, kwargs) == left[1]:
+                    _wait(connection)
+        join(*args, **kwargs)
+
+
+def _connection(address: Address) -> socket.socket | None:
+    """Return a copy of a connection of this process to *address*, None if there is none.
+
+    A question to the store itself would do, but once the store has gone torch prints an error of C++.
+    """
+    if socket.getdefaulttimeout() is not None:  # Python would set that, for torch as well
+        return None
+    hosts = {str(one[4][0]) for one in socket.getaddrinfo(*address)}
+    for number in (int(file.name) for file in OPEN_FILES.iterdir()):
+        host, port = _peer(number)
+        if port == address[1] and host in hosts:
+            return socket.socket(fileno=os.dup(number))
+    return None
+
+
+def _peer(number: int) -> Address:
+    """Return to whom the open file *number* is connected; no host where it is to nobody by TCP."""
+    with suppress(OSError):  # closed by now, or connected to nobody
+        if stat.S_ISSOCK(os.fstat(number).st_mode):
+            with socket.socket(fileno=os.dup(number)) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    host, port = one.getpeername()[:2]
+                    return host.removeprefix(MAPPED), port
+    return "", 0
+
+
+def _wait(connection: socket.socket) -> None:
+    """Wait until rank 0 has closed *connection*, because it has given its store up."""
+    closed = select.poll()
+    closed.register(connection, select.POLLIN)
+    closed.poll(PATIENCE_S * 1e3)
+
+
+def _address(join: Callable[..., None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Address | None:
+    """Return the address of a store that rank 0 makes for a call of *join*; None where it makes none."""
+    try:
+        told = inspect.signature(join).bind(*args, **kwargs).arguments
+        if told.get("store") is not None or os.environ.get(AGENT) == str(True):
+            return None
+        method = urlparse(told.get("init_method") or "env://")
+        if method.scheme == "env":
+            return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return (method.hostname, method.port) if method.hostname and method.port else None
+    except (TypeError, ValueError, KeyError):  # torch says what is wrong
+        return None
+
+
+# Recordings that begin when their process joins its process group, and end with it.
+
+_expecting: Final[list[Recording]] = []  # recordings that begin with the process group
+FOLLOWED: Final = "_foretrace"  # attribute of torch's function that joins a process group, once that is seen
+_meeting: Final = Meeting()  # where this process meets the other ranks
+
+
+def expect(recording: Recording, module: Any = None) -> None:
+    """Have *recording* begin whenever this process calls ``init_process_group`` and end with the group.
+
+    Args:
+        recording: what to begin, until `forget` is told.
+        module: ``torch.distributed.distributed_c10d``, while torch is being imported; None imports it.
+    """
+    follow(module)
+    _expecting.append(recording)
+
+
+def follow(module: Any = None) -> None:
+    """See whatever process group this process joins and leaves from now on; *module* as for `expect`."""
+    module = module or import_module("torch.distributed.distributed_c10d")
+    joins, leaves = module.init_process_group, module.destroy_process_group
+    if hasattr(joins, FOLLOWED):
+        return
+
+    @functools.wraps(joins)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        _meeting.join(joins, args, kwargs)
+        for recording in tuple(_expecting):
+            begin_now(recording)
+
+    @functools.wraps(leaves)
+    def destroy_process_group(group: Any = None) -> None:
+        if group is None or group is module.group.WORLD:
+            for recording in tuple(_expecting):
+                recording.leave_group()
+            _meeting.leave()
+        leaves(group)
+
+    setattr(init_process_group, FOLLOWED, True)
+    _replace((joins, init_process_group), (leaves, destroy_process_group))
+
+
+def _replace(*replaced: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Put the second of each pair of functions in the place of the first, in every module that names it.
+
+    A ``with`` block may begin long after a script, or ``torch.distributed.device_mesh``, has imported them.
+    """
+    for module in [*sys.modules.values()]:
+        if not issubclass(type(module), ModuleType):  # some libraries put objects there
+            continue
+        for name, value in [*vars(module).items()]:
+            for before, after in replaced:
+                if value is before:  # and nothing else is asked of it: some values import what they stand for
+                    setattr(module, name, after)
+
+
+def forget(recording: Recording) -> None:
+    """Expect no process group any more for *recording*."""
+    if recording in _expecting:
+        _expecting.remove(recording)
+
+
+def begin_now(recording: Recording) -> None:
+    """Begin *recording* unless it has begun or ended, and see that it ends with the process; never raises."""
+    try:
+        if not recording.begin_if_due():
+            return
+    except Exception as error:  # the training goes on without a recording
+        if is_interrupt(error):
+            raise
+        why = first_line(error)
+        sys.stderr.write(f"foretrace: not recording: {why}\n")
+        with contextlib.suppress(OSError):  # for the end of the command, far below that line
+            (recording.target / REFUSED).write_text(why, encoding="utf-8")
+        return
+    atexit.register(recording.leave)
+    _note_uncaught(recording)
+
+
+def _note_uncaught(recording: Recording) -> None:
+    """Have an uncaught exception noted in the run, and then shown as ever."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        recording.note_error(error)
+        shown(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what *error* says."""
+    return str(error).strip().partition("\n")[0]
+
+
+RUN_VARIABLE: Final = "FORETRACE_RUN"  # environment variable with the absolute path of the run directory
+NAME_VARIABLE: Final = "FORETRACE_NAME"  # environment variable with the name of the run
+
+DEPTH_VARIABLE: Final = "FORETRACE_DEPTH"  # environment variable with the depth, ``light`` or ``kernels``
+
+RANKS_VARIABLE: Final = "FORETRACE_RANKS"
+STEPS_VARIABLE: Final = "FORETRACE_STEPS"
+"""Environment variables with the ranks and steps to record, as ``Window.parsed`` takes them."""
+
+_OPTIMIZER: Final = "torch.optim.optimizer"  # module in which hooks on optimizers are registered
+
+
+def attach(module: Any) -> None:
+    """Arrange for a recording to begin with ``init_process_group``.
+
+    Args:
+        module: ``torch.distributed.distributed_c10d``, just imported.
+    """
+    path = Path(os.environ[RUN_VARIABLE])
+    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restart:  # what was recorded before the restart stays as it is
+        path = path.with_name(f"{path.name}{RESTART}{restart}")
+    window = Window.parsed(ranks=os.environ.get(RANKS_VARIABLE, ""), steps=os.environ.get(STEPS_VARIABLE, ""))
+    recording = Recording(
+        path,
+        name=os.environ.get(NAME_VARIABLE, ""),
+        flush_s=None,
+        window=window,
+        depth=os.environ.get(DEPTH_VARIABLE, DEPTHS[0]),
+        is_shared=True,
+    )
+    activate(recording)
+    expect(recording, module)
+    if not recording.awaits_group:
+        _begin_alone(recording)
+
+
+def _begin_alone(recording: Recording) -> None:
+    """Have *recording* begin with the first step of an optimizer if no process group was joined by then."""
+
+    def register(module: Any) -> None:
+        optimizer_steps(module).first = lambda: begin_now(recording)
+
+    if _OPTIMIZER in sys.modules:
+        register(sys.modules[_OPTIMIZER])
+    else:
+        Expectation(_OPTIMIZER, register)

@@ -8,6 +8,8 @@ import glob
 import itertools
 import os
 import re
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from foretrace.tracer.errors import RecordError
+from foretrace.tracer.process import own_name
 from foretrace.traces.errors import reason
 
 REFUSED: Final = ".not-recording"
@@ -29,8 +32,7 @@ AGAIN: Final = "-again"
 ALONE: Final = "-alone"
 """What is added to the name of a run directory for what a process did before it joined its process group."""
 
-CLAIM: Final = ".recorder"
-"""File of the run directory that its recorders lock."""
+CLAIM: Final = ".recorder"  # file of the run directory that its recorders lock
 
 CLAIM_TRIES: Final = 100
 CLAIM_POLL_S: Final = 0.01
@@ -177,3 +179,57 @@ def attempt(path: Path, one: Path) -> int:
     """Return how often torchrun had started ranks again when *one*, *path* or beside it, was filled."""
     found = re.match(rf"{RESTART}(\d+)", one.name.removeprefix(path.name))
     return int(found[1]) if found else 0
+
+
+# A process that is in no process group. Nobody knows of several such processes whether they are ranks that
+# will meet or trainings that never do. So each records into a directory of its own beside the one that was
+# asked for, and at its end gets that one if nobody has.
+
+
+def folder_alone(target: Path, *, is_shared: bool) -> Path:
+    """Return the directory of what this process records while it is in no process group.
+
+    If *is_shared*, several trainings may record into *target*, the one asked for, one after the other.
+    """
+    name = own_name()
+    if not name and is_shared and any(target.glob("spans/rank-00000.*")):
+        name = _process()
+    return with_words(target, f"-{name}" if name else "")
+
+
+def set_aside(path: Path, target: Path, n_spans: int) -> None:
+    """Keep what was recorded into *path* before this process joined its process group, if it is anything.
+
+    Raises:
+        OSError: it cannot be moved away.
+    """
+    if path == target:
+        path = with_words(target, ALONE)
+        if path.exists():
+            path = with_words(target, f"-{_process()}")
+        target.rename(path)
+    if not n_spans:
+        shutil.rmtree(path)
+
+
+def settle(path: Path, target: Path) -> Path:
+    """Move what was recorded into *path* to *target* unless another process has; return where it is.
+
+    It was in no process group to its end.
+    """
+    if path == target:
+        return target
+    try:
+        target.mkdir(exist_ok=True)  # there already where its recorder has claimed it
+        (path / "spans").rename(target / "spans")  # which one process can: the first
+        for rest in path.iterdir():
+            rest.rename(target / rest.name)
+        path.rmdir()
+    except OSError:  # another process was there before
+        sys.stderr.write(f"foretrace: recorded into {path}: {target.name} is of another process\n")
+        return path
+    return target
+
+
+def _process() -> str:
+    return f"process{os.getpid()}"

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from foretrace.tracer.audit import Auditor
-from foretrace.tracer.clock import now_ns
+from foretrace.tracer.clock import RunClock, now_ns
 from foretrace.tracer.device_works import DeviceTimes
-from foretrace.tracer.drift import RunClock
 from foretrace.tracer.guarded import Guarded
 from foretrace.tracer.hooks import Hook, install
-from foretrace.tracer.issued import Issued
 from foretrace.tracer.kernels import kernel_trace
 from foretrace.tracer.lane import Lane
 from foretrace.tracer.memory import MemoryLog
 from foretrace.tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
 from foretrace.tracer.passes import Passes
-from foretrace.tracer.pending import Pending
+from foretrace.tracer.pending import Issued, Pending
 from foretrace.tracer.process import in_children, is_distributed, versions
 from foretrace.tracer.records import Communication
 from foretrace.tracer.shape import describe_machine, describe_model
@@ -36,8 +34,7 @@ from foretrace.traces.audit import Audit
 from foretrace.traces.info import Process, RunInfo
 from foretrace.traces.store import SpanWriter, write_info
 
-HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")
-"""Names of the hooks, as warnings call them."""
+HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")  # names of the hooks, as warnings call them
 
 
 class Session(Training[Lane], Guarded):
@@ -70,7 +67,7 @@ class Session(Training[Lane], Guarded):
         depth: str = "light",
     ) -> None:
         Training.__init__(self, rank, world_size)
-        Guarded.__init__(self, [clock.warning] if clock.warning else [])
+        Guarded.__init__(self)
         self.window = Window() if window is None else window
         self.path, self.clock, self.name = path, clock, name
         self.is_closed = self._has_failed = False
@@ -203,7 +200,7 @@ class Session(Training[Lane], Guarded):
             name=self.name,
             world_size=self.world_size,
             layout=self.groups.layout(self.rank),
-            model=self.model,
+            model=self.whole_model(),
             cluster=self._machine,
             job={**self.job, **self.passes.describe()} or None,
             groups=groups,

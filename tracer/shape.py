@@ -8,13 +8,101 @@ carries one, and the name of the device. What it means is for the reader to work
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from math import prod
 from typing import Any, Final
 
 from foretrace.tracer import internals
-from foretrace.tracer.blocks import class_name, plain_name
-from foretrace.tracer.wrapped import held_whole, inside, whole_shape
+from foretrace.tracer.records import Block
+from foretrace.tracer.wrapped import PASSING, compiled_of, held_whole, holders, inside, whole_shape
+
+# Blocks are what a person would name, and what time is attributed to. A *layer* is a numbered child, as
+# ``layers.3``, ``h.3`` or ``blocks.3``. Blocks are the layers; the children of a layer that have parts of
+# their own, as attention and MLP; and what stands beside the layers, as the embedding and the head. All
+# else belongs to the block around it. Whatever contains layers is *glue*.
+
+WRAPPERS: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", *PASSING.values()})
+"""Names under which FSDP1, activation checkpointing, and what only passes calls on hold what they wrap."""
+
+
+def find_blocks(root: Any) -> dict[Any, Block]:
+    """Return the blocks of a ``torch.nn.Module`` that was called from outside of any other."""
+    names = {module: plain_name(name, root) for name, module in root.named_modules()}
+    layers = _layers(names)
+    trunk = _trunk(names, layers)
+    blocks = {root: Block(class_name(root), is_glue=bool(list(root.children())))}
+    for module, name in names.items():
+        if name and module not in blocks and (block := _block(module, name, layers, trunk)) is not None:
+            blocks[module] = block
+    return _twins_as_one(blocks)
+
+
+def class_name(model: Any) -> str:
+    """Return the name of a model's own class, without what data parallelism has made of it."""
+    model = inside(model)
+    while type(model).__name__ == "FullyShardedDataParallel":
+        model = compiled_of(model.module)
+    kind = type(model)
+    bases = [base.__name__ for base in kind.__mro__]
+    return bases[2] if bases[1:2] == ["FSDPModule"] else bases[0]
+
+
+def _block(module: Any, name: str, layers: Mapping[str, int], trunk: set[str]) -> Block | None:
+    """Return the block that *module* is, None if it belongs to the one around it."""
+    parent, _, _ = name.rpartition(".")
+    if name in layers:
+        return Block(name, layers[name])
+    if parent in layers:
+        return Block(name, layers[parent]) if [*module.children()] else None
+    if name in trunk:
+        return Block(name, is_glue=True)
+    return Block(name) if parent in trunk else None
+
+
+def _layers(names: Mapping[Any, str]) -> dict[str, int]:
+    """Return the numbered modules that are not inside of another numbered module."""
+    found: dict[str, int] = {}
+    for name in names.values():
+        parts = name.split(".")
+        first = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        if first is not None and first == len(parts) - 1:
+            found[name] = int(parts[first])
+    return found
+
+
+def _trunk(names: Mapping[Any, str], layers: Mapping[str, int]) -> set[str]:
+    """Return the root and every module that contains layers but is no mere list of them."""
+    lists = {layer.rpartition(".")[0] for layer in layers}
+    called = {name for module, name in names.items() if not _is_container(module)}
+    trunk = {""}
+    for container in lists:
+        parts = container.split(".")
+        trunk.update(".".join(parts[:i]) for i in range(1, len(parts) + 1))
+    return {name for name in trunk if name in called or not name}
+
+
+def _is_container(module: Any) -> bool:
+    """Whether *module* only holds others and is never called itself."""
+    return type(module).__name__ in {"ModuleList", "ModuleDict"}
+
+
+def plain_name(name: str, root: Any) -> str:
+    """Return *name* without what wrappers add to it."""
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    for _ in holders(root):
+        if parts[:1] == ["module"]:
+            parts = parts[1:]
+    return ".".join(parts)
+
+
+def _twins_as_one(blocks: Mapping[Any, Block]) -> dict[Any, Block]:
+    """Return *blocks*, one for a wrapper and the module of its name in it, which recomputes alone."""
+    by_name: dict[str, Block] = {}
+    return {module: by_name.setdefault(block.name, block) for module, block in blocks.items()}
+
 
 MOST_ENTRIES: Final = 400
 """Entries of a structure that a description holds; a transformer has 10 to 30, for equal layers share one."""
@@ -175,3 +263,97 @@ def _config(model: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {}
     return {key: value for key, value in values.items() if isinstance(value, _SCALARS)}
+
+
+# In what type a model computes. Types of parameters do not say: a model may enter autocast inside of its
+# call, and what FSDP was told may be overridden. The nodes of the autograd graph that a call leaves are the
+# operators that ran.
+
+PRODUCTS: Final = frozenset(
+    f"{name}Backward0"
+    for name in (
+        "Addmm",
+        "Mm",
+        "Bmm",
+        "Baddbmm",
+        "Addbmm",
+        "Addmv",
+        "Mv",
+        "Linear",
+        "Convolution",
+        "GroupedMm",
+    )
+)
+"""Nodes of products, most of the work of a model."""
+
+MOST_VALUES: Final = 64  # values of what a model returns that are looked at
+MOST_NODES: Final = 20_000  # nodes of a graph that are looked at: a layer of a transformer has some 50
+
+
+class Precision:
+    """Models of which the next call tells in what type they compute.
+
+    Args:
+        told: called with the name of the type, as layouts write it, once a call has told.
+
+    Attributes:
+        awaited: the models, by identity; mostly empty, and looked at with each call of a module.
+    """
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        self._told = told
+        self.awaited: dict[int, weakref.ref[Any]] = {}
+
+    def expect(self, model: Any) -> None:
+        """The call of *model* that begins will tell."""
+        self.awaited[id(model)] = weakref.ref(model)
+
+    def ran(self, module: Any, output: Any) -> None:
+        """The call of a module is over, and has returned *output*, None if it has failed."""
+        if (expected := self.awaited.pop(id(module), None)) is None or expected() is not module:
+            return
+        if (dtype := computed_in(output)) is not None:
+            self._told(short_name(dtype))
+
+
+def computed_in(values: Any) -> Any:
+    """Return the ``torch.dtype`` of most products behind the tensors among *values*.
+
+    Returns:
+        None if no product is seen, as behind the one node of a compiled graph.
+    """
+    from torch import Tensor
+
+    todo = deque(value.grad_fn for value in _first(values) if isinstance(value, Tensor))
+    seen: set[Any] = set()
+    found: Counter[Any] = Counter()
+    while todo and len(seen) < MOST_NODES:
+        node = todo.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (dtype := _product(node)) is not None:
+            found[dtype] += 1
+        todo.extend(before for before, _ in node.next_functions)
+    return found.most_common(1)[0][0] if found else None
+
+
+def _first(values: Any) -> Iterable[Any]:
+    """Return the first of *values*, without a word of code of a class that somebody has made of a list."""
+    if isinstance(values, dict):
+        return islice(dict.values(values), MOST_VALUES)
+    for kind in (list, tuple):
+        if isinstance(values, kind):
+            return kind.__getitem__(values, slice(MOST_VALUES))  # type: ignore[index]
+    return (values,)
+
+
+def _product(node: Any) -> Any:
+    """Return in what type the product of *node* is, None if it is of something else.
+
+    A part of a model that will be recomputed has left no nodes, but remembers its autocast.
+    """
+    name = type(node).__name__
+    if name in PRODUCTS:
+        return internals.made(node)
+    return internals.autocast_kept(node) if name == internals.CHECKPOINT else None

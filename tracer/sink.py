@@ -7,22 +7,309 @@ overlaps nothing, and appends a batch to the span file: a process that is killed
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
-from foretrace.tracer.columns import Row, Segments, communication_row, step_row, table
+import numpy as np
+import pyarrow as pa
+
 from foretrace.tracer.device_works import DeviceTimes
-from foretrace.tracer.records import Communication, Segment, StepWindow
-from foretrace.tracer.stamps import GATE, Resolver
-from foretrace.tracer.streams import Streams
-from foretrace.tracer.under_way import UnderWay
+from foretrace.tracer.records import Block, Communication, Segment, StepWindow
+from foretrace.tracer.stamps import GATE, Resolver, Stamp
+from foretrace.traces.timeline import DEFAULTS, TIMELINE
 from foretrace.traces.writer import SpanWriter
 
-FLUSH_S: Final = 1.0
-"""Seconds between two batches."""
+MIN_GLUE_NS: Final = 20_000
+"""Shortest own time of a module that only calls others which is worth a span: below, it is the host's
+overhead of calling a module, some microseconds each."""
+
+SEGMENT: Final = np.dtype(
+    [
+        ("kind", np.int32),
+        ("block", np.int32),
+        ("start_ns", np.int64),
+        ("end_ns", np.int64),
+        ("step", np.int32),
+        ("stage", np.int32),
+        ("virtual_stage", np.int32),
+        ("microbatch", np.int32),
+        ("stream", np.int32),
+    ]
+)
+"""A piece of compute time, by the places of its kind, its block and its stream in lists beside it."""
+
+COLUMNS: Final = (
+    "stream", "category", "kind", "name", "start_ns", "duration_ns", "step", "microbatch", "layer", "stage",
+    "virtual_stage", "axis", "group", "sequence", "peer", "size_bytes", "dtype", "is_bound",
+)  # fmt: skip
+"""Columns of a row, in order."""
+
+Row = tuple[Any, ...]
+
+
+class Segments(NamedTuple):
+    """Pieces of compute time in the order of time."""
+
+    # an array of type ``SEGMENT``; its labels are places in the lists beside it
+    rows: np.ndarray[Any, np.dtype[np.void]]
+    kinds: Sequence[str]  # e.g. ``"forward"``
+    blocks: Sequence[Block]  # who owns the time
+    streams: Sequence[str]  # e.g. ``"compute"``
+
+    @classmethod
+    def of(cls, found: Sequence[Segment], ns: Callable[[Stamp], int]) -> Segments:
+        """Return *found*; *ns* tells when a stamp was."""
+        kind, block, start, end, *numbers, stream = zip(*found, strict=True)
+        rows, labels = np.empty(len(found), SEGMENT), []
+        for name, values in (("kind", kind), ("block", block), ("stream", stream)):
+            at = {one: number for number, one in enumerate(dict.fromkeys(values))}
+            rows[name] = [at[value] for value in values]
+            labels.append(list(at))
+        rows["start_ns"], rows["end_ns"] = [ns(one) for one in start], [ns(one) for one in end]
+        for name, values in zip(Segment._fields[4:-1], numbers, strict=True):
+            rows[name] = values
+        return cls(rows, *labels)
+
+    def of_steps(self, has_step: Callable[[int], bool]) -> Segments:
+        """Return what belongs to steps that are recorded."""
+        steps = np.unique(self.rows["step"])
+        kept = [step for step in steps.tolist() if has_step(step)]
+        if len(kept) == len(steps):
+            return self
+        return self._replace(rows=self.rows[np.isin(self.rows["step"], kept)])
+
+    def after(self, ends_ns: dict[str, int]) -> Segments:
+        """Return them without overlap among themselves and with what ended at *ends_ns*, by stream.
+
+        Only what is worth a span is left. *ends_ns* is brought up to date.
+        """
+        rows = self.rows.copy()
+        for number, stream in enumerate(self.streams):
+            own = rows["stream"] == number
+            ends = np.maximum.accumulate(np.append(ends_ns.get(stream, 0), rows["end_ns"][own]))
+            rows["start_ns"][own] = np.maximum(rows["start_ns"][own], ends[:-1])
+            ends_ns[stream] = int(ends[-1])
+        shortest = np.array([MIN_GLUE_NS if block.is_glue else 1 for block in self.blocks], np.int64)
+        return self._replace(rows=rows[rows["end_ns"] - rows["start_ns"] >= shortest[rows["block"]]])
+
+    def columns(self, shift_ns: int) -> dict[str, Any]:
+        """Return columns of a timeline; of labels the number of each, and the labels."""
+        rows = self.rows
+        layers = np.array([block.layer for block in self.blocks], np.int32)
+        return {
+            "kind": (rows["kind"], self.kinds),
+            "stream": (rows["stream"], self.streams),
+            "name": (rows["block"], [block.name for block in self.blocks]),
+            "start_ns": rows["start_ns"] + shift_ns,
+            "duration_ns": rows["end_ns"] - rows["start_ns"],
+            "layer": layers[rows["block"]],
+            "category": (np.zeros(len(rows), np.int32), ["compute"]),
+            **{name: rows[name] for name in ("step", "stage", "virtual_stage", "microbatch")},
+        }
+
+
+def table(rows: Sequence[Row], segments: Iterable[dict[str, Any]], rank: int) -> pa.Table:
+    """Return a timeline of *rows* and, behind them, of columns of *segments*: one row at least in all.
+
+    It is in the very types of a timeline, so that nothing has to be cast.
+    """
+    columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)) if rows else {}
+    parts = [(len(rows), columns), *((len(part["start_ns"]), part) for part in segments)]
+    return pa.table([_array(field, parts, rank) for field in TIMELINE], schema=TIMELINE)
+
+
+def _array(field: pa.Field, parts: Sequence[tuple[int, dict[str, Any]]], rank: int) -> pa.Array:
+    """Return one column, of which each of *parts* has so many rows, or the default."""
+    default = rank if field.name == "rank" else DEFAULTS.get(field.name)
+    if not any(field.name in part for _, part in parts):
+        plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        found = pa.repeat(pa.scalar(default, plain), sum(n for n, _ in parts))
+        return found.dictionary_encode() if pa.types.is_dictionary(field.type) else found
+    given = [(n, part.get(field.name)) for n, part in parts if n]
+    if pa.types.is_dictionary(field.type):
+        return _labels([(n, default, values) for n, values in given])
+    dtype = field.type.to_pandas_dtype()
+    pieces = [np.full(n, default, dtype) if v is None else np.asarray(v, dtype) for n, v in given]
+    return pa.array(np.concatenate(pieces), field.type)
+
+
+def _labels(given: Sequence[tuple[int, Any, Any]]) -> pa.DictionaryArray:
+    """Return a column of labels: of each part its length, its default, and its labels or numbers of them."""
+    index: dict[str, int] = {}
+    numbers: list[np.ndarray[Any, np.dtype[np.int32]]] = []
+    for n, default, values in given:
+        if values is None:
+            numbers.append(np.full(n, index.setdefault(default, len(index)), np.int32))
+        elif isinstance(values[0], np.ndarray):
+            used, places = np.unique(values[0], return_inverse=True)
+            found = [index.setdefault(values[1][at], len(index)) for at in used.tolist()]
+            numbers.append(np.array(found, np.int32)[places])
+        else:
+            numbers.append(np.array([index.setdefault(one, len(index)) for one in values], np.int32))
+    return pa.DictionaryArray.from_arrays(
+        pa.array(np.concatenate(numbers)), pa.array(list(index), pa.string())
+    )
+
+
+def step_row(s: StepWindow, start_ns: int, duration_ns: int) -> Row:
+    """Return the row of the window of a step or of a phase; numbers are in their column only.
+
+    Each label is kept, so that none holds a number.
+    """
+    category, kind = ("phase", s.phase) if s.phase else ("step", "step")
+    step = -1 if s.phase and not s.is_inside else s.step
+    return (
+        category, category, kind, kind, start_ns, duration_ns, step, -1, -1,
+        -1, -1, "", -1, -1, -1, 0, "", False,
+    )  # fmt: skip
+
+
+def communication_row(c: Communication, stream: str, start_ns: int, duration_ns: int) -> Row:
+    """Return the row of a communication that has ended."""
+    step, stage, virtual_stage, microbatch = c.position
+    category = "p2p" if c.is_p2p else "collective"
+    return (
+        stream, category, c.kind, c.block.name or c.kind, start_ns, duration_ns, step, microbatch,
+        c.block.layer, stage, virtual_stage, c.group.axis, c.group.id, c.sequence, c.peer,
+        c.size_bytes, c.dtype, c.is_bound,
+    )  # fmt: skip
+
+
+GLOO_THREADS: Final = 2  # worker threads of a gloo process group (``ProcessGroupGloo::Options::threads``)
+
+
+class Streams:
+    """Streams on which communications of one rank overlap nothing; placed in the order of their issue.
+
+    A gloo group has two threads: two collectives run at once, a third arrives when one of them is done.
+    Transfers wait for nothing but their peer. When one on a GPU ran, ``tracer.device_works`` has found out.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[int, list[int]] = {}
+        self._free_ns: defaultdict[str, list[int]] = defaultdict(list)
+
+    def place(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[str, int, int]:
+        """Return the stream, the start and the end of a communication.
+
+        Args:
+            communication: what to place.
+            issued_ns: when it was issued; on a GPU, when it began.
+            end_ns: when it was complete.
+        """
+        axis = communication.group.axis
+        name = f"{axis}.{communication.kind}" if communication.is_p2p else axis
+        if not communication.is_p2p and communication.device < 0:
+            issued_ns = self._worked(communication, issued_ns, end_ns)
+        return self._stream(name, issued_ns, end_ns), issued_ns, end_ns
+
+    def _worked(self, communication: Communication, issued_ns: int, end_ns: int) -> int:
+        """Return from when the first worker of the group that was free was busy with it."""
+        group = communication.group
+        n_workers = GLOO_THREADS if group.on_gloo else 1
+        busy_until_ns = self._workers.setdefault(group.id, [0] * n_workers)
+        first = min(range(n_workers), key=busy_until_ns.__getitem__)
+        started_ns = min(max(issued_ns, busy_until_ns[first]), end_ns)
+        if not (group.on_gloo and communication.kind == "reduce_scatter"):  # its end is that of its waiter
+            busy_until_ns[first] = max(end_ns, busy_until_ns[first])
+        return started_ns
+
+    def _stream(self, name: str, start_ns: int, end_ns: int) -> str:
+        """Return the first stream of *name* that is free at *start_ns*: ``dp``, ``dp.1``, ..."""
+        free_ns = self._free_ns[name]
+        number = next((i for i, free in enumerate(free_ns) if free <= start_ns), len(free_ns))
+        free_ns[number : number + 1] = [end_ns]
+        return name if not number else f"{name}.{number}"
+
+
+MOST_UNDER_WAY: Final = 65_536  # communications that are followed at once: some 40 MB
+
+MOST_BEHIND: Final = 1024
+"""Communications that wait for one before them: with more of them, what has ended passes what has not."""
+
+Line = tuple[int, int, str, bool]
+
+
+class UnderWay:
+    """Communications of one rank that have no span yet; used on the thread that writes.
+
+    Streams are given in the order of issue within a group. So a communication waits for those that its group
+    has issued before it, for no others and for not too many: one that takes long holds up no other group.
+
+    Iterating yields them, oldest first.
+
+    Args:
+        times: tells when communications began and ended.
+        most: how many are followed at once; what comes beyond is only counted, as the oldest explain a hang.
+
+    Attributes:
+        n_kept: how many are followed.
+        n_left: how many had not ended when the recording did.
+        n_beyond: how many came while as many as are followed were under way.
+    """
+
+    def __init__(self, times: DeviceTimes, most: int = MOST_UNDER_WAY) -> None:
+        self._times, self._most = times, most
+        self._lines: defaultdict[Line, deque[tuple[int, Communication]]] = defaultdict(deque)
+        self._numbers = itertools.count()
+        self.n_kept = 0
+        self.n_left = self.n_beyond = 0
+
+    def __iter__(self) -> Iterator[Communication]:
+        return (one for _, one in heapq.merge(*self._lines.values()))
+
+    def add(self, communication: Communication) -> None:
+        """Take a communication that was issued after those which were added before."""
+        if self.n_kept >= self._most:
+            self.n_beyond += 1
+            return
+        self.n_kept += 1
+        self._lines[_line(communication)].append((next(self._numbers), communication))
+
+    def take(self, *, last: bool) -> Iterator[tuple[Communication, int, int]]:
+        """Yield what has ended, when it began and when it ended, in the order of issue within a group.
+
+        On a processor it began when it was issued, as far as is known here.
+
+        Args:
+            last: the recording ends: what has not ended is counted, and kept to be told of.
+        """
+        for line in self._lines.values():
+            may_pass = last or len(line) > MOST_BEHIND
+            for _ in range(len(line)):
+                _, one = line[0]
+                times = self._times.of(one, last=last)
+                if times is not None:
+                    line.popleft()
+                    self.n_kept -= 1
+                    yield one, *times
+                elif may_pass:
+                    self.n_left += last
+                    if last and one.launch is not None:
+                        one.launch.work = None  # it keeps the memory of its tensors
+                    line.rotate(-1)
+                else:
+                    break
+
+
+def _line(communication: Communication) -> Line:
+    """Return what tells communications that wait for each other from others.
+
+    A group may run tensors of the processor on gloo and those of a GPU on NCCL, one at a time. A transfer
+    between processors waits for its peer only.
+    """
+    if communication.device >= 0:
+        return communication.group.id, -1, "", True
+    direction = communication.kind if communication.is_p2p else ""
+    return communication.group.id, communication.peer, direction, False
+
+
+FLUSH_S: Final = 1.0  # seconds between two batches
 
 MOST_RECORDS: Final = 500_000
 """Records that may wait to be written, as while a file system does not answer: some 100 MB."""

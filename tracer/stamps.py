@@ -21,8 +21,7 @@ RENEW_NS: Final = 1_000_000_000
 """Age at which an anchor is renewed. ``Event.elapsed_time`` is a 32-bit float of milliseconds: over one
 second it resolves 60 ns; and the clocks of host and device drift apart by some µs per second."""
 
-OLD_NS: Final = 10_000_000_000
-"""Age from which an anchor is worth some patience."""
+OLD_NS: Final = 10_000_000_000  # age from which an anchor is worth some patience
 
 ANCHOR_TRIES: Final = 5
 """Events that are tried for an anchor; the one known best counts, and half of its doubt bounds the error."""
@@ -34,15 +33,10 @@ MOST_PATIENCE_NS: Final = 2_000_000_000
 """The same where there is no anchor, or an old one only. With CUDA_DEVICE_MAX_CONNECTIONS=1, as Megatron-LM
 wants it, all streams share one queue, and our event comes after all that the host has issued before."""
 
-SPIN_NS: Final = 200_000
-"""Time after which a thread that waits for an event sleeps between two looks at it."""
+SPIN_NS: Final = 200_000  # time after which a thread that waits for an event sleeps between two looks at it
+NAP_S: Final = 50e-6  # length of such a sleep: twice the error of an anchor on a device that is behind
 
-NAP_S: Final = 50e-6
-"""Length of such a sleep: twice the error of an anchor on a device that is behind."""
-
-
-ANCHORED_NS: Final = 100_000
-"""Error of a host time that comes from an anchor, at most, as a rule."""
+ANCHORED_NS: Final = 100_000  # error of a host time that comes from an anchor, at most, as a rule
 
 
 class CudaStamp:
@@ -61,11 +55,6 @@ class CudaStamp:
 
 
 Stamp = int | CudaStamp
-
-
-def host_stamp() -> Stamp:
-    """Return this moment on the host."""
-    return now_ns()
 
 
 class Events:
@@ -89,37 +78,29 @@ class Events:
         self._spare[event.device.index].append(event)
 
 
-EVENTS: Final = Events()
-"""Those of this process."""
+EVENTS: Final = Events()  # those of this process
+
+
+def _stamp_on(cuda: Any, stream: Any) -> Stamp:
+    """Return the moment at which the device reaches this point of *stream*, of ``torch.cuda`` *cuda*.
+
+    While a CUDA graph is being captured nothing runs, and an event would become part of the graph: the moment
+    is one of the host.
+    """
+    return now_ns() if cuda.is_current_stream_capturing() else CudaStamp(EVENTS.recorded(cuda, stream))
 
 
 def cuda_stamp(device: int) -> Stamp:
-    """Return the moment at which the device of that index reaches this point of its current CUDA stream.
-
-    While a CUDA graph is being captured, nothing runs: the moment is one of the host.
-    """
+    """Return the moment at which the device of that index reaches this point of its current CUDA stream."""
     import torch
 
     if GATE.device is None:
         GATE.device = device
-    if torch.cuda.is_current_stream_capturing():
-        return host_stamp()
-    return CudaStamp(EVENTS.recorded(torch.cuda, torch.cuda.current_stream(device)))
+    return _stamp_on(torch.cuda, torch.cuda.current_stream(device))
 
 
 class ComputeStream:
-    """A CUDA stream on which the model computes.
-
-    While a CUDA graph is being captured nothing runs, and an event would become part of the graph: stamps are
-    of the host then.
-
-    Args:
-        stream: a ``torch.cuda.Stream``.
-        name: of the stream in a timeline.
-
-    Attributes:
-        name: as given.
-    """
+    """A CUDA *stream* on which the model computes, and its name in a timeline."""
 
     def __init__(self, stream: Any, name: str) -> None:
         import torch
@@ -130,9 +111,7 @@ class ComputeStream:
 
     def stamp(self) -> Stamp:
         """Return the moment at which the device reaches this point of the stream."""
-        if self._cuda.is_current_stream_capturing():
-            return host_stamp()
-        return CudaStamp(EVENTS.recorded(self._cuda, self._stream))
+        return _stamp_on(self._cuda, self._stream)
 
     def is_same(self, stream: Any) -> bool:
         """Whether *stream* is this one."""
@@ -140,11 +119,7 @@ class ComputeStream:
 
 
 class ComputeStreams:
-    """The CUDA streams of a device on which the model computes: ``compute`` is the default one.
-
-    Args:
-        device: index of the device of the model.
-    """
+    """The CUDA streams of *device* on which the model computes: ``compute`` is the default one."""
 
     def __init__(self, device: int) -> None:
         import torch
@@ -218,8 +193,7 @@ class Gate:
         return there
 
 
-GATE: Final = Gate()
-"""That of this process."""
+GATE: Final = Gate()  # that of this process
 
 
 class Anchor(NamedTuple):

@@ -19,7 +19,6 @@ phase as well. Behind an optimizer that ends no step a phase is inside of the st
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from foretrace.tracer import internals
+from foretrace.tracer.guarded import Replacements, between
 from foretrace.tracer.optimizing import optimizer_steps
 from foretrace.tracer.records import Block, StepWindow
 from foretrace.tracer.stamps import Stamp
@@ -361,14 +361,11 @@ def _first_parameter(optimizer: Any) -> int:
     return next((id(one) for group in optimizer.param_groups for one in group["params"]), 0)
 
 
-class OptimizerHook:
-    """What each ``Optimizer.step`` means, and what a ``GradScaler`` that skips one does.
-
-    Args:
-        session: the recording.
-    """
+class OptimizerHook(Replacements):
+    """What each ``Optimizer.step`` means, and what a ``GradScaler`` that skips one does."""
 
     def __init__(self, session: Session) -> None:
+        super().__init__()
         module = import_module("torch.optim.optimizer")  # torch.optim hides it behind its class
         self._session = session
         self._depth = self._n_stepped = 0
@@ -377,15 +374,12 @@ class OptimizerHook:
         self._steps.begins = session.guarded("modules", self._begins)
         self._steps.ends = session.guarded("modules", self._ends)
         self._steps.made = lambda optimizer: session.steps.made.add(id(optimizer))
-        self._scaler: Any = import_module("torch.amp.grad_scaler").GradScaler
-        self._original = self._scaler.step
-        self._scaler.step = self._scaling = self._scaled(self._original)
+        self.replace(import_module("torch.amp.grad_scaler").GradScaler, "step", self._scaled)
 
     def remove(self) -> None:
         """Listen no more."""
         self._steps.release()
-        if self._scaler.step is self._scaling:
-            self._scaler.step = self._original
+        super().remove()
 
     def _begins(self, optimizer: Any) -> None:
         session = self._session
@@ -408,7 +402,6 @@ class OptimizerHook:
         """Return ``GradScaler.step`` that tells of an optimizer which it skips: that is a step, too."""
         skipped = self._session.guarded("modules", self._skipped)
 
-        @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             n_before = self._n_stepped
             out = original(scaler, optimizer, *args, **kwargs)
@@ -423,41 +416,14 @@ class OptimizerHook:
             self._session.steps.optimizer_ends(optimizer)
 
 
-class SaveHook:
-    """Sees checkpoints that are saved by public functions of a module.
-
-    Args:
-        session: the recording.
-        module: what holds the functions.
-        names: their names.
-    """
+class SaveHook(Replacements):
+    """Sees checkpoints that are saved by public functions of *module*, which have these *names*."""
 
     def __init__(self, session: Session, module: Any, *names: str) -> None:
-        self._module = module
-        self._begins, self._ends = (
-            session.guarded("modules", f) for f in (session.steps.save_begins, session.steps.save_ends)
+        super().__init__()
+        steps = session.steps
+        begins, ends = (
+            session.guarded("modules", f) for f in (lambda *_, **__: steps.save_begins(), steps.save_ends)
         )
-        self._replaced = {
-            name: (original, self._telling(original))
-            for name in names
-            if (original := getattr(module, name, None)) is not None
-        }
-        for name, (_, telling) in self._replaced.items():
-            setattr(module, name, telling)
-
-    def remove(self) -> None:
-        """Give the functions back, but for those that somebody has replaced since."""
-        for name, (original, telling) in self._replaced.items():
-            if getattr(self._module, name) is telling:
-                setattr(self._module, name, original)
-
-    def _telling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            began = self._begins()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._ends(began)
-
-        return save
+        for name in names:
+            self.replace(module, name, between(begins, ends))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from foretrace.tracer.groups import GroupInfo, Groups
 from foretrace.tracer.inputs import input_of
-from foretrace.tracer.parallelism import data_parallel, tensor_parallel
-from foretrace.tracer.precision import Precision
-from foretrace.tracer.process import process_groups
+from foretrace.tracer.parallelism import cutting, data_parallel, tensor_parallel
 from foretrace.tracer.records import Block, Position
-from foretrace.tracer.shape import describe_model
+from foretrace.tracer.shape import Precision, describe_model
 from foretrace.tracer.steps import Steps
 from foretrace.tracer.wrapped import cutting_sequences
 from foretrace.traces.layout import AXES
@@ -59,8 +58,9 @@ class Training(Generic[_AnyLane]):
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.position = Position()
-        self.groups = process_groups(world_size)
+        self.groups = Groups(world_size)
         self.model: dict[str, Any] | None = None
+        self._cut = set[GroupInfo]()  # groups over which distributed parameters are cut
         self.job: dict[str, Any] = {}
         self.n_notes = 0
         self.precision = Precision(self._computes_in)
@@ -70,6 +70,18 @@ class Training(Generic[_AnyLane]):
         """Note settings of the training for ``RunInfo.job``."""
         self.job.update(settings)
         self.n_notes += 1
+
+    def whole_model(self) -> dict[str, Any] | None:
+        """Return the description of the model; ``n_params`` is None where a rank may hold parts of it.
+
+        That is so if groups of tensor or expert parallelism are in use, and no distributed parameter is cut
+        over them: the model was built in parts, and only its author knows of which matrices.
+        """
+        known = {group.axis for group in self._cut}
+        used = {one.axis for one in self.groups.known() if one.n_collectives and len(one.ranks) > 1}
+        if self.model is None or not (used - known) & {"tp", "ep"}:
+            return self.model
+        return {**self.model, "n_params": None}
 
     @property
     def is_pipelined(self) -> bool:
@@ -88,6 +100,7 @@ class Training(Generic[_AnyLane]):
         for group in groups:
             self.groups.name_axis(group, "dp")
         self._name_tensor_parallel(model)
+        self._cut.update(cutting(self.groups, model))
         is_first = self.model is None
         if is_first or self.is_pipelined:
             self.note_job(**settings)

@@ -15,23 +15,17 @@ from foretrace.tracer.errors import RecordError
 from foretrace.traces.errors import LayoutError
 from foretrace.traces.ranks import ranks_in
 
-_ENDLESS: Final = 1 << 31
-"""A step that no training reaches: the column is 32 bits wide."""
+_ENDLESS: Final = 1 << 31  # a step that no training reaches: the column is 32 bits wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Ranks and steps to record; both are all of them unless said otherwise.
+    """Ranks and steps to record; both are all of them unless said otherwise."""
 
-    Attributes:
-        ranks: global ranks, None for all.
-        steps: ranges of optimizer steps, None for all and for what comes before the first.
-        period: steps after which the ranges begin again; 0: they do not.
-    """
-
-    ranks: frozenset[int] | None = None
+    ranks: frozenset[int] | None = None  # global ranks, None for all
+    # ranges of optimizer steps, None for all and for what comes before the first
     steps: tuple[range, ...] | None = None
-    period: int = 0
+    period: int = 0  # steps after which the ranges begin again; 0: they do not
 
     @classmethod
     def parsed(cls, *, ranks: str = "", steps: str = "") -> Self:
@@ -46,7 +40,7 @@ class Window:
         """
         return cls(
             ranks=_ranks(ranks) if ranks else None,
-            steps=tuple(_steps(part) for part in _parts(steps)) if steps else None,
+            steps=tuple(_steps(part.strip()) for part in steps.split(",")) if steps else None,
         )
 
     @classmethod
@@ -107,10 +101,6 @@ class Window:
                 f"ranks {', '.join(map(str, sorted(self.ranks)))}: none of them is in a world of "
                 f"{world_size}; give some of 0 to {world_size - 1}"
             )
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
 
 
 def _ranks(text: str) -> frozenset[int]:

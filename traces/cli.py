@@ -52,6 +52,7 @@ def analyze(
     or failed first. RUN may also be the dumps of PyTorch's flight recorder, one per rank, or their folder:
     they tell that of a job which nobody has recorded.
     """
+    from foretrace.traces import batch
     from foretrace.traces.analysis.bus_limits import parse_limit
     from foretrace.traces.analysis.diagnosis import diagnose
     from foretrace.traces.analysis.everything import analysis
@@ -83,6 +84,7 @@ def analyze(
         document = {
             "run": run,
             **summary,
+            **batch.told(opened.info.job or {}),
             "ranks": _steps_of_ranks(opened),
             **opened.info.audited(),
             "warnings": list(opened.warnings),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from foretrace.traces.columns import int64, is_one_of, labels
+from foretrace.traces.layout import Group
+from foretrace.traces.rehearsal import WHAT, RankTables
 from foretrace.traces.report.format import format_si
 from foretrace.traces.run import Run
 
@@ -148,8 +150,14 @@ class Communicated:
 Channels = Mapping[Channel, list[Call]]
 
 
-def channels(run: Run, spans: pa.Table) -> Channels:
-    """Return what the *spans* of a step of one rank communicate, channel by channel, each in its order."""
+def channels(run: Run, spans: pa.Table, *, by_axis: bool = True) -> Channels:
+    """Return what the *spans* of a step of one rank communicate, channel by channel, each in its order.
+
+    Args:
+        run: names the members of groups.
+        spans: of the step.
+        by_axis: whether what the same ranks tell each other along other axes is in an order of its own.
+    """
     members = {group.id: group.ranks for group in run.info.groups}
     spans = spans.filter(pa.array(is_one_of(spans, "category", COMMUNICATION)))
     order = np.lexsort([int64(spans, name) for name in ("start_ns", "sequence")])
@@ -162,9 +170,28 @@ def channels(run: Run, spans: pa.Table) -> Channels:
             category, kind, axis, dtype, group, peer, size_bytes = row
             is_pair = category == "p2p"
             ranks = (peer,) if is_pair else members.get(group, ())
+            axis = axis if by_axis else ""
             seen[row] = found[Channel(axis, ranks, kind if is_pair else "")], Call(kind, size_bytes, dtype)
         calls, call = seen[row]
         calls.append(call)
+    return found
+
+
+def issued(tables: RankTables, groups: Iterable[Group], step: int) -> Channels:
+    """Return what a rehearsed rank communicates in *step*, as `channels` does without axes."""
+    members = {group.id: group.ranks for group in groups}
+    messages = tables.messages.to_pylist()
+    in_step = np.array([place["step"] == step for place in tables.places.to_pylist()], np.bool_)
+    events = tables.events
+    is_own = int64(events, "what") == WHAT.index("communication")
+    is_own &= in_step[int64(events, "place")]
+    found: defaultdict[Channel, list[Call]] = defaultdict(list)
+    for item in int64(events, "item")[is_own].tolist():
+        one = messages[item]
+        is_pair = one["peer"] >= 0
+        ranks = (one["peer"],) if is_pair else members.get(one["group"], ())
+        call = Call(one["kind"], one["size_bytes"], one["dtype"])
+        found[Channel("", ranks, one["kind"] if is_pair else "")].append(call)
     return found
 
 

@@ -99,7 +99,13 @@ class Layout:
             raise LayoutError(
                 f"ep={self.ep} does not divide dp*cp = {self.dp}*{self.cp} = {self.dp * self.cp}; "
                 f"groups are cut out of dp*cp ranks, try ep={_nearest_divisor(self.dp * self.cp, self.ep)}"
+                + self._smaller_parts(n_ranks)
             )
+
+    def _smaller_parts(self, n_ranks: int) -> str:
+        """Return with which ``expert_tp`` the experts would go round after all, in words; empty if none."""
+        parts = [n for n in range(1, self.tp) if self.tp % n == 0 and n_ranks % (self.ep * n) == 0]
+        return f", or expert_tp={' or '.join(map(str, parts))}" if parts else ""
 
     @property
     def world_size(self) -> int:

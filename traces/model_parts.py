@@ -33,7 +33,8 @@ def joined_models(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] |
             others = more - stages
             structure = _united(joined["structure"], _behind(joined, part) if others else part["structure"])
             if others or (structure != joined["structure"] and not more):
-                n_params = joined.get("n_params", 0) + part.get("n_params", 0)
+                sizes = joined.get("n_params", 0), part.get("n_params", 0)
+                n_params = None if None in sizes else sum(sizes)
                 joined |= {"n_params": n_params, "structure": structure}
                 joined |= {"stages": sorted(stages | more)} if others else {}
     return joined

@@ -16,6 +16,7 @@ from foretrace.traces.analysis.diagnosis import Diagnosis
 from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
 from foretrace.traces.analysis.gaps import gaps_on_path
 from foretrace.traces.analysis.metrics import Breakdown, breakdown
+from foretrace.traces.batch import batch_in
 from foretrace.traces.compare import Comparison, typical_step
 from foretrace.traces.console import stdout
 from foretrace.traces.info import rank_list
@@ -72,6 +73,8 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         show_warnings(console, run.warnings)
         return
     console.print(_steps(summary), soft_wrap=True)
+    if "batch" in (run.info.job or {}):
+        console.print(batch_in(run.info.job or {}).words, markup=False, soft_wrap=True)
     console.print(
         f"exposed communication [bold]{format_share(summary['exposed_comm_fraction'])}[/]   "
         f"bubble [bold]{format_share(summary['bubble_fraction'])}[/]   "

@@ -9,12 +9,12 @@ from functools import cache
 from typing import Any, Final
 
 from foretrace.simulator.builder.stage_layers import split_layers
-from foretrace.simulator.config import job_settings
+from foretrace.simulator.config import job_settings, with_expert_tp
 from foretrace.simulator.errors import JobError, TableError
 from foretrace.simulator.job import Job, check_chunks, why_not_combined
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model, names
-from foretrace.simulator.network.cost import Network, network_of
+from foretrace.simulator.network.cost import Network, network_of, placed
 from foretrace.simulator.profiles import framework_of, load_framework
 from foretrace.simulator.settings import CONVENTIONS
 from foretrace.simulator.settings import SHAPE as SHAPE_SETTING
@@ -232,13 +232,14 @@ def job_of(row: Row) -> Job:
         TableError: the row does not say enough, or something the simulator does not have.
         SimulationError, TopologyError, TraceError: its layout, batch or model is not possible.
     """
-    notes, layout = row.text("notes"), _layout(row)
+    notes, model = row.text("notes"), model_of(row)
     precision = precision_of(row.text("precision"))
     sharding = sharding_of(row.text("sharding"))
     framework = framework_of(row.text("framework"), "torchtitan" if sharding == "fsdp" else "megatron")
+    conventions = _conventions(row, framework)
+    layout = _layout(row, model, {"framework": framework, CONVENTIONS: dict(conventions)})
     global_batch, micro_batch = _batch(row, layout.dp)
     fused = fused_attention(row.text("flash_attention"))
-    model = model_of(row)
     return Job(
         model=model,
         cluster=_cluster(hardware_of(row), layout.world_size),
@@ -258,7 +259,7 @@ def job_of(row: Row) -> Job:
         flash_attention=fused is not False,
         kernels=_kernels(row.text("framework"), notes),
         framework=framework,
-        conventions=_conventions(row, framework),
+        conventions=conventions,
         overlap_p2p=p2p_of(row.text("comm_overlap")),
         counted_ends=counted_ends_of(notes) if layout.pp > 1 else "none",
         capacity_factor=capacity_of(notes) if model.n_experts else 0.0,
@@ -279,12 +280,19 @@ def hardware_of(row: Row) -> str:
     return words if memory is None or re.search(r"\d ?gb\b", words.lower()) else f"{words} {memory[0]}GB"
 
 
-def _layout(row: Row) -> Layout:
-    """Return the parallel degrees of *row*; data parallelism is what is left of its GPUs if not given."""
+def _layout(row: Row, model: Model, given: dict[str, Any]) -> Layout:
+    """Return the parallel degrees of *row*; data parallelism is what is left of its GPUs if not given.
+
+    Over how many ranks experts are cut is decided as for any job with the settings *given*, if not stated.
+    """
     degrees = {axis: row.count(axis, 1) for axis in ("pp", "cp", "tp", "ep")}
     rest = max(1, row.count("world_size", 1) // (degrees["pp"] * degrees["cp"] * degrees["tp"]))
-    noted = expert_tp_of(row.text("notes")) if row.integer("experts", 0) > 1 else 0
-    return Layout(**degrees, dp=row.count("dp", rest), expert_tp=row.integer("expert_tp", noted))
+    degrees["dp"] = row.count("dp", rest)
+    noted = row.integer("expert_tp", expert_tp_of(row.text("notes")))
+    if noted and model.n_experts:
+        degrees["expert_tp"] = noted
+    given = {**given, "sequence_parallel": row.flag("sp", default=True)}
+    return Layout(**with_expert_tp(model, degrees, given)[0])
 
 
 def _batch(row: Row, dp: int) -> tuple[int, int]:
@@ -446,7 +454,7 @@ class StepJob:
     @property
     def network(self) -> Network:
         """Network of the machine, with ranks where they were; one per machine and number of ranks."""
-        return _network(self.job.cluster, self.job.layout.world_size, self.job.ranks_per_node)
+        return _network(self.job.cluster, self.job.layout.world_size, tuple(placed(self.job).items()))
 
 
 def step_job(row: Row) -> StepJob:
@@ -463,7 +471,6 @@ def step_job(row: Row) -> StepJob:
     if (n_gpus := row.integer("world_size", world_size)) != world_size:
         raise TableError(f"world_size={n_gpus}: tp*pp*dp*cp is {world_size}")
     cluster = _machine(hardware, row.text("interconnect"), world_size, _n_nodes(row, world_size))
-    n_domains = -(-world_size // cluster.gpus_per_node)
     virtual_stages = max(1, row.integer("virtual_pp", 1)) if job.layout.pp > 1 else 1
     named = schedule_named(row.text("schedule")) if job.layout.pp > 1 else ""
     schedule = named if named not in BY_STAGES else schedule_of(row.text("notes"), virtual_stages)
@@ -471,7 +478,6 @@ def step_job(row: Row) -> StepJob:
     job = replace(
         job,
         cluster=replace(cluster.sized(world_size), device=device_of(hardware)),
-        ranks_per_node=-(-world_size // n_domains),
         schedule=schedule_of("", virtual_stages) if unpaired else schedule,
         virtual_stages=virtual_stages if virtual_stages > 1 else None,
         counted_ends=_counted_ends(job, job.layout.pp * virtual_stages),
@@ -531,9 +537,9 @@ def _machine(hardware: str, interconnect: str, n_gpus: int, n_nodes: int) -> Clu
 
 
 @cache
-def _network(cluster: Cluster, n_gpus: int, per_node: int) -> Network:
-    """Return the network of *n_gpus* of *cluster*, spread evenly over its NVLink domains."""
-    return network_of(cluster, n_gpus, ranks_per_node=per_node)
+def _network(cluster: Cluster, n_gpus: int, settings: tuple[tuple[str, Any], ...]) -> Network:
+    """Return the network of *n_gpus* of *cluster*, with *settings* of ``network_of``."""
+    return network_of(cluster, n_gpus, **dict(settings))
 
 
 def step_columns(row: Row, machines: Machines) -> dict[str, object]:

@@ -206,6 +206,8 @@ SCHEDULES: Final = (
     (r"interleaved-?(?:zb|zero-?bubble)", "interleaved-zb"),
     (r"dual-?pipe-?v", "dualpipe-v"),
     (r"dual-?pipe", "dualpipe"),
+    (r"\bv-?half|zbv-?half", "v-half"),
+    (r"\bv-?min|zbv-?min", "v-min"),
     (r"zb-?v|zbv", "zb-v"),
     (r"zb-?h?2", "zb-h2"),
     (r"zb|zero-?bubble", "zb-h1"),
@@ -482,6 +484,9 @@ SINCE: Final = (
     ("torchtitan", "2025-04", (("compiles_loss", False),)),
     # pytorch pull request 153666, in PyTorch 2.9 of October 2025: torch.rms_norm is one kernel
     ("torchtitan", "2025-10", (("eager", ("norm", *OF_TORCHTITAN)),)),
+    # NVIDIA/NeMo nemo/collections/nlp/modules/common/megatron/megatron_init.py @ 8cfedd72: unset is tp
+    # (configurations of NVIDIA/dgxc-benchmarking have no such key at v25.02, and state 1 from v25.05 on)
+    ("nemo", "2025-05", (("expert_tp", "tp"),)),
 )
 """Framework, the year or month (ISO) in which a convention came, and what was there before it."""
 

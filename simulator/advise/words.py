@@ -175,7 +175,7 @@ def _title(rung: Rung) -> str:
         degrees = job.layout.degrees
         shown = [axis for axis in ("tp", "cp", "pp", "dp", "ep") if degrees[axis] > 1]
         said = " × ".join(f"{axis.upper()} {degrees[axis]}" for axis in shown)
-        said += f" (expert TP {job.layout.expert_tp})" if job.layout.expert_tp else ""
+        said += f" (expert TP {job.layout.etp})" if job.model.n_experts else ""
         said += "" if job.recompute == "none" else f" + {job.recompute} recomputation"
         said += f" with {job.schedule}" if job.layout.pp > 1 else ""
     elif rung.way.key == "offload":

@@ -48,7 +48,8 @@ def stage_layers(job: Job, n_stages: int) -> list[range]:
     """Return the layers of each of *n_stages* stages: as the job lists them, or as its framework shares out.
 
     Raises:
-        JobError: the list is for another number of stages, or there are more stages than layers.
+        JobError: the list is for another number of stages, there are more stages than layers, or
+            one without a layer that full sharding would gather.
     """
     listed, n_layers = job.layers_per_stage, job.model.n_layers
     if listed and len(listed) != n_stages:
@@ -60,7 +61,13 @@ def stage_layers(job: Job, n_stages: int) -> list[range]:
         return ranges(listed)
     if job.profile.split == "cost" and n_stages > 1:
         costs = [job.model.matmul_params(layer) for layer in range(n_layers)]
-        return split_by_cost(costs, job.model.head_params(), n_stages)
+        found = split_by_cost(costs, job.model.head_params(), n_stages)
+        if job.shards.parameters and not all(found[1:-1]):
+            raise JobError(
+                f"{n_stages} pipeline stages of {job.model.name} with equal cost leave some without a layer "
+                f"for {job.sharding} to gather; fewer stages, layers_per_stage or zero1 would work"
+            )
+        return found
     return split_layers(n_layers, n_stages, job.counted_ends)
 
 

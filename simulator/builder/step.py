@@ -29,16 +29,20 @@ def build(
     folded: bool = True,
     groups: Groups | None = None,
     special: Sequence[int] = (),
+    others: Sequence[ComputeModel] = (),
+    kind_of: Callable[[int], int] = lambda _: 0,
 ) -> Program:
     """Return the program of *job*.
 
     Args:
         job: the job to run.
         network: costs of communications.
-        compute: durations of operations.
+        compute: durations of operations, on the first kind of GPU of the machine.
         folded: simulate one rank for all that behave alike; otherwise all.
         groups: the process groups of the job if they are already known.
         special: ranks that behave differently from the others of their pipeline rank, such as stragglers.
+        others: durations on the other kinds of GPU, as ``Job.kinds`` has them.
+        kind_of: the kind that a rank is on.
 
     Raises:
         ScheduleError: the schedule does not allow these stages and micro-batches.
@@ -46,13 +50,15 @@ def build(
     """
     groups = groups or job_groups(job)
     orders = job_plan(job)
-    templates = Templates(job, groups, compute, orders)
+    each = zip(job.kinds, (compute, *others), strict=True)
+    kinds = [Templates(one, groups, timing, orders) for one, timing in each]
     stands_for = representatives(job.layout, special)
     builder = ProgramBuilder(Costs(groups, network, folded=folded, takes=_takes(job)))
     for pp, actions in enumerate(orders):
         for rank in groups.of_pipeline_rank(pp):
             if folded and stands_for[rank] != rank:
                 continue
+            templates = kinds[kind_of(rank)]
             for step in range(job.n_steps):
                 _place_step(builder, templates, rank, (pp, actions), step)
     return builder.build()
@@ -62,8 +68,11 @@ def _takes(job: Job) -> Callable[[Transfer, Message, int], Transfer]:
     """Return a function that adds to the cost of a message how much of the GPUs of *job* it occupies."""
 
     def takes(transfer: Transfer, message: Message, n_ranks: int) -> Transfer:
-        device, scale = job.cluster.device, job.overlap_slowdown
-        return occupied(transfer, message, n_ranks, device, scale)
+        found = (
+            occupied(transfer, message, n_ranks, kind.device, job.overlap_slowdown)
+            for kind in job.cluster.kinds
+        )
+        return max(found, key=lambda one: (one.processors, one.memory))
 
     return takes
 

@@ -18,19 +18,44 @@ from foretrace.simulator.builder.pairs import write_both
 from foretrace.simulator.builder.pipeline import Pipeline, Visit
 from foretrace.simulator.builder.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
 from foretrace.simulator.builder.scales import amax_scope
-from foretrace.simulator.builder.stages import Unit, job_pairs, scatters_p2p, units_by_stage
+from foretrace.simulator.builder.stages import (
+    Unit,
+    job_pairs,
+    job_plan,
+    n_stages,
+    scatters_p2p,
+    units_by_stage,
+)
 from foretrace.simulator.clock import to_ns
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine.slowdown import MILLION
 from foretrace.simulator.job import Job
 from foretrace.simulator.program import Label
-from foretrace.simulator.schedules import Plan
+from foretrace.simulator.schedules import Plan, held_stages
 from foretrace.simulator.workload.linear import hidden_bytes, tokens_per_shard
 from foretrace.simulator.workload.micro_batch import optimizer_ops
 from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 SCALAR_BYTES: Final = 4
 """One fp32 number per rank: a sum of squares, a loss."""
+
+
+def checkpoint_s(job: Job, groups: Groups) -> float:
+    """Return how long all ranks wait for a checkpoint, in s: as long as the one that saves most takes.
+
+    0 if *job* saves none.
+    """
+    if not job.checkpoint_every:
+        return 0.0
+    orders, data_parallel = job_plan(job), DataParallel(job, groups)
+    units = units_by_stage(job, n_stages(orders))
+    held = ([unit for stage in held_stages(order) for unit in units[stage]] for order in orders)
+    return max(_saved_bytes(job, data_parallel, own) for own in held) / job.checkpoint_bytes_per_s
+
+
+def _saved_bytes(job: Job, data_parallel: DataParallel, units: Sequence[Unit]) -> int:
+    """Return the bytes that a rank with *units* saves of what it owns: weights and fp32 states."""
+    return data_parallel.owned_params(units) * (3 * DTYPE_BYTES["fp32"] + DTYPE_BYTES[job.precision])
 
 
 class Templates:
@@ -140,8 +165,7 @@ class Templates:
         key = ("checkpoint", *stages)
         if key not in self._written:
             units = [unit for stage in stages for unit in self._units[stage]]
-            n_params = self._data_parallel.owned_params(units)
-            size = n_params * (3 * DTYPE_BYTES["fp32"] + DTYPE_BYTES[self._job.precision])
+            size = _saved_bytes(self._job, self._data_parallel, units)
             template = self._written[key] = Template()
             saved_ns = to_ns(size / self._job.checkpoint_bytes_per_s)
             label = Label("host", "checkpoint", "checkpoint")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from foretrace.simulator.errors import GoodputError
 from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.batch import batch_in
 from foretrace.traces.run import Run
 
 INTERVAL_LEVEL: Final = 0.8
@@ -83,6 +84,8 @@ def training_of(run: Run, *, tokens_per_step: int | None = None) -> Training:
     batch, seq_len = job.get("global_batch"), job.get("seq_len")
     if tokens_per_step is None and isinstance(batch, int) and isinstance(seq_len, int):
         tokens_per_step = batch * seq_len
+    if tokens_per_step is None:
+        tokens_per_step = batch_in(job).tokens or None
     if tokens_per_step is None:
         raise GoodputError(
             f"{run.path} does not tell its tokens per step: give --tokens-per-step, sequences times length"

@@ -59,7 +59,7 @@ def describe(job: Job) -> dict[str, Any]:
     """
     from foretrace.simulator.memory.ranks import rank_memories
     from foretrace.simulator.memory.remedies import changes
-    from foretrace.simulator.summary import job_name
+    from foretrace.simulator.summary import expert_tp_note, job_name
 
     ranks, limit = rank_memories(job), job.cluster.device.memory_bytes
     fullest = max(ranks, key=lambda rank: rank.peak_bytes)
@@ -75,6 +75,7 @@ def describe(job: Job) -> dict[str, Any]:
         "when": _moment(fullest),
         "largest": [{"item": name, "bytes": size} for name, size in fullest.largest(4)],
         "stages": [_rank(job, rank) for rank in ranks],
+        "notes": expert_tp_note(job),
         "would_fit": [_change(one) for one in tried if one.peak_bytes <= limit],
         "would_need_less": [_change(one) for one in tried if one.peak_bytes > limit],
     }
@@ -132,6 +133,8 @@ def _show(found: dict[str, Any]) -> None:
     verdict = "[green]fits[/]" if found["fits"] else "[red]does not fit[/]"
     spare = f"{format_bytes(abs(found['spare_bytes']))} {'spare' if found['fits'] else 'too much'}"
     console.print(f"[bold]{escape(found['name'])}[/]", highlight=False)
+    for note in found["notes"]:
+        console.print(note, style="dim", highlight=False, markup=False)
     console.print(f"{verdict}: {format_bytes(peak)} of {format_capacity(limit)}, {spare}", highlight=False)
     if found["fits"] and found["slack_bytes"] > found["spare_bytes"]:
         slack = format_bytes(found["slack_bytes"])

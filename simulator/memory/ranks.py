@@ -53,7 +53,10 @@ class RankMemory(Peak):
 
 
 def rank_memories(job: Job) -> list[RankMemory]:
-    """Return the memory of each pipeline rank of *job*, in order."""
+    """Return the memory of each pipeline rank of *job*, in order; on the kind of GPU where it is fullest."""
+    if job.cluster.others:
+        by_rank = zip(*map(rank_memories, job.kinds), strict=True)
+        return [max(found, key=lambda one: one.peak_bytes) for found in by_rank]
     orders = job_plan(job)
     layers = stage_layers(job, n_stages(orders))
     return [rank_memory(job, pp, actions, layers) for pp, actions in enumerate(orders)]

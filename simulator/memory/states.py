@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from foretrace.simulator.job import Job
@@ -169,13 +170,13 @@ def gathered_parameters_bytes(job: Job, units: Sequence[Unit]) -> int:
     gathered as they are, and one unit at a time has a copy to compute with.
     """
     width = DTYPE_BYTES[job.precision]
-    copy = width * max(unit.matrices for unit in units) if job.quantized_base else 0
+    copy = width * max((unit.matrices for unit in units), default=0) if job.quantized_base else 0
     if not job.shards.parameters:
         return copy
     sizes = [_frozen_bytes(job, unit) if job.lora_rank else width * unit.params for unit in units]
     if _stays_whole(job):
         return copy + sum(sizes)
-    return copy + max(a + b for a, b in zip(sizes, [*sizes[1:], 0], strict=True))
+    return copy + max((a + b for a, b in pairwise([*sizes, 0])), default=0)
 
 
 def _stays_whole(job: Job) -> bool:
@@ -196,7 +197,7 @@ def whole_gradient_bytes(job: Job, units: Sequence[Unit]) -> int:
     width, gradient = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
     trained = [unit.adapters if job.lora_rank else unit.params for unit in units]
     if not job.shards.parameters:
-        return gradient * max(trained)
+        return gradient * max(trained, default=0)
     if job.keeps_stages_whole:
         return gradient * sum(trained) + width * max(trained)
     as_one = job.profile.wrap == "model"

@@ -8,7 +8,7 @@ counts, FLOPs and the operations of ``simulator.workload.micro_batch`` all come 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, NamedTuple
 
 from foretrace.simulator.errors import ModelError
@@ -77,6 +77,7 @@ class Model:
         moe_ffn_hidden: inner width of one expert.
         n_shared_experts: experts that every token visits.
         n_dense_layers: first layers that are dense although the model has experts.
+        expert_tp: ranks that the published recipe of the model cuts every expert over; 0: it does not say.
         kv_lora_rank: width of the compressed key/value of multi-head latent attention; 0 means none of it.
         q_lora_rank: width of the compressed query of MLA; 0 means that queries are not compressed.
         rope_head_dim: rotary part of an MLA head; its key is shared by all heads.
@@ -119,6 +120,7 @@ class Model:
     moe_ffn_hidden: int = 0
     n_shared_experts: int = 0
     n_dense_layers: int = 0
+    expert_tp: int = field(default=0, compare=False)
     kv_lora_rank: int = 0
     q_lora_rank: int = 0
     rope_head_dim: int = 0
@@ -301,7 +303,7 @@ _AT_LEAST_ONE: Final = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim
 _NOT_NEGATIVE: Final = (
     *("ffn_hidden", "n_experts", "top_k", "moe_ffn_hidden", "n_shared_experts", "n_dense_layers"),
     *("q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "max_positions"),
-    *("window", "global_every", "extra_params", "n_mtp"),
+    *("window", "global_every", "extra_params", "n_mtp", "expert_tp"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Layouts that send much over slow links, and what that costs."""
+"""Groups that communicate in every layer and lie across nodes (NVLink domains), and what that costs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from foretrace.traces.layout import Layout
 
 CHATTY: Final = {"tp": "all_reduce", "cp": "all_gather", "ep": "all_to_all"}
 """Axes that communicate in every layer of every micro-batch, and what they do most."""
-
-SLOW: Final = 1.2
-"""How many times as long a collective may take as inside a node before it is worth a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +47,21 @@ class SlowAxis:
         )
 
 
+def across(layout: Layout, network: Network) -> list[str]:
+    """Return the axes that communicate in every layer and have groups across nodes.
+
+    Raises:
+        FabricError: the fabric does not join the ranks of a group.
+    """
+    return [
+        axis
+        for axis in CHATTY
+        if any(len(group) > 1 and network.n_nodes(group) > 1 for group in layout.groups(axis))
+    ]
+
+
 def slow_axes(layout: Layout, network: Network, size_bytes: int) -> list[SlowAxis]:
-    """Return the axes that communicate in every layer and whose slowest group crosses nodes.
+    """Return the axes of ``across``, each with its slowest group.
 
     Args:
         layout: parallel degrees.
@@ -62,27 +72,24 @@ def slow_axes(layout: Layout, network: Network, size_bytes: int) -> list[SlowAxi
         FabricError: the fabric does not join the ranks of a group.
     """
     found = []
-    for axis, kind in CHATTY.items():
-        groups = [group for group in layout.groups(axis) if len(group) > 1]
-        if not groups:
-            continue
+    for axis in across(layout, network):
+        kind = CHATTY[axis]
+        groups = [group for group in layout.groups(axis) if network.n_nodes(group) > 1]
         times_s = [_seconds(network, kind, size_bytes, group) for group in groups]
         time_s = max(times_s)
         ranks = groups[times_s.index(time_s)]
         per_node = min(len(ranks), network.cluster.gpus_per_node)
         inside_s = network.neighbours_s(kind, size_bytes, per_node)
-        shape = network.shape(ranks)
-        if shape.n_domains > 1 and time_s > SLOW * inside_s:
-            found.append(
-                SlowAxis(
-                    axis=axis,
-                    ranks=tuple(ranks),
-                    n_nodes=shape.n_domains,
-                    time_s=time_s,
-                    inside_s=inside_s,
-                    fits=len(ranks) <= network.cluster.gpus_per_node,
-                )
+        found.append(
+            SlowAxis(
+                axis=axis,
+                ranks=tuple(ranks),
+                n_nodes=network.n_nodes(ranks),
+                time_s=time_s,
+                inside_s=inside_s,
+                fits=len(ranks) <= network.cluster.gpus_per_node,
             )
+        )
     return found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from foretrace.simulator.clock import to_ns
 from foretrace.simulator.errors import SimulationError
@@ -36,6 +36,12 @@ class Network:
         placement: the GPU of every rank; by default, ranks are on GPUs of the same number.
         choice: algorithms and protocols that may be used, see ``simulator.network.nccl.choice``; as NCCL if
             left out.
+
+    Attributes:
+        kinds: the network if all nodes were of one kind, for each of ``Cluster.kinds`` if there are several.
+
+    On a machine of several kinds of node a communication takes as long as it would if all nodes were like the
+    slowest of those that take part.
     """
 
     def __init__(
@@ -47,9 +53,21 @@ class Network:
         self._within = Within(cluster, self.choice)
         self._between = Between(cluster, self._within.parts, self.choice)
         self._reach = reach(cluster, self.placement)
+        self.kinds = [
+            Network(kind, self.placement, self.choice) for kind in (cluster.kinds if cluster.others else ())
+        ]
         self._whole: Reach | None = None
         self._shapes: dict[tuple[int, ...], GroupShape] = {}
         self._transfers: dict[tuple[str, int, GroupShape], Transfer] = {}
+
+    def kind(self, rank: int) -> int:
+        """Return the kind of machine that *rank* is on, its place in ``Cluster.kinds``."""
+        return self.cluster.kind_at(self.placement[rank])
+
+    def _slowest(self, ranks: Sequence[int], ask: Callable[[Network], Transfer]) -> Transfer:
+        """Return the costliest answer of the kinds of machine that *ranks* are on."""
+        found = (ask(self.kinds[kind]) for kind in {self.kind(rank) for rank in ranks})
+        return max(found, key=lambda one: one.latency_ns + one.wire_ns)
 
     def collective(self, kind: str, size_bytes: int, ranks: Sequence[int], dtype: str = "") -> Transfer:
         """Return the cost of a collective of *ranks* over an array of *size_bytes* in all.
@@ -91,9 +109,13 @@ class Network:
         network = Network(self.cluster, [self.placement[rank] for rank in pair], self.choice)
         return network.p2p(size_bytes, 0, 1)
 
+    def n_nodes(self, ranks: Sequence[int]) -> int:
+        """Return the number of nodes (NVLink domains) that *ranks* lie in."""
+        return len({self._reach.domain(self.placement[rank]) for rank in ranks})
+
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""
-        return list({self.shape(ranks): ranks for ranks in groups}.values())
+        return list({(self.shape(ranks), *map(self.kind, ranks)): ranks for ranks in groups}.values())
 
     def barrier(self, ranks: Sequence[int]) -> Transfer:
         """Return the cost of a barrier of *ranks*: in PyTorch, an all-reduce of a single number."""
@@ -115,6 +137,8 @@ class Network:
             FabricError: the fabric does not join the ranks.
         """
         nodes = [self._reach.domain(self.placement[rank]) for rank in ranks]
+        if self.kinds:
+            return self._slowest(ranks, lambda one: one.all_to_all_v(sent_bytes, ranks))
         busiest, shape = load(sent_bytes, nodes), self.shape(ranks)
         if is_even(sent_bytes):
             return self._transfer("all_to_all", sent_bytes[0][-1] * shape.n_ranks, tuple(ranks))
@@ -163,6 +187,8 @@ class Network:
         """Return the time of a collective among *n_ranks* neighbours of one node, whatever the placement."""
         if n_ranks < 2:
             return 0.0
+        if self.kinds:
+            return max(one.neighbours_s(kind, size_bytes, n_ranks) for one in self.kinds)
         gpus = range(min(n_ranks, self.cluster.gpus_per_node))
         alone = self._reach.shape(gpus)
         free = self._within.free(kind, alone.n_ranks, alone.intra_bytes_per_s)
@@ -179,6 +205,8 @@ class Network:
         Raises:
             SimulationError: the low-latency form was requested on a machine without NICs.
         """
+        if self.kinds:
+            return self._slowest(ranks, lambda one: one.experts(routing, ranks, low_latency=low_latency))
         shape = self.shape(ranks)
         if low_latency:
             way = over_nics(self.cluster, routing, shape)
@@ -196,6 +224,8 @@ class Network:
     def _transfer(self, kind: str, size_bytes: int, ranks: tuple[int, ...]) -> Transfer:
         if len(set(ranks)) < 2:
             return Transfer(0, 0, "none")
+        if self.kinds:
+            return self._slowest(ranks, lambda one: one._transfer(kind, size_bytes, ranks))  # noqa: SLF001
         key = (kind, size_bytes, self.shape(ranks))
         if key not in self._transfers:
             ways = self._inside_one(*key) if key[2].n_domains == 1 else self._between.ways(*key)
@@ -237,10 +267,13 @@ BARRIER_BYTES: Final = 4
 
 def job_network(job: Job) -> Network:
     """Return the network of the machine of *job*, with its ranks on the GPUs that run them."""
-    settings = {
-        name: getattr(job, name) for name in ("ranks_per_node", "placement", "nccl_algo", "nccl_proto")
-    }
-    return network_of(job.cluster, job.layout.world_size, **settings)
+    return network_of(job.cluster, job.layout.world_size, **placed(job))
+
+
+def placed(job: Job) -> dict[str, Any]:
+    """Return the settings of ``network_of`` for *job*."""
+    settings = {name: getattr(job, name) for name in ("placement", "nccl_algo", "nccl_proto")}
+    return {**settings, "ranks_per_node": job.ranks_per_node or job.filled_per_node}
 
 
 def network_of(

@@ -38,9 +38,7 @@ class Within:
         host = self.cluster.node.host
         if host and bytes_per_s <= host.bandwidth_bytes_per_s:
             return host
-        kinds = (self.cluster.intra, *(other.machine.intra for other in self.cluster.others))
-        wide = [link for link in kinds if link.bandwidth_bytes_per_s >= bytes_per_s]
-        return min(wide, key=lambda link: link.bandwidth_bytes_per_s, default=self.cluster.intra)
+        return self.cluster.intra
 
     def how(self, kind: str, bytes_per_s: float) -> str:
         """Return what the answer for *kind* rests on, e.g. ``"nvlink4/measured"``."""

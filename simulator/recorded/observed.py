@@ -107,7 +107,7 @@ def n_microbatches_of(run: Run, job: Mapping[str, Any]) -> int:
     """
     noted = job.get("n_microbatches") or job.get("forwards_per_step")
     if isinstance(noted, int) and noted > 0:
-        return noted
+        return noted * (int(job.get("schedules_per_step", 1)) if "n_microbatches" in job else 1)
     rank = run.stored_ranks[0]
     table = run.spans([rank])
     kind, kinds = labels(table, "kind")

@@ -25,6 +25,7 @@ def timed(
     *,
     calibration: str | None = None,
     engine: str = "auto",
+    tokens_per_step: int | None = None,
 ) -> Simulation:
     """Return the simulated run of the rehearsal at *path* on the machine of *settings*.
 
@@ -49,6 +50,7 @@ def timed(
         nccl_algo=settings.get("nccl_algo", ""),
         nccl_proto=settings.get("nccl_proto", ""),
         engine=engine,
+        tokens_per_step=tokens_per_step,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from foretrace.simulator.rehearsed.rank import OP
 from foretrace.simulator.simulate import Simulation
 from foretrace.topologies.cluster import Cluster
 from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.batch import batch_in, told
 from foretrace.traces.rehearsal import RankTables, Rehearsal
 
 UNCOUNTED: Final = frozenset({"recompute", "optimizer"})
@@ -39,16 +39,17 @@ def figures(
     """Return the summary, in the keys of docs/simulation.md."""
     found = summarize(simulation.run)
     step_s, n_ranks, limit = found["step_time_s"], rehearsal.world_size, machine.device.memory_bytes
-    rows, tokens = rows_and_tokens(rehearsal)
+    batch = batch_in(rehearsal.job)
     flops = model_flops(rehearsal, tables)
     stages = [stage_of(rehearsal, rank, machine, tables[rank]) for rank in rehearsal.ranks]
     peak = max(stage["peak_bytes"] for stage in stages)
     return {
         "step_time_s": step_s,
-        "tokens_per_s": tokens / step_s,
-        "tokens_per_s_per_gpu": tokens / step_s / n_ranks,
-        "rows_per_s_per_gpu": rows / step_s / n_ranks,
-        "mfu": flops / step_s / (n_ranks * machine.device.peak(precision)),
+        **told(batch.job),
+        "tokens_per_s": _per(batch.tokens, step_s),
+        "tokens_per_s_per_gpu": _per(batch.tokens, step_s * n_ranks),
+        "rows_per_s_per_gpu": _per(batch.rows, step_s * n_ranks),
+        "mfu": None if batch.unknown else flops / step_s / (n_ranks * machine.device.peak(precision)),
         "peak_memory_bytes": peak,
         "memory_limit_bytes": limit,
         "fits": peak <= limit,
@@ -59,6 +60,10 @@ def figures(
         "intervals": {},
         "stages": stages,
     }
+
+
+def _per(amount: int | None, seconds: float) -> float | None:
+    return None if amount is None else amount / seconds
 
 
 def layers_of(tables: RankTables) -> int:
@@ -119,39 +124,6 @@ def pipeline_of(rehearsal: Rehearsal, rank: int) -> tuple[int, ...]:
     """Return the ranks of the longest pipeline of *rank*, itself alone if it is in none."""
     own = [tuple(group.ranks) for group in rehearsal.groups if group.axis == "pp" and rank in group.ranks]
     return max(own, key=len, default=(rank,))
-
-
-def rows_and_tokens(rehearsal: Rehearsal) -> tuple[int, int]:
-    """Return the rows of the model's input and the tokens in them, of a step and over all ranks.
-
-    An input of rows and tokens has two dimensions, or three where it comes embedded; of any other, as of
-    pictures or of rows of features, tokens are none. Ranks along ``dp`` and ``cp`` have a share each, others
-    work on the same, unless the input comes cut over ranks of ``tp``. Rows that several passes take, as those
-    of a discriminator, count once, and so do rows that all ranks along ``dp`` load. Texts of several lengths
-    have the tokens that are in them.
-    """
-    shape = rehearsal.job.get("input_shape") or [0]
-    is_embedded = rehearsal.job.get("input_is_embedded", len(shape) == 3)
-    n_tokens = int(shape[1]) if len(shape) == (3 if is_embedded else 2) else 0
-    forwards = rehearsal.job.get("n_microbatches") or rehearsal.job.get("forwards_per_step", 1)
-    layout = rehearsal.layout
-    shares = layout.dp * layout.cp if layout else rehearsal.world_size // _sharing_rows(rehearsal)
-    if rehearsal.job.get("rows_shared"):
-        shares = layout.cp if layout else 1
-    shares *= int(rehearsal.job.get("input_shards", 1))
-    rows = int(rehearsal.job.get("rows_per_step") or int(shape[0]) * int(forwards)) * shares
-    tokens = rehearsal.job.get("tokens_per_step")
-    return rows, rows * n_tokens if tokens is None else int(tokens) * shares
-
-
-def _sharing_rows(rehearsal: Rehearsal) -> int:
-    """Return how many ranks work on the same rows, by the groups of a rank, where no layout says it.
-
-    So it is with axes in an order that no layout has, as with the stages of a pipeline on one node.
-    """
-    first = rehearsal.ranks[0]
-    groups = [group for group in rehearsal.groups if group.axis in {"pp", "tp"} and first in group.ranks]
-    return prod({(group.axis, group.ranks): len(group.ranks) for group in groups}.values())
 
 
 def model_flops(rehearsal: Rehearsal, tables: Mapping[int, RankTables]) -> float:

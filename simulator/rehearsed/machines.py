@@ -19,6 +19,7 @@ from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import TopologyError
 from foretrace.topologies.units import parse_price
+from foretrace.traces.batch import batch_in
 from foretrace.traces.rehearsal import read_rehearsal
 
 AS_IS: Final = "as they are"
@@ -55,12 +56,14 @@ def compared_machines(
 
     Raises:
         RunError: there is no rehearsal at *path*.
-        ConfigError: costs are asked for, and a machine has no price.
+        ConfigError: costs are asked for, and a machine has no price, or the tokens of a step are unknown.
         JobError: no machine can run it.
     """
     tell = progress or (lambda _: None)
     rehearsal = read_rehearsal(path)
-    n_ranks, timed = rehearsal.world_size, list[Cluster]()
+    n_ranks, timed, batch = rehearsal.world_size, list[Cluster](), batch_in(rehearsal.job)
+    if by == "cost" and not batch.tokens:
+        raise ConfigError(f"dollars per token need tokens: {batch.words}; rehearse with --tokens-per-step")
     rows: list[dict[str, Any]] = []
     left_out: list[str] = []
     for name in dict.fromkeys(clusters):
@@ -82,7 +85,8 @@ def compared_machines(
     key = "usd_per_1b_tokens" if by == "cost" else "step_time_s"
     rows.sort(key=lambda row: (not row["fits"], row[key], row["cluster"]))
     found: dict[str, Any] = json.loads(json.dumps({"rehearsal": str(path), "machines": rows}))
-    return {**found, "left_out": left_out, "warnings": elsewhere(rehearsal, timed)}
+    said = [*elsewhere(rehearsal, timed), *([batch.words] if batch.unknown else [])]
+    return {**found, "left_out": left_out, "warnings": said}
 
 
 def _given(cluster: Cluster, n_gpus: int) -> Cluster:
@@ -98,7 +102,7 @@ def _cost(
     row: Mapping[str, Any], cluster: Cluster, price: str | None, tokens: str | None
 ) -> dict[str, float | None]:
     """Return dollars per billion tokens, and days and dollars of the budget, None for what is not known."""
-    usd_per_hour = cluster.price_usd_per_gpu_hour if price is None else parse_price(price)
+    usd_per_hour = cluster.mean_price_usd_per_gpu_hour if price is None else parse_price(price)
     per_s, budget = row["tokens_per_s"], None if tokens is None else parse_count(tokens)
     usd = None
     if usd_per_hour is not None and per_s:

@@ -40,8 +40,8 @@ def show_machines(said: Mapping[str, Any]) -> None:
             escape(f"{row['gpus']} {row['cluster']}"),
             *([row["links"]] if several else []),
             format_time(row["step_time_s"]),
-            format_share(row["mfu"]),
-            *([f"{row['tokens_per_s_per_gpu']:,.0f}"] if is_wide else []),
+            "-" if row["mfu"] is None else format_share(row["mfu"]),
+            *([_rate(row["tokens_per_s_per_gpu"])] if is_wide else []),
             format_share(row["exposed_comm_fraction"]),
             memory + limit,
             *(amount(row[one]) for one in costs),
@@ -51,3 +51,7 @@ def show_machines(said: Mapping[str, Any]) -> None:
         console.print(f"[yellow]![/] {escape(sentence)}", highlight=False)
     for sentence in said["left_out"]:
         console.print(f"left out: {sentence}", markup=False)
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}"

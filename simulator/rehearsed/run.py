@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ from foretrace.simulator.simulate import Progress, Simulation
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
 from foretrace.topologies.placement import place
+from foretrace.traces.batch import stated
 from foretrace.traces.info import RunInfo
 from foretrace.traces.rehearsal import (
     ON_HOST,
@@ -64,6 +66,7 @@ def simulate_rehearsal(
     nccl_algo: str = "",
     nccl_proto: str = "",
     engine: str = "auto",
+    tokens_per_step: int | None = None,
 ) -> Simulation:
     """Predict the steps that were rehearsed, on a machine.
 
@@ -75,6 +78,7 @@ def simulate_rehearsal(
         nccl_algo: algorithms that NCCL may use.
         nccl_proto: protocols that it may use.
         engine: one of ``simulator.engine.ENGINES``.
+        tokens_per_step: tokens of a step over all ranks, in place of those that the rehearsal tells.
 
     Raises:
         RunError: there is no rehearsal at *path*.
@@ -83,6 +87,8 @@ def simulate_rehearsal(
     tell = progress or (lambda _: None)
     tell("reading the rehearsal")
     folder, rehearsal = rehearsal_folder(path), read_rehearsal(path)
+    if tokens_per_step is not None:
+        rehearsal = replace(rehearsal, job={**rehearsal.job, **stated(tokens_per_step).job})
     machine = cluster(rehearsal.world_size)
     tables = {rank: on_device(read_rank(folder, rank), machine.device) for rank in rehearsal.ranks}
     if not tables:

@@ -31,6 +31,7 @@ from foretrace.simulator.schedules.alternating import (
     zb_h1,
     zb_h2,
 )
+from foretrace.simulator.schedules.controllable import v_half, v_min
 from foretrace.simulator.schedules.folded import dualpipe, dualpipe_pairs, dualpipe_v, dualpipe_v_pairs, zb_v
 from foretrace.simulator.schedules.one_pass import gpipe, looped_bfs, naive
 from foretrace.simulator.schedules.table import check, read_csv, read_pairs, write_csv
@@ -59,6 +60,31 @@ Fits = Callable[[int, int], bool]
 """Whether a schedule allows ``(n_ranks, n_microbatches)``."""
 
 
+class Formula(NamedTuple):
+    """What the authors of a schedule say that it idles, where forward, input and weight gradient are equal.
+
+    Attributes:
+        words: the formula, of *p* ranks, *m* micro-batches and *v* stages per rank.
+        overhead: its value for ``(p, m, v)``: idle time over computing time, of the rank that idles most,
+            between its own first and last action.
+        unless: where the plan idles otherwise, and why.
+    """
+
+    words: str
+    overhead: Callable[[int, int, int], float]
+    unless: str
+
+
+_TOO_FEW: Final = "the formula is for enough micro-batches to fill the pipeline"
+_LEADING: Final = "the formula leaves out what does not grow with p, and is for enough micro-batches"
+_PAIRS: Final = "the formula runs a pair as one action; here its passes follow each other, as in torch"
+
+_SEQUENTIAL: Final = Formula("p - 1", lambda p, _m, _v: p - 1, "")
+_FLUSHED: Final = Formula("(p - 1) / (v m)", lambda p, m, v: (p - 1) / (v * m), _TOO_FEW)
+_THIRD: Final = Formula("(p - 1) / (3 v m)", lambda p, m, v: (p - 1) / (3 * v * m), _TOO_FEW)
+_NOTHING: Final = Formula("0", lambda _p, _m, _v: 0.0, _TOO_FEW)
+
+
 class Schedule(NamedTuple):
     """A named schedule and what it allows.
 
@@ -71,6 +97,7 @@ class Schedule(NamedTuple):
         two_copies: every stage is held by two ranks, *r* and *p - 1 - r*.
         pairs: returns the forwards of ``(n_ranks, n_microbatches, virtual_stages)`` that run together with
             the backward after them.
+        idles: what its authors say that it idles.
     """
 
     build: Build
@@ -80,6 +107,7 @@ class Schedule(NamedTuple):
     needs: str = ""
     two_copies: bool = False
     pairs: Callable[[int, int, int], frozenset[Action]] = lambda *_: frozenset()
+    idles: Formula | None = None
 
 
 def _rounds_are_alike(n_ranks: int, n_microbatches: int) -> bool:
@@ -93,11 +121,18 @@ MOST_PASSES: Final = 10_000_000
 
 SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
     {
-        "naive": Schedule(naive),  # model parallelism as in Huang et al. 2019, figure 2(b)
-        "gpipe": Schedule(gpipe),  # Huang et al. 2019, arXiv:1811.06965
-        "1f1b": Schedule(one_f_one_b),  # Narayanan et al. 2019; flushed: arXiv:2104.04473, figure 3
-        "interleaved-1f1b": Schedule(  # Narayanan et al. 2021, arXiv:2104.04473, figure 4
-            interleaved_1f1b, 2, is_flexible=True, fits=_rounds_are_alike, needs=_IN_ROUNDS
+        "naive": Schedule(naive, idles=_SEQUENTIAL),  # model parallelism as in Huang et al. 2019, figure 2(b)
+        "gpipe": Schedule(gpipe, idles=_FLUSHED),  # Huang et al. 2019, arXiv:1811.06965
+        "1f1b": Schedule(  # Narayanan et al. 2019; flushed: arXiv:2104.04473, figure 3
+            one_f_one_b, idles=_FLUSHED
+        ),
+        "interleaved-1f1b": Schedule(  # Narayanan et al. 2021, arXiv:2104.04473, figure 4 and section 2.2
+            interleaved_1f1b,
+            2,
+            is_flexible=True,
+            fits=_rounds_are_alike,
+            needs=_IN_ROUNDS,
+            idles=_FLUSHED,
         ),
         "combined-1f1b": Schedule(  # Megatron-LM combined_1f1b.py, plain or interleaved
             combined_1f1b,
@@ -106,27 +141,41 @@ SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
             needs=_IN_ROUNDS,
             pairs=combined_pairs,
         ),
-        "looped-bfs": Schedule(looped_bfs, 2, is_flexible=True),  # Lamy-Poirier 2022, arXiv:2211.05953
-        "zb-h1": Schedule(zb_h1),  # Qi et al. 2023, arXiv:2401.10241, figure 3
-        "zb-h2": Schedule(zb_h2),  # the same, figure 3
+        "looped-bfs": Schedule(  # Lamy-Poirier 2022, arXiv:2211.05953
+            looped_bfs, 2, is_flexible=True, idles=_FLUSHED
+        ),
+        "zb-h1": Schedule(zb_h1, idles=_THIRD),  # Qi et al. 2023, arXiv:2401.10241, figure 3, table 2
+        "zb-h2": Schedule(zb_h2, idles=_NOTHING),  # the same, figure 3, table 2
         "interleaved-zb": Schedule(  # the same; torch's ScheduleInterleavedZeroBubble
             zb_h1, 2, is_flexible=True, fits=_rounds_are_alike, needs=_IN_ROUNDS
         ),
-        "zb-v": Schedule(zb_v, 2),  # the same, section 6
-        "dualpipe": Schedule(  # DeepSeek-V3, arXiv:2412.19437, figure 5
+        "zb-v": Schedule(zb_v, 2, idles=_NOTHING),  # the same, section 6
+        "v-half": Schedule(  # Qi et al. 2024, arXiv:2405.15362
+            v_half,
+            2,
+            idles=Formula("(p - 1) / (2 m)", lambda p, m, _: (p - 1) / (2 * m), _LEADING),
+        ),
+        "v-min": Schedule(  # the same
+            v_min,
+            2,
+            idles=Formula("2 (p - 1) / (3 m)", lambda p, m, _: 2 * (p - 1) / (3 * m), _LEADING),
+        ),
+        "dualpipe": Schedule(  # DeepSeek-V3, arXiv:2412.19437, figure 5 and table 2
             dualpipe,
             2,
             fits=lambda p, m: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
             needs="an even number of ranks, and an even number of micro-batches, at least two per rank",
             two_copies=True,
             pairs=lambda p, m, _: dualpipe_pairs(p, m),
+            idles=Formula("(p - 2) / (3 m)", lambda p, m, _: (p - 2) / (3 * m), _PAIRS),
         ),
-        "dualpipe-v": Schedule(  # github.com/deepseek-ai/DualPipe
+        "dualpipe-v": Schedule(  # github.com/deepseek-ai/DualPipe, README, of p = PP / 2 ranks
             dualpipe_v,
             2,
             fits=lambda p, m: m >= 2 * p,
             needs="at least two micro-batches per rank",
             pairs=lambda p, m, _: dualpipe_v_pairs(p, m),
+            idles=Formula("(p - 1) / (3 m)", lambda p, m, _: (p - 1) / (3 * m), _PAIRS),
         ),
     }
 )

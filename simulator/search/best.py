@@ -26,7 +26,7 @@ from foretrace.simulator.engine import choose, require_numba
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
-from foretrace.simulator.network.cost import Network, job_network
+from foretrace.simulator.network.cost import Network, job_network, placed
 from foretrace.simulator.program import Program
 from foretrace.simulator.search.found import Counts, Found, Timed, best_of, order_of, summarised
 from foretrace.simulator.search.garbage import few_collections
@@ -239,7 +239,7 @@ class Search:
         self.n_simulated += 1
         if job.cluster.others or job.variation.factors:  # ranks differ in speed, which simulate sees to
             return round(float(simulate(job, engine="compiled").summary["step_time_s"]) * 1e9)
-        key = (job.cluster.name, job.cluster.n_gpus, job.placement, job.nccl_algo, job.nccl_proto)
+        key = (job.cluster.name, job.cluster.n_gpus, *placed(job).items())
         if key not in self._networks:
             self._networks[key] = job_network(job)
         compute = ComputeModel(job.cluster.device, job.precision)
@@ -262,7 +262,8 @@ class Search:
         heapq.heappush(self._heap, (ns * self._weight(job), -stage, self._pushed, one))
 
     def _pipeline(self, job: Job) -> PipelineTimes:
-        key = (job.cluster.name, job.cluster.n_gpus)
+        per_node = job.ranks_per_node or job.filled_per_node
+        key = (job.cluster.name, job.cluster.n_gpus, per_node)
         if key not in self._times:
-            self._times[key] = PipelineTimes(job.cluster)
+            self._times[key] = PipelineTimes(job.cluster, per_node)
         return self._times[key]

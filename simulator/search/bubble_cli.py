@@ -70,6 +70,7 @@ def _show(rows: list[Bubble], refused: list[str], passing: dict[str, int | None]
         "micro-batches",
         "bubble fraction",
         "bubble overhead",
+        "published",
         "efficiency",
         "in flight",
     ):
@@ -77,9 +78,18 @@ def _show(rows: list[Bubble], refused: list[str], passing: dict[str, int | None]
         table.add_column(name, justify="left" if name == "schedule" else "right", no_wrap=not wraps)
     for row in rows:
         times = f" ×{row.virtual_stages}" if row.virtual_stages > 1 else ""
-        shares = (format_share(share) for share in (row.fraction, row.overhead, row.efficiency))
+        shares = (
+            "-" if share is None else format_share(share)
+            for share in (row.fraction, row.overhead, row.published, row.efficiency)
+        )
         table.add_row(f"{row.schedule}{times}", str(row.n_microbatches), *shares, str(row.in_flight))
     console.print(table)
+    reasons = dict.fromkeys((row.schedule, row.differs) for row in rows if row.differs)
+    for schedule, why in reasons:
+        sizes = ", ".join(
+            str(one.n_microbatches) for one in rows if (one.schedule, one.differs) == (schedule, why)
+        )
+        console.print(f"{schedule} with {sizes} micro-batches differs from the published {why}", markup=False)
     for line in refused:
         console.print(f"! {line}", markup=False)
     for name, n_microbatches in passing.items():

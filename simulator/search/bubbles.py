@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.errors import ScheduleError
-from foretrace.simulator.schedules import SCHEDULES, Action, held_stages, in_flight, plan
+from foretrace.simulator.schedules import SCHEDULES, Action, Formula, held_stages, in_flight, plan
 
 FORWARD: Final = 1
 BACKWARD: Final = 2
@@ -42,6 +42,7 @@ class Bubble(NamedTuple):
         schedule, n_stages, n_microbatches, virtual_stages: which; *n_stages* are pipeline ranks.
         fraction: idle over total, mean over ranks.
         overhead: idle over ideal, which is what computing takes.
+        inside: the same of the rank that idles most, between its own first and last action.
         in_flight: most micro-batches, or parts of one, that a rank holds at once.
     """
 
@@ -51,7 +52,29 @@ class Bubble(NamedTuple):
     virtual_stages: int
     fraction: float
     overhead: float
+    inside: float
     in_flight: int
+
+    @property
+    def _formula(self) -> Formula | None:
+        return SCHEDULES[self.schedule].idles if self.schedule in SCHEDULES else None
+
+    @property
+    def published(self) -> float | None:
+        """Overhead by the formula of the schedule's authors; None if there is none."""
+        if self._formula is None:
+            return None
+        return self._formula.overhead(self.n_stages, self.n_microbatches, self.virtual_stages)
+
+    @property
+    def differs(self) -> str:
+        """Why ``overhead`` is not what the authors of the schedule say, in words; empty if it is."""
+        formula, said = self._formula, self.published
+        if formula is None or said is None or math.isclose(said, self.overhead, abs_tol=1e-12):
+            return ""
+        if math.isclose(said, self.inside, abs_tol=1e-12):
+            return f"{formula.words}: the formula leaves out that ranks start and end one after the other"
+        return f"{formula.words}: {formula.unless}"
 
     @property
     def efficiency(self) -> float:
@@ -60,7 +83,8 @@ class Bubble(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """Return all of it as plain JSON types."""
-        return {**self._asdict(), "efficiency": self.efficiency}
+        said = {"published": self.published, "differs": self.differs}
+        return {**self._asdict(), "efficiency": self.efficiency, **said}
 
 
 def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: int | None = None) -> Bubble:
@@ -77,8 +101,10 @@ def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: in
     per_rank = max(len(held_stages(order)) for order in orders)
     last = 1 + max(action.stage for order in orders for action in order)
     copies = n_stages * per_rank // last  # DualPipe has every stage twice
-    total = _makespan(orders, last)
-    ideal = sum(sum(_PARTS[action.kind] for action in order) for order in orders) / n_stages
+    spans = _spans(orders, last)
+    total = max(end for _, end in spans)
+    work = [sum(_PARTS[action.kind] for action in order) for order in orders]
+    ideal = sum(work) / n_stages
     return Bubble(
         schedule=schedule,
         n_stages=n_stages,
@@ -86,6 +112,7 @@ def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: in
         virtual_stages=per_rank // copies if copies > 1 else per_rank,
         fraction=1 - ideal / total,
         overhead=total / ideal - 1,
+        inside=max((end - start) / own - 1 for (start, end), own in zip(spans, work, strict=True)),
         in_flight=max(map(in_flight, orders)),
     )
 
@@ -117,11 +144,12 @@ def passes(schedule: str, n_stages: int, efficiency: float, virtual_stages: int 
     return allowed[low] if low < len(allowed) else None
 
 
-def _makespan(orders: Sequence[Sequence[Action]], n_stages: int) -> int:
-    """Return when the last rank is done: every rank works in order, and waits for what an action needs."""
+def _spans(orders: Sequence[Sequence[Action]], n_stages: int) -> list[tuple[int, int]]:
+    """Return when each rank starts and ends: it works in order, and waits for what an action needs."""
     done: dict[_Result, int] = {}
     waiting: dict[_Result, list[int]] = {}
     at, free = [0] * len(orders), [0] * len(orders)
+    starts: dict[int, int] = {}
     ready = deque(range(len(orders)))
     while ready:
         rank = ready.popleft()
@@ -133,12 +161,13 @@ def _makespan(orders: Sequence[Sequence[Action]], n_stages: int) -> int:
                 waiting.setdefault(missing, []).append(rank)
                 break
             start = max([free[rank], *(done[key] for key in needed)])
+            starts.setdefault(rank, start)
             free[rank] = start + _PARTS[action.kind]
             key = (_MAKES[action.kind], action.stage, action.microbatch)
             done[key] = free[rank]
             ready.extend(waiting.pop(key, ()))
             at[rank] += 1
-    return max(free)
+    return [(starts[rank], end) for rank, end in enumerate(free)]
 
 
 def _needs(action: Action, n_stages: int) -> list[_Result]:

@@ -104,7 +104,9 @@ def _searched(
     from foretrace.simulator.search.what_if import answers
 
     prices = {
-        (s.cluster.name, s.cluster.n_gpus): usd_per_gpu_hour(flags["price"], s.cluster.price_usd_per_gpu_hour)
+        (s.cluster.name, s.cluster.n_gpus): usd_per_gpu_hour(
+            flags["price"], s.cluster.mean_price_usd_per_gpu_hour
+        )
         for s in spaces
     }
 

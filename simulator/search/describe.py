@@ -10,6 +10,8 @@ from foretrace.simulator.errors import JobError, SimulationError
 from foretrace.simulator.goodput.training import parse_count
 from foretrace.simulator.job import Job, check_chunks, check_heads
 from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.network.advice import across
+from foretrace.simulator.network.cost import job_network
 from foretrace.simulator.schedules import plan
 from foretrace.simulator.search.found import Counts, Ranked
 from foretrace.simulator.search.space import ONE_STAGE, Space
@@ -54,6 +56,8 @@ def described(
         "gpus": n_gpus,
         **job.layout.degrees,
         "expert_tp": job.layout.etp if job.model.n_experts else None,
+        "across_nodes": across(job.layout, job_network(job)),
+        "ranks_per_node": min(job.most_ranks_per_node, job.layout.world_size),
         "micro_batch": job.micro_batch,
         "n_microbatches": job.n_microbatches,
         "schedule": job.schedule,

@@ -22,8 +22,9 @@ from foretrace.simulator.builder.templates import Templates, gather_received
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose
 from foretrace.simulator.job import Job
+from foretrace.simulator.network.cost import network_of
 from foretrace.simulator.program import Int64Array
-from foretrace.simulator.schedules import ACTION_KINDS, has_pairs, has_two_copies, held_stages, plan
+from foretrace.simulator.schedules import ACTION_KINDS, Plan, has_pairs, has_two_copies, held_stages, plan
 from foretrace.simulator.search.least_memory import short_plan
 from foretrace.simulator.search.schedule_program import BACKWARD, FORWARD, ScheduleProgram, schedule_program
 from foretrace.simulator.search.space import Family
@@ -31,6 +32,7 @@ from foretrace.simulator.search.unit_times import OF_TRAFFIC, UnitTimes, templat
 from foretrace.simulator.workload.linear import hidden_bytes, tokens_per_shard
 from foretrace.simulator.workload.recompute import recomputes
 from foretrace.topologies.cluster import Cluster
+from foretrace.traces.layout import Coord
 
 INPUT, WEIGHT = (ACTION_KINDS.index(kind) for kind in "IW")
 
@@ -43,13 +45,16 @@ class PipelineTimes:
 
     Args:
         cluster: the machine, used as a whole by every job.
+        per_node: ranks on each of its nodes; 0: one on every GPU.
 
     Attributes:
         units: what layers, stages and messages take there.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.units = UnitTimes(cluster)
+    def __init__(self, cluster: Cluster, per_node: int = 0) -> None:
+        network = network_of(cluster, cluster.n_gpus, ranks_per_node=per_node)
+        self.units = UnitTimes(network)
+        self._kinds = [UnitTimes(one) for one in network.kinds]
         self._links: dict[tuple[int, int, int], Int64Array] = {}
         self._schedules: dict[Any, tuple[ScheduleProgram, Any]] = {}
         self._pairs: dict[Hashable, Int64Array] = {}
@@ -61,7 +66,31 @@ class PipelineTimes:
         Raises:
             SimulationError: the job cannot run, or numba is not installed.
         """
-        return self._run_ns(job, self.units.action_ns(job, _n_stages(job)))
+        return max(self._run_ns(job, actions) for actions in self._replicas(job, _n_stages(job)))
+
+    def _replicas(self, job: Job, n_stages: int) -> list[Int64Array]:
+        """Return what actions take at least without data parallelism, for each different kind of replica.
+
+        On a machine of several kinds of node a stage takes at least what it takes on the kind of the first
+        of its tensor-parallel ranks. If there are two copies of the model (DualPipe) the faster kind counts.
+        """
+        if not self._kinds:
+            return [self.units.action_ns(job, n_stages)]
+        tables = [units.action_ns(one, n_stages) for units, one in zip(self._kinds, job.kinds, strict=True)]
+        if has_two_copies(job.schedule):
+            return [np.minimum.reduce(tables)]
+        of, layout = self.units.network.kind, job.layout
+        held = [held_stages(actions) for actions in short_plan(job)]
+        found = {
+            tuple(of(layout.rank(Coord(pp, dp, 0, 0))) for pp in range(layout.pp)) for dp in range(layout.dp)
+        }
+        replicas = []
+        for kinds in sorted(found):
+            actions = tables[0].copy()
+            for kind, stages in zip(kinds, held, strict=True):
+                actions[:, list(stages)] = tables[kind][:, list(stages)]
+            replicas.append(actions)
+        return replicas
 
     def step_floor_ns(self, job: Job) -> int:
         """Return a time that a step of *job* is never below: ``pipeline_ns``, and what is known beyond it.
@@ -72,8 +101,8 @@ class PipelineTimes:
         Raises:
             SimulationError: the job cannot run, or numba is not installed.
         """
-        actions = self._actions_ns(job)
-        return max(self._run_ns(job, actions), self.replicas_ns(job)) + self.update_ns(job)
+        run_ns = max(self._run_ns(job, actions) for actions in self._actions_ns(job))
+        return max(run_ns, self.replicas_ns(job)) + self.update_ns(job)
 
     def actions_floor_ns(self, job: Job) -> int:
         """Return a time that a step of *job* is never below, without running the schedule.
@@ -86,13 +115,14 @@ class PipelineTimes:
         actions = None if job_pairs(job) else self._actions_ns(job)  # pairs share what they gather
         return max(self.floor_ns(job, actions), self.replicas_ns(job)) + self.update_ns(job)
 
-    def _actions_ns(self, job: Job) -> Int64Array:
+    def _actions_ns(self, job: Job) -> list[Int64Array]:
         """Return what actions take at least: under full sharding with what they gather, on idle streams."""
         shards = job.shards.parameters and job.layout.dp * job.layout.cp > 1
-        times = self.units.sharded_action_ns if shards and not job.cluster.others else self.units.action_ns
-        return times(job, _n_stages(job))
+        if shards and not job.cluster.others:
+            return [self.units.sharded_action_ns(job, _n_stages(job))]
+        return self._replicas(job, _n_stages(job))
 
-    def floor_ns(self, job: Job, actions: Int64Array | None = None) -> int:
+    def floor_ns(self, job: Job, actions: Sequence[Int64Array] | None = None) -> int:
         """Return a time that ``pipeline_ns`` is never below, without running the schedule.
 
         A rank works on its micro-batches one after the other. Before, one forward has come all the way to its
@@ -101,13 +131,20 @@ class PipelineTimes:
 
         Args:
             job: what to run.
-            actions: what each kind of action takes in each stage; by default without data parallelism.
+            actions: what each kind of action takes in each stage, for each different kind of replica; by
+                default without data parallelism.
 
         Raises:
             SimulationError: the job cannot run.
         """
         held, is_split, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
-        times = self.units.action_ns(job, 1 + int(held.max())) if actions is None else actions
+        replicas = self._replicas(job, 1 + int(held.max())) if actions is None else actions
+        return max(self._floor_ns(job, times, held, (is_split, has_copies)) for times in replicas)
+
+    @staticmethod
+    def _floor_ns(job: Job, times: Int64Array, held: Int64Array, shape: tuple[bool, bool]) -> int:
+        """Return the floor of a replica whose actions take *times*; *held* and *shape* are of ``_shape``."""
+        is_split, has_copies = shape
         forward, back = times[FORWARD], times[BACKWARD]
         # Where weight gradients can wait, no backward is left to come all the way after the last one.
         around = forward if is_split else forward + back
@@ -148,10 +185,14 @@ class PipelineTimes:
         job, names = family.job, {schedule for schedule, _ in family.pipelines}
         if job.layers_per_stage or job.recompute_layers or job.recompute_every > 1:
             return 0  # what a layer does depends on its stage, and so on the schedule
-        whole = self.units.action_ns(job, 1)[:, 0]
-        forward, back = int(whole[FORWARD]), int(min(whole[BACKWARD], whole[INPUT] + whole[WEIGHT]))
         is_paired = job.overlap_pairs is not False and any(map(has_pairs, names))
-        each = max(forward, back) if is_paired else forward + back
+        found = []
+        for units, one in zip(self._kinds or [self.units], job.kinds, strict=True):
+            whole = units.action_ns(one, 1)[:, 0]
+            forward, back = int(whole[FORWARD]), int(min(whole[BACKWARD], whole[INPUT] + whole[WEIGHT]))
+            found.append(max(forward, back) if is_paired else forward + back)
+        # Without a pipeline a replica is on one kind of node; with one, nothing is slower than the fastest.
+        each = max(found) if job.layout.pp == 1 else min(found)
         if job.shards.parameters and not any(map(has_two_copies, names)):
             each = max(each, int(self.units.traffic_ns(job, 1)[0]))
         return each * job.n_microbatches // job.layout.pp
@@ -168,17 +209,21 @@ class PipelineTimes:
         key = (stages, settings, self.units.key(job, OF_TRAFFIC))
         if key not in self._updates:
             one = tuple(tuple(a for a in actions if not a.microbatch) for actions in orders)  # all stages
-            compute = ComputeModel(job.cluster.device, job.precision)
-            templates = Templates(job, self.units.groups(job), compute, one)
             costs = self.units.costs(job)
             firsts = [self.units.groups(job).of_pipeline_rank(pp)[0] for pp in range(job.layout.pp)]
             found = [
                 template_ns(templates.update(own), costs, rank)
+                for kind in job.kinds
+                for templates in [self._templates(kind, one)]
                 for own, rank in zip(stages, firsts, strict=True)
             ]
             meet = job.profile.grad_norm and job.profile.overlap_grad_reduce and not job.cluster.others
             self._updates[key] = max(found) if meet else min(found)
         return self._updates[key]
+
+    def _templates(self, job: Job, orders: Plan) -> Templates:
+        compute = ComputeModel(job.cluster.device, job.precision)
+        return Templates(job, self.units.groups(job), compute, orders)
 
     def _run_ns(self, job: Job, actions: Int64Array) -> int:
         """Return when the schedule of *job* has ended if its actions take so long."""
@@ -239,12 +284,15 @@ class PipelineTimes:
             for pair in found.pairs:
                 kinds = tuple(_alike(job, found, *one, units) for one in zip("FB", pair, strict=True))
                 if kinds not in known:
-                    known[kinds] = _pair_alone_ns(
-                        job,
-                        self.units.chains(job),
-                        [units[stage] for stage in pair],
-                        self.units.costs(job),
-                        [gather if one[-1] else None for one in kinds],
+                    known[kinds] = min(
+                        _pair_alone_ns(
+                            one,
+                            timed.chains(one),
+                            [units[stage] for stage in pair],
+                            timed.costs(one),
+                            [gather if alike[-1] else None for alike in kinds],
+                        )
+                        for timed, one in zip(self._kinds or [self.units], job.kinds, strict=True)
                     )
                 times[pair] = known[kinds]
             self._pairs[key] = times

@@ -127,8 +127,10 @@ def amount(value: float | None) -> str:
 
 def _degrees(one: Mapping[str, Any]) -> str:
     named = [f"{axis}{one[axis]}" for axis in ("tp", "cp", "pp", "dp", "ep") if one[axis] > 1]
-    if one["expert_tp"] not in (None, one["tp"]):
+    if one["expert_tp"] is not None:
         named.append(f"etp{one['expert_tp']}")
+    if one["across_nodes"]:
+        named.append(f"({', '.join(one['across_nodes'])} across nodes)")
     return " ".join(named) or "-"
 
 

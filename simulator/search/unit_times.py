@@ -28,8 +28,6 @@ from foretrace.simulator.program import Int64Array
 from foretrace.simulator.schedules import ACTION_KINDS, has_two_copies
 from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
 from foretrace.simulator.workload.recompute import as_kept, recomputes
-from foretrace.topologies.cluster import Cluster
-from foretrace.topologies.placement import place
 
 _ELSEWHERE: Final = {
     *("model", "cluster", "layout", "global_batch", "schedule", "virtual_stages", "overlap_p2p"),
@@ -65,10 +63,11 @@ class UnitTimes:
 
     Args:
         cluster: the machine, used as a whole by every job.
+        network: what communications cost on it.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.network = Network(cluster, place(cluster.n_gpus, cluster))
+    def __init__(self, network: Network) -> None:
+        self.network = network
         self._known: dict[Hashable, Any] = {}
         self._groups: dict[Any, Groups] = {}
         self._models: dict[int, object] = {}

@@ -31,7 +31,8 @@ from foretrace.simulator.memory.reserved import reserved_bytes
 from foretrace.simulator.memory.stage import StageMemory, stage_memory
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import SHAPE_FIELDS
-from foretrace.simulator.network.cost import Network, network_of
+from foretrace.simulator.network.advice import across
+from foretrace.simulator.network.cost import Network, network_of, placed
 from foretrace.simulator.profiles import OVERRIDABLE
 from foretrace.simulator.recorded.one_time import Curve, curve_of
 from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE
@@ -317,7 +318,8 @@ def _run_row(
             id=row.id,
             family=family_of(row),
             group=layout_class(job),
-            what=f"{_what(job)} x {job.n_microbatches}, {job.layout.world_size} {job.cluster.device.name}",
+            what=f"{_what(job)} x {job.n_microbatches}, {job.layout.world_size} {job.cluster.device.name}"
+            + _across(job),
             predicted=curve.step_s[list(ratios).index(1.0)],
             measured=measured_s,
         ),
@@ -328,6 +330,13 @@ def _run_row(
     )
 
 
+def _across(job: Job) -> str:
+    """Return which groups that communicate in every layer lie across nodes, in words; empty if none do."""
+    network = _network(job.cluster, job.layout.world_size, tuple(placed(job).items()))
+    axes = across(job.layout, network)
+    return f", {', '.join(axes)} across nodes" if axes else ""
+
+
 def _curve(job: Job, computes: dict[tuple[Device, str], ComputeModel], ratios: Sequence[float]) -> Curve:
     """Return the time of a step of *job*, as ``simulate`` has it, at *ratios*.
 
@@ -335,9 +344,7 @@ def _curve(job: Job, computes: dict[tuple[Device, str], ComputeModel], ratios: S
     """
     if job.cluster.others or job.overlap_slowdown or job.n_steps > 1 or job.variation != Variation():
         return Curve(tuple(simulate(job).summary["step_time_s"] for _ in ratios))
-    of = ("ranks_per_node", "placement", "nccl_algo", "nccl_proto")
-    settings = tuple((name, getattr(job, name)) for name in of)
-    network = _network(job.cluster, job.layout.world_size, settings)
+    network = _network(job.cluster, job.layout.world_size, tuple(placed(job).items()))
     key = (job.cluster.device, job.precision)
     if key not in computes:
         computes[key] = ComputeModel(*key)

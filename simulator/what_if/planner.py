@@ -169,7 +169,7 @@ def _whole(name: str, text: str) -> int:
 def _price(text: str, job: Job) -> float | None:
     """Return the price that is given, else that of the machine."""
     if not text:
-        return job.cluster.price_usd_per_gpu_hour
+        return job.cluster.mean_price_usd_per_gpu_hour
     try:
         price = float(text)
     except ValueError:
@@ -181,7 +181,7 @@ def _price(text: str, job: Job) -> float | None:
 
 @cache
 def _catalog_price(name: str) -> float | None:
-    return load_cluster(name).price_usd_per_gpu_hour
+    return load_cluster(name).mean_price_usd_per_gpu_hour
 
 
 def _one_line(error: Exception) -> str:

@@ -31,7 +31,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "simulate": ("simulator.cli", "Predict one training step: its time, memory and timeline."),
         "rehearse": ("tracer.rehearse.cli", "Run your own script as ranks of a cluster you do not have."),
         "record": ("tracer.cli", "Record a real torch.distributed run, without editing its script."),
-        "ingest": ("tracer.ingest_cli", "Import traces of other tools: Kineto, Chakra, timers, tables."),
+        "ingest": ("tracer.cli", "Import traces of other tools: Kineto, Chakra, timers, tables."),
         "analyze": ("traces.cli", "Show where the time of a run goes, rank by rank, up to 100 %."),
         "compare": ("traces.cli", "Compare two runs: what differs, by cause."),
         "calibrate": ("simulator.recorded.cli", "Fit a machine's constants to a recording or a step time."),

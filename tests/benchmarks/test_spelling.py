@@ -130,6 +130,8 @@ def test_modules_that_notes_list_count_before_those_of_the_word() -> None:
         ("1f1b", "PipeDream-Flush"),
         ("gpipe", "GPipe"),
         ("zb-v", "ZBVZeroBubble"),
+        ("v-half", "V-Half"),
+        ("v-min", "zbv-min"),
         ("zb-h1", "zero bubble"),
         ("interleaved-zb", "InterleavedZeroBubble"),
         ("dualpipe-v", "DualPipeV"),

@@ -13,6 +13,7 @@ from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.simulator.rehearsed.works import priced
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
+from foretrace.traces.batch import Batch
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.rehearsal import (
     EVENTS,
@@ -110,6 +111,11 @@ def written(found: RankTables, **asked: Any) -> RankWriter:
     return RankWriter(found, priced(found.works, compute), GROUPS, range(1, 2), **asked)
 
 
+def batch(rows: int, length: int) -> dict[str, Any]:
+    """Return the entry of a job whose step has so many *rows* of *length* tokens, over all ranks."""
+    return Batch(rows=rows, tokens=rows * length, equation=f"{rows} rows × {length}").job
+
+
 def run(folder: Path, ranks: dict[int, RankTables], groups: Sequence[Group], **changes: Any) -> Any:
     """Write a rehearsal and time it."""
     world = changes.pop("world_size", 2)
@@ -118,7 +124,7 @@ def run(folder: Path, ranks: dict[int, RankTables], groups: Sequence[Group], **c
     settings: dict[str, Any] = {
         "layout": Layout(dp=world),
         "representatives": (0,) * world,
-        "job": {"first_step": 1, "steps": 1, "input_shape": [1, 4096], "forwards_per_step": 1},
+        "job": {"first_step": 1, "steps": 1, **batch(world, 4096)},
     }
     rehearsal = Rehearsal(
         world_size=world, ranks=tuple(ranks), name="test", groups=tuple(groups), **{**settings, **changes}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.simulator.builder.groups import Groups
-from foretrace.simulator.config import job_from, read_config, write_config
+from foretrace.simulator.config import job_from, job_settings, read_config, write_config
 from foretrace.simulator.configs.read import read_files
 from foretrace.simulator.configs.write import written
 from foretrace.simulator.errors import JobError
@@ -18,6 +18,7 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.memory.states import sharding_units
 from foretrace.simulator.simulate import simulate
+from foretrace.simulator.summary import job_name
 from foretrace.simulator.workload.experts import experts_mlp
 from foretrace.simulator.workload.mlp import mlp_block
 from foretrace.simulator.workload.ops import Comm, Op
@@ -145,6 +146,7 @@ def test_copies_of_experts_are_as_many_as_of_the_rest() -> None:
         ({"tp": 4, "expert_tp": 2, "sequence_parallel": False}, "needs sequence_parallel: .* or expert_tp=4"),
         ({"model": "llama3-8b", "tp": 4, "expert_tp": 2}, "llama3-8b has no experts"),
         ({"tp": 4, "expert_tp": -1}, "a whole number of at least 1"),
+        ({"tp": 4, "ep": 0}, "ep=0: a parallel degree is a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_cut_so_is_refused_with_what_could(given: dict[str, Any], said: str) -> None:
@@ -170,3 +172,48 @@ def test_torchtitan_leaves_experts_whole_unless_told(tmp_path: Path, said: str, 
     )
     given = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 16}
     assert job_from(read_files([path], given).settings).layout.etp == cut_over
+
+
+@pytest.mark.parametrize(
+    ("given", "etp", "origin"),
+    [
+        ({"tp": 4, "ep": 4, "expert_tp": 2}, 2, ""),
+        ({"tp": 1, "ep": 8}, 1, ""),
+        ({"tp": 2, "ep": 8, "gpus": 8}, 1, "only"),
+        ({"tp": 4, "ep": 2, "sequence_parallel": False, "framework": "nemo"}, 4, "only"),
+        ({"tp": 4, "ep": 2, "model": "qwen3-30b-a3b", "framework": "megatron"}, 1, "model"),
+        ({"tp": 4, "ep": 2, "framework": "megatron"}, 4, "framework"),
+        ({"tp": 4, "ep": 2, "framework": "nemo"}, 1, "framework"),
+        ({"tp": 4, "ep": 1, "framework": "nemo"}, 4, "framework"),
+        ({"tp": 4, "ep": 2, "conventions": {"expert_tp": "one"}}, 1, "framework"),
+        ({"tp": 4, "ep": 2, "framework": "nanotron"}, 4, "open"),
+        ({"tp": 4, "ep": 2}, 4, "open"),
+    ],
+)
+def test_what_nobody_gave_is_what_is_possible_then_published_then_the_frameworks(
+    given: dict[str, Any], etp: int, origin: str
+) -> None:
+    job = _job(**given)
+    assert (job.layout.etp, job.expert_tp_from) == (etp, origin)
+    assert job_name(job).endswith(f"expert tp{etp}")
+    assert job_from(job_settings(job)) == job
+
+
+def test_the_range_covers_whole_experts_where_nobody_said_which() -> None:
+    given = {"tp": 4, "ep": 2}
+    open_, cut, whole = (
+        simulate(_job(**given, **more)).summary for more in ({}, {"expert_tp": 4}, {"expert_tp": 1})
+    )
+    assert open_["step_time_s"] == cut["step_time_s"]
+    for name in ("step_time_s", "mfu", "peak_memory_bytes"):
+        ends = [one["intervals"][name] for one in (cut, whole)]
+        assert open_["intervals"][name] == [min(low for low, _ in ends), max(high for _, high in ends)]
+    said = " ".join(open_["rests_on"])
+    assert "--expert-tp 1" in said
+    assert "expert tp" not in " ".join(cut["rests_on"])
+
+
+def test_an_error_names_the_expert_tp_that_solves_it() -> None:
+    with pytest.raises(LayoutError, match="try ep=4, or expert_tp=1 or 2"):
+        _job(tp=4, ep=8)
+    assert _job(tp=4, ep=8, expert_tp=2).layout.etp == 2

@@ -91,7 +91,6 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "shard_ranks": ({"shard_ranks": 16}, "that many are all there are"),
     "expert_imbalance": ({"model": "mixtral-8x7b", "expert_imbalance": 0.5}, "ep is 1"),
     "checkpoint_bytes_per_s": ({"checkpoint_bytes_per_s": 1e9}, "checkpoint_every is 0"),
-    "checkpoint_every": ({"checkpoint_every": 5, "checkpoint_bytes_per_s": 1e9}, "fewer steps"),
 }
 """For every setting a job in which it plays no part, and what is said of it."""
 

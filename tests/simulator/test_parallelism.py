@@ -24,6 +24,7 @@ from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.profiles import OVERRIDABLE, framework_names
 from foretrace.simulator.sharding import SHARDINGS
+from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
@@ -142,6 +143,21 @@ def test_a_checkpoint_is_waited_for_every_so_many_steps() -> None:
     saved = replace(some, checkpoint_every=2, checkpoint_bytes_per_s=1e9)
     assert step_s(saved) > step_s(some) + 1
     assert step_s(replace(saved, checkpoint_every=1)) > step_s(saved) + 1
+
+
+@pytest.mark.parametrize(("every", "n_steps"), [(1, 1), (2, 4), (3, 4), (5, 1)])
+def test_throughput_mfu_and_dollars_count_the_share_of_a_checkpoint(every: int, n_steps: int) -> None:
+    """However many steps are simulated: (every * step + checkpoint) / every, for all that is per token."""
+    plain = job(dp(2))
+    without = simulate(plain).summary
+    saved = replace(plain, checkpoint_every=every, checkpoint_bytes_per_s=1e9, n_steps=n_steps)
+    found = simulate(saved).summary
+    average_s = without["step_time_s"] + found["checkpoint_s"] / every
+    assert found["average_step_time_s"] == pytest.approx(average_s, rel=1e-3)
+    for name in ("tokens_per_s", "tokens_per_s_per_gpu", "mfu"):
+        assert found[name] == pytest.approx(without[name] * without["step_time_s"] / average_s, rel=1e-3)
+    assert without["average_step_time_s"] == without["step_time_s"]
+    assert without["checkpoint_s"] == 0
 
 
 @pytest.mark.parametrize(

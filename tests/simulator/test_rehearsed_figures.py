@@ -10,6 +10,7 @@ from tests.simulator.rehearsal_tables import (
     GROUPS,
     SIDE,
     Event,
+    batch,
     machine,
     place,
     run,
@@ -20,15 +21,18 @@ from tests.simulator.rehearsal_tables import (
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.network.nccl import choice
-from foretrace.simulator.rehearsed.figures import in_flight, layers_of, model_flops, rows_and_tokens, stage_of
+from foretrace.simulator.rehearsed.figures import in_flight, layers_of, model_flops, stage_of
 from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.simulator.rehearsed.works import HOST_BYTES_PER_S
+from foretrace.simulator.render import document
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.placement import place as placed
+from foretrace.traces.batch import Batch
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.rehearsal import Rehearsal, read_rehearsal
 
-JOB = {"first_step": 1, "steps": 1, "input_shape": [2, 4096], "forwards_per_step": 3}
+OF_BATCH = ("tokens_per_step", "tokens_per_s", "tokens_per_s_per_gpu", "rows_per_s_per_gpu", "mfu")
+JOB = {"first_step": 1, "steps": 1, **batch(2 * 3 * 2, 4096)}
 LIMIT = machine(8).device.memory_bytes - machine(8).device.reserved_bytes
 WORLD: dict[str, Any] = {"world_size": 4, "layout": Layout(pp=2, dp=2), "representatives": (0, 0, 2, 2)}
 ACROSS = [Group(id=1, axis="dp", ranks=(0, 1)), Group(id=2, axis="dp", ranks=(2, 3))]
@@ -84,34 +88,17 @@ def _rehearsal(**changes: Any) -> Rehearsal:
     return Rehearsal(**{**settings, "name": "", "groups": (), **changes})
 
 
-@pytest.mark.parametrize(("job", "rows", "tokens"), [
-    ({"input_shape": [2, 16]}, 2, 16),
-    ({"input_shape": [2, 16, 8]}, 2, 16),
-    ({"input_shape": [2, 16, 8], "input_is_embedded": False}, 2, 0),
-    ({"input_shape": [2, 16], "input_is_embedded": True}, 2, 0),
-    ({"input_shape": [2, 3, 8, 8]}, 2, 0),
-    ({"input_shape": [2, 16], "forwards_per_step": 3}, 6, 16),
-    ({"input_shape": [2, 16], "forwards_per_step": 3, "n_microbatches": 4}, 8, 16),
-    ({"input_shape": [2, 16], "forwards_per_step": 3, "rows_per_step": 5, "tokens_per_step": 45}, 5, 9),
-    ({}, 0, 0),
-])  # fmt: skip
-def test_rows_are_dealt_out_along_data_and_context(job: dict[str, Any], rows: int, tokens: int) -> None:
-    """Ranks along others work on the same; so it is too where groups alone say what they are along."""
-    both = Layout(pp=2, dp=2, cp=2, tp=2)
-    assert rows_and_tokens(_rehearsal(job=job, layout=both)) == (4 * rows, 4 * rows * tokens)
-    known = [("tp", (4, 5)), ("tp", (6, 7)), ("pp", (5, 9, 13)), ("pp", (5, 9, 13)), ("dp", (5, 13))]
-    groups = tuple(Group(id=at, axis=axis, ranks=ranks) for at, (axis, ranks) in enumerate(known))
-    alone = _rehearsal(job=job, world_size=24, groups=groups)
-    assert rows_and_tokens(alone) == (24 // 2 // 3 * rows, 24 // 2 // 3 * rows * tokens)
-    assert rows_and_tokens(_rehearsal(job=job)) == (16 * rows, 16 * rows * tokens)
-
-
-def test_rows_that_all_ranks_load_count_once() -> None:
-    """Ranks along context have a part each of them."""
-    job = {"input_shape": [2, 16], "rows_shared": True}
-    both = Layout(pp=2, dp=2, cp=2, tp=2)
-    assert rows_and_tokens(_rehearsal(job=job, layout=both)) == (2 * 2, 2 * 2 * 16)
-    assert rows_and_tokens(_rehearsal(job=job)) == (2, 2 * 16)
+def test_nothing_is_said_of_a_step_whose_batch_is_unknown(tmp_path: Path) -> None:
+    """Not in figures, nor in dollars; with stated tokens all is there."""
+    ranks = {0: tables([("op", 0, 0, -1)])}
+    for job in (JOB | Batch(unknown="nobody tells").job, {"first_step": 1, "steps": 1}):
+        simulation = run(tmp_path, ranks, ACROSS, **WORLD | {"job": job, "representatives": (0,) * 4})
+        assert [simulation.summary[name] for name in OF_BATCH] == [None] * len(OF_BATCH)
+        assert document(simulation, None, None, price="2 USD/h")["usd_per_1b_tokens"] is None
+        assert "unknown" in simulation.summary["batch"]
+    stated = simulate_rehearsal(tmp_path, machine, tokens_per_step=10**6).summary
+    assert stated["tokens_per_s"] == pytest.approx(10**6 / stated["step_time_s"])
+    assert stated["mfu"] > 0
 
 
 def test_where_no_layout_says_it_a_stage_is_the_place_in_the_longest_pipeline() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from tests.simulator.rehearsal_tables import batch
 
 from foretrace import cli
 from foretrace.simulator.errors import ConfigError, JobError
@@ -15,6 +16,7 @@ from foretrace.simulator.rehearsed.cli import time_and_show, timed
 from foretrace.simulator.rehearsed.machines import LINKS, compared_machines
 from foretrace.simulator.rehearsed.notes import ON_CPU
 from foretrace.simulator.simulate import Simulation
+from foretrace.traces.batch import Batch
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.rehearsal import (
     EVENTS,
@@ -57,7 +59,7 @@ def rehearsed(tmp_path: Path) -> Path:
         name="script",
         layout=Layout(dp=16),
         groups=(Group(id=7, axis="dp", ranks=tuple(range(16))),),
-        job={"input_shape": [1, 4096], "first_step": 0, "steps": 1},
+        job={"first_step": 0, "steps": 1, **batch(16, 4096)},
         memory={"0": {"peak_bytes": 8 * 10**9, "bytes": {"activations": 8 * 10**9}}},
     )
     write_rehearsal(folder, found)
@@ -124,11 +126,17 @@ def test_what_fits_comes_first_and_then_what_is_asked_for(rehearsed: Path) -> No
 
 
 def test_a_script_without_tokens_has_no_price_of_them(rehearsed: Path) -> None:
-    """Pictures have none, and a budget of tokens no days."""
+    """Pictures have none, and a budget of tokens no days; so it is too where the batch is unknown."""
     found = read_rehearsal(rehearsed)
-    write_rehearsal(rehearsed / "rehearsal", replace(found, job={**found.job, "input_shape": [2, 3, 8, 8]}))
-    (row,) = compared_machines(rehearsed, ["dgx-h100"], tokens="1T")["machines"]
-    assert (row["usd_per_1b_tokens"], row["days"], row["usd"]) == (None, None, None)
+    for job in (Batch(rows=2, tokens=0, equation="2 rows").job, Batch(unknown="nobody tells").job):
+        write_rehearsal(rehearsed / "rehearsal", replace(found, job={**found.job, **job}))
+        said = compared_machines(rehearsed, ["dgx-h100"], tokens="1T")
+        (row,) = said["machines"]
+        assert (row["usd_per_1b_tokens"], row["days"], row["usd"]) == (None, None, None)
+        with pytest.raises(ConfigError, match="rehearse with --tokens-per-step"):
+            compared_machines(rehearsed, ["dgx-h100"], by="cost")
+    assert said["warnings"] == ["tokens/step unknown: nobody tells"]
+    assert row["mfu"] is None
 
 
 def test_a_calibration_of_the_machine_holds_for_scripts(rehearsed: Path, tmp_path: Path) -> None:

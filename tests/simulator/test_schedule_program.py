@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from foretrace.simulator.engine import compiled, event
 from foretrace.simulator.program import Int64Array
-from foretrace.simulator.schedules import ACTION_KINDS, SCHEDULES
+from foretrace.simulator.schedules import ACTION_KINDS, SCHEDULES, Schedule
+from foretrace.simulator.search.bubbles import bubble
 from foretrace.simulator.search.schedule_program import schedule_program
 
 ranks, times = st.integers(1, 6), st.integers(1, 9)
@@ -72,6 +73,31 @@ def test_zero_bubble_schedules_never_idle_between_start_and_end(p: int, extra: i
     assert idle_inside("zb-h2", p, m) == [0] * p
     assert idle_inside("zb-v", p, m) == [0] * p
     assert idle_inside("zb-h1", p, m)[0] == p - 1
+
+
+@settings(deadline=None)
+@given(p=st.integers(1, 9), extra=st.integers(0, 10))
+def test_controllable_memory_schedules_idle_no_more_than_their_paper_says(p: int, extra: int) -> None:
+    """A half and two thirds of 1F1B's 6 (p - 1) if F = I = W: Qi et al. 2024, arXiv:2405.15362, table 1."""
+    m = 2 * p + extra
+    assert max(idle_inside("v-half", p, m)) <= 3 * (p - 1)
+    assert max(idle_inside("v-min", p, m)) <= 4 * (p - 1)
+
+
+@settings(deadline=None)
+@given(name=st.sampled_from(sorted(SCHEDULES)), p=st.integers(1, 8), extra=st.integers(0, 9))
+def test_a_bubble_is_the_published_one_or_says_why_not(name: str, p: int, extra: int) -> None:
+    m = 2 * p + extra
+    assume(SCHEDULES[name].fits(p, m))
+    found, has_pairs = bubble(name, p, m), SCHEDULES[name].pairs is not Schedule._field_defaults["pairs"]
+    if not has_pairs:
+        assert found.inside * m * 3 * found.virtual_stages == pytest.approx(max(idle_inside(name, p, m)))
+    if found.published is None or found.overhead == pytest.approx(found.published):
+        assert not found.differs
+    else:
+        assert found.differs
+    if not has_pairs and not name.startswith("v-"):  # those formulas are of leading order
+        assert found.published in (None, pytest.approx(found.inside))
 
 
 @settings(deadline=None)

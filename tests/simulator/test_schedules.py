@@ -98,6 +98,25 @@ def test_zero_bubble_schedules_hold_what_their_paper_says(p: int, extra: int) ->
 
 
 @settings(deadline=None)
+@given(p=sizes, m=st.integers(1, 40))
+def test_controllable_memory_schedules_hold_what_their_paper_says(p: int, m: int) -> None:
+    """(p + 2) // 2 micro-batches for V-Half, (p + 4) // 3 for V-Min (Qi et al. 2024, arXiv:2405.15362)."""
+    assert max(map(in_flight, plan("v-half", p, m))) <= 2 * ((p + 2) // 2)
+    assert max(map(in_flight, plan("v-min", p, m))) <= 2 * ((p + 4) // 3)
+
+
+def test_v_half_is_in_the_order_of_its_authors() -> None:
+    """``zbv_greedy.py`` of github.com/sail-sg/zero-bubble-pipeline-parallelism @ 39f2c186, printed by it."""
+    first, second = (" ".join(map(str, actions)) for actions in plan("v-half", 2, 4))
+    assert first == (
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0I0 3I1 3W1 3F2 0W0 0F3 0I1 3I2 3W2 3F3 3I3 0I2 3W3 0I3 0W1 0W2 0W3"
+    )
+    assert second == (
+        "1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 1F2 2F2 2I1 1I1 2W1 1F3 1W1 2F3 2I2 1I2 2I3 1I3 2W2 2W3 1W2 1W3"
+    )
+
+
+@settings(deadline=None)
 @given(half=st.integers(1, 5), extra=st.integers(0, 9))
 def test_dualpipe_holds_one_micro_batch_more_than_ranks(half: int, extra: int) -> None:
     """Table in github.com/deepseek-ai/DualPipe: activations of p + 1 micro-batches per rank, at most."""

@@ -94,6 +94,16 @@ def test_the_longest_stage_sets_the_pace_and_memory_follows_its_layers() -> None
     assert kept[1] == pytest.approx(2 * kept[2], rel=0.01)
 
 
+def test_stages_that_shares_of_the_cost_leave_empty_are_run_and_spoken_of() -> None:
+    """nanotron runs them: 65 published runs have such stages. Whoever shares out evenly has none."""
+    found = simulate(
+        make_job(layers_per_stage=(), framework="nanotron", schedule="looped-bfs", virtual_stages=16)
+    )
+    (warning,) = [line for line in found.info.warnings if "no layer" in line]
+    assert warning == "stages 32-62 hold no layer: nanotron deals layers out by their cost"
+    assert found.summary["step_time_s"] > 0
+
+
 def test_counting_the_head_as_a_layer_levels_the_stages() -> None:
     """The head of Llama 3 8B costs more than a layer; Megatron-LM's flag is there for this."""
     given = {"model": "llama3-8b", "global_batch": 64, "pp": 4, "layers_per_stage": ()}

@@ -30,11 +30,15 @@ def test_the_last_nodes_are_of_the_other_kind(tmp_path: Path) -> None:
     assert (both.intra_bytes_per_s, both.inter_bytes_per_s) == (300e9, 200e9)
 
 
-def test_slower_devices_take_longer_and_the_smallest_memory_counts(tmp_path: Path) -> None:
-    cluster, a100 = mixed(tmp_path), load_cluster("dgx-a100").device
-    assert (cluster.slowdown(0), cluster.slowdown(47)) == (1.0, 1.0)
-    assert 2.0 < cluster.slowdown(48) == cluster.slowdown(63) < 4.0
-    assert cluster.device.memory_bytes == min(load_cluster("dgx-h100").device.memory_bytes, a100.memory_bytes)
+def test_each_kind_is_a_machine_of_its_own_with_the_smallest_memory(tmp_path: Path) -> None:
+    cluster = mixed(tmp_path)
+    h100, a100 = cluster.kinds
+    assert [cluster.kind_at(gpu) for gpu in (0, 47, 48, 63)] == [0, 0, 1, 1]
+    assert (h100.device.name, a100.device.name) == ("h100-sxm", "a100-80gb")
+    assert (h100.intra.name, a100.intra.name) == ("nvlink4", "nvlink3")
+    least = min(load_cluster(name).device.memory_bytes for name in ("dgx-h100", "dgx-a100"))
+    assert {kind.device.memory_bytes for kind in (cluster, *cluster.kinds)} == {least}
+    assert load_cluster("dgx-h100").kinds == (load_cluster("dgx-h100"),)
 
 
 @pytest.mark.parametrize(

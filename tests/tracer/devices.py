@@ -10,15 +10,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from foretrace.tracer import device_works, stamps
+from foretrace.tracer import completion, device_works, stamps
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Block, Communication
+from foretrace.tracer.sink import UnderWay
 from foretrace.tracer.stamps import CudaStamp, Events, Resolver
-from foretrace.tracer.under_way import UnderWay
 
 MS = 1_000_000
 AHEAD_NS = 12_345 * MS
@@ -112,7 +113,7 @@ class Device:
         self._nccl: dict[tuple[int, int], Stream] = {}
         self.compute = self.current = Stream(self)
         self.true: dict[Communication, tuple[int, int]] = {}
-        self.works = device_works.DeviceWorks()
+        self.works = completion.Completions(lambda *_: True, 0)
         recorder = device_works.FlightRecorder(self.entries)
         self.times = device_works.DeviceTimes(Resolver(self), recorder)
         self.times.ask = self.works.ask
@@ -141,20 +142,22 @@ class Device:
         event.record(self.current)
         return CudaStamp(event)
 
-    def entries(self) -> list[tuple[str, int, int | None, bool]] | None:
+    def entries(self) -> list[list[dict[str, Any]]]:
         """Return what the flight recorder keeps; the watchdog comes by every 100 ms."""
         assert self.may_ask
-        if not self._has_recorder:
-            return None
         seen_ns = self.now_ns // (100 * MS) * 100 * MS
+        kept = self._entries[-self.kept :] if self._has_recorder else []
         return [
-            (
-                name,
-                made,
-                round(work._get_duration() * 1e6) if work.end_ns <= seen_ns else None,
-                work.end_ns > seen_ns,
-            )
-            for name, made, work in self._entries[-self.kept :]
+            [
+                {
+                    "process_group": (name, "a group"),
+                    "profiling_name": "nccl:all_reduce",
+                    "time_created_ns": made,
+                    "retired": work.end_ns <= seen_ns,
+                    **({"duration_ms": work._get_duration()} if work.end_ns <= seen_ns else {}),
+                }
+                for name, made, work in kept
+            ]
         ]
 
     def issue(
@@ -255,10 +258,10 @@ class Device:
 def pretending(device: Device) -> Iterator[Device]:
     """Put *device*, and its clock, in place of what the recorder uses."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (device_works, stamps):
+        for module in (completion, device_works, stamps):
             patch.setattr(module, "now_ns", device.clock)
         patch.setattr(stamps, "EVENTS", Events())
         patch.setattr(time, "sleep", lambda s: setattr(device, "now_ns", device.now_ns + round(s * 1e9)))
         patch.setattr(time, "time_ns", device.wall_ns)
-        patch.setattr(device_works, "cuda_stamp", device.stamp)
+        patch.setattr(completion, "cuda_stamp", device.stamp)
         yield device

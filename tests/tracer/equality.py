@@ -39,12 +39,6 @@ def main() -> None:
             back = torch.istft(heard, FRAME, HOP, window=window, length=LENGTH)
         told_twice = torch.full((3,), 5, dtype=torch.int64, device=device)
         print("filled", told_twice.tolist(), torch.full((3,), 5, dtype=torch.int64).tolist())
-        window = model.weight[0, :FRAME].sigmoid()  # torch itself asks whether it vanishes
-        made = torch.istft(
-            torch.stft(sound, FRAME, HOP, window=window, return_complex=True), FRAME, HOP, window=window
-        )
-        weighed = torch.cov(sound, aweights=model.weight[0].sigmoid())
-        print("checked", tuple(made.shape), tuple(weighed.shape))
         cuts = torch.tensor([1, 5])
         print(
             "cut",

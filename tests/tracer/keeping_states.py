@@ -3,7 +3,6 @@
 Two steps. The largest parameter is more than half of all, so that a rank of two has no part of some others.
 """
 
-import io
 import sys
 from pathlib import Path
 
@@ -21,10 +20,7 @@ WIDTH = 64
 
 
 def main(how: str, folder: Path) -> None:
-    """Train. A step gathers states (``collected``) or reads what it saved (``read``, ``opened``, ``buffer``).
-
-    What is read was saved to a path by rank 0 alone, or by each rank to an open file or a buffer.
-    """
+    """Train. A step gathers states (``collected``)."""
     dist.init_process_group("nccl")
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
     model = FullyShardedDataParallel(layers, device_id=torch.cuda.current_device(), use_orig_params=True)
@@ -51,20 +47,6 @@ def main(how: str, folder: Path) -> None:
             ):
                 found = FullyShardedDataParallel.optim_state_dict(model, optimizer)
             sys.stdout.write(f"{sorted(found.get('state', ()))}\n")
-        if how == "read":
-            if dist.get_rank() == 0:
-                torch.save({"step": 1}, folder / "state.pt")
-            torch.load(folder / "state.pt")
-        if how == "opened":
-            with (folder / "state.pt").open("wb") as file:
-                torch.save({"step": 1}, file)
-            with (folder / "state.pt").open("rb") as file:
-                torch.load(file)
-        if how == "buffer":
-            buffer = io.BytesIO()
-            torch.save({"step": 1}, buffer)
-            buffer.seek(0)
-            torch.load(buffer)
 
 
 if __name__ == "__main__":

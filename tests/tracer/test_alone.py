@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.processes import AnyProcess, Runner, ended, split_off
 
-from foretrace.tracer.launched import RANKS, WORLD_SIZES, is_one_of_many, is_told_world, own_name
+from foretrace.tracer.process import RANKS, WORLD_SIZES, is_one_of_many, is_told_world, own_name
 from foretrace.tracer.run_directory import attempt, beside
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.tracer.alone import folder, set_aside, settle
-from foretrace.tracer.launched import RANKS, WORLD_SIZES
-from foretrace.tracer.run_directory import beside
+from foretrace.tracer.process import RANKS, WORLD_SIZES
+from foretrace.tracer.run_directory import beside, folder_alone, set_aside, settle
 
 
 @pytest.fixture(autouse=True)
@@ -31,21 +30,21 @@ def contents(path: Path) -> str:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_process_on_its_own_gets_the_directory_that_was_asked_for(tmp_path: Path, is_shared: bool) -> None:
-    assert folder(tmp_path / "run", is_shared=is_shared) == tmp_path / "run"
+    assert folder_alone(tmp_path / "run", is_shared=is_shared) == tmp_path / "run"
 
 
 def test_the_next_training_of_a_command_gets_one_beside_it(tmp_path: Path) -> None:
     """Only of a command that says so: elsewhere, a directory in use is refused later, in a line."""
     target = filled(tmp_path / "run")
-    assert folder(target, is_shared=False) == target
-    assert folder(target, is_shared=True) == tmp_path / f"run-process{os.getpid()}"
+    assert folder_alone(target, is_shared=False) == target
+    assert folder_alone(target, is_shared=True) == tmp_path / f"run-process{os.getpid()}"
 
 
 def test_one_of_many_has_its_number_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setenv("SLURM_PROCID", "3")
     for target in (tmp_path / "run", filled(tmp_path / "used")):
-        assert folder(target, is_shared=True) == tmp_path / f"{target.name}-task3"
+        assert folder_alone(target, is_shared=True) == tmp_path / f"{target.name}-task3"
 
 
 def test_what_was_done_before_a_meeting_makes_way_for_the_group(tmp_path: Path) -> None:

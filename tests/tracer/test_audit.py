@@ -213,7 +213,7 @@ class Names(Groups):
     """Groups that no process group of torch stands behind."""
 
     def __init__(self, *known: GroupInfo) -> None:
-        super().__init__(4, None, None)
+        super().__init__(4)
         self.known_names = {group.name: group for group in known}
 
     def named(self, name: str) -> GroupInfo | None:

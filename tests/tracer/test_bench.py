@@ -16,13 +16,20 @@ from foretrace.cli import main
 from foretrace.simulator.compute.benched import promise
 from foretrace.simulator.validate.kernels import validate_kernels
 from foretrace.topologies.catalog import load_device
-from foretrace.tracer import detect
 from foretrace.tracer.bench import kernels as bench_kernels
-from foretrace.tracer.bench.cases import SIZES, Sizes, cases
 from foretrace.tracer.bench.device import device_of, sustained_share, to_toml
-from foretrace.tracer.bench.kernels import Bench, bench, write_table
+from foretrace.tracer.bench.kernels import (
+    SIZES,
+    Bench,
+    Sizes,
+    bench,
+    burst_s,
+    cases,
+    line,
+    sustained_s,
+    write_table,
+)
 from foretrace.tracer.errors import RecordError
-from foretrace.tracer.timing import burst_s, line, sustained_s
 
 TINY = Sizes(
     tokens=(16, 64),
@@ -176,7 +183,7 @@ def test_what_cannot_come_to_an_end_is_not_begun(
     (tmp_path / "FOLDER").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench_kernels, "bench", lambda *_, **__: pytest.fail("measured"))
-    monkeypatch.setattr(detect, "measure", lambda _: pytest.fail("measured"))
+    monkeypatch.setattr("foretrace.tracer.bench.device.measure", lambda _: pytest.fail("measured"))
     refused = CliRunner().invoke(main, words.split())
     assert refused.exit_code == 2, refused.output
     assert said in refused.stderr

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, lists
 
-from foretrace.tracer.bench.collectives import KINDS, SLOW, _flag
+from foretrace.tracer.bench.cli import parse_sizes
+from foretrace.tracer.bench.world import KINDS, SLOW, _flag
 from foretrace.tracer.errors import RecordError
-from foretrace.tracer.sizes import parse_sizes
 
 
 def run(words: str, ranks: Any, *launcher: str) -> Any:

@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.tracer.columns import MIN_GLUE_NS, SEGMENT, Segments, communication_row, step_row, table
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Block, Communication, Segment, StepWindow
+from foretrace.tracer.sink import MIN_GLUE_NS, SEGMENT, Segments, communication_row, step_row, table
 from foretrace.tracer.stamps import Resolver
 from foretrace.traces.timeline import DEFAULTS, TIMELINE
 from foretrace.traces.writer import SpanWriter

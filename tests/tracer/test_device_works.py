@@ -13,14 +13,14 @@ from tests.tracer.devices import AHEAD_NS, MS, Device, Stream, Work, pretending
 from foretrace.tracer import internals
 from foretrace.tracer.collectives import CollectiveHook
 from foretrace.tracer.completion import Completions
-from foretrace.tracer.device_works import READ_NS, DeviceWorks
+from foretrace.tracer.device_works import READ_NS
 from foretrace.tracer.groups import GroupInfo, Groups
+from foretrace.tracer.hooks import BatchHook
 from foretrace.tracer.lane import Lane
 from foretrace.tracer.operators import RECORDED
 from foretrace.tracer.records import Communication, Position
+from foretrace.tracer.sink import Streams
 from foretrace.tracer.stamps import ANCHORED_NS, GATE
-from foretrace.tracer.streams import Streams
-from foretrace.tracer.waits import BatchHook
 
 TOLERANCE_NS = 2 * ANCHORED_NS
 """What an anchor may be off, and a host that is not ahead of the device between a stamp and a launch."""
@@ -267,7 +267,7 @@ def test_no_work_is_asked_while_a_graph_is_captured() -> None:
 
 
 def test_tensors_without_elements_are_not_taken_for_each_other() -> None:
-    works = DeviceWorks()
+    works = Completions(lambda *_: True, 0)
     with pretending(Device()) as device:
         one = device.described(group())
         one.storages = (0, 1000)

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.tracer import drift
-from foretrace.tracer.clock import CommonClock, Measurement, synchronise
-from foretrace.tracer.drift import ClockLine, RunClock
+from foretrace.tracer.clock import PATIENCE, ClockLine, CommonClock, Measurement, RunClock, synchronise
 from foretrace.traces.store import open_run
 
 distributed = pytest.importorskip("torch.distributed")
@@ -51,8 +49,8 @@ def test_one_measurement_is_an_offset() -> None:
 
 def test_a_drifting_clock_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks on two machines; the second clock runs fast by 1 %, a thousand times what quartz does."""
-    monkeypatch.setattr(drift, "FIRST_S", 0.1)
-    monkeypatch.setattr(drift, "POLL_S", 0.01)
+    monkeypatch.setattr("foretrace.tracer.clock.FIRST_S", 0.1)
+    monkeypatch.setattr("foretrace.tracer.clock.POLL_S", 0.01)
     store = distributed.HashStore()
     began_ns = time.monotonic_ns()
 
@@ -88,8 +86,8 @@ def test_a_drifting_clock_is_followed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_without_rank_0_what_is_known_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have ended long before: nobody waits for it, and nothing fails."""
-    monkeypatch.setattr(drift, "FIRST_S", 0.01)
-    monkeypatch.setattr(drift, "PATIENCE", drift.PATIENCE / 20)
+    monkeypatch.setattr("foretrace.tracer.clock.FIRST_S", 0.01)
+    monkeypatch.setattr("foretrace.tracer.clock.PATIENCE", PATIENCE / 20)
     found = CommonClock(0, 5, 3, 1000, machine="b", is_shared=False, measures=True)
     clock = RunClock(found, distributed.HashStore())
     time.sleep(0.1)
@@ -107,11 +105,11 @@ if rank:
 
 import torch, torch.distributed as dist
 import foretrace
-from foretrace.tracer import clock, drift
+from foretrace.tracer import clock
 
 clock._BOOT_ID = pathlib.Path(sys.argv[1] + f".machine-{rank}")
 clock._BOOT_ID.write_text(f"machine {rank}")
-drift.FIRST_S = 0.2
+clock.FIRST_S = 0.2
 dist.init_process_group("gloo")
 with foretrace.record(sys.argv[1]):
     until = time.time() + 2

@@ -11,7 +11,7 @@ from hypothesis.strategies import integers, lists, sampled_from, tuples
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.lane import NOBODY, Lane
 from foretrace.tracer.records import Block, Communication, Position, Segment
-from foretrace.tracer.streams import GLOO_THREADS, Streams
+from foretrace.tracer.sink import GLOO_THREADS, Streams
 
 BLOCKS = [Block("model", is_glue=True), Block("layers.0", 0), Block("layers.0.mlp", 0), NOBODY]
 ACTIONS = tuples(sampled_from(["push", "pop", "replace", "pause", "resume"]), integers(0, 3), integers(0, 9))

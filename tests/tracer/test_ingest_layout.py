@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.tracer.ingest.chrome import NEITHER
-from foretrace.tracer.ingest.decoder import Decoder
-from foretrace.tracer.ingest.layout import Events, NamesLeftOut
-from foretrace.tracer.ingest.trace import Trace
+from foretrace.tracer.ingest.chrome import NEITHER, Decoder, Events, NamesLeftOut, Trace
 
 Event = dict[str, Any]
 
@@ -105,7 +102,7 @@ def test_events_of_any_layout_are_decoded_as_json_says_whatever_the_blocks(
     found: list[Event], indent: int | None, block: int, cut: int, monkeypatch_module: pytest.MonkeyPatch
 ) -> None:
     """Many at once or one by one, in blocks of any size; of a file that is cut off, those that are whole."""
-    monkeypatch_module.setattr("foretrace.tracer.ingest.decoder.BLOCK_BYTES", block)
+    monkeypatch_module.setattr("foretrace.tracer.ingest.chrome.BLOCK_BYTES", block)
     text = json.dumps({"traceEvents": found, "traceName": "x"}, indent=indent).encode()
     trace = Trace()
     assert list(Decoder(io.BytesIO(text), trace).events()) == found

@@ -52,7 +52,7 @@ def test_a_handler_s_exception_is_passed_on_and_the_hook_stays(
 ) -> None:
     pytest.importorskip("torch")
     before = signal.signal(signal.SIGUSR1, handler)
-    guard = Guarded([])
+    guard = Guarded()
 
     def hook(left: int) -> str:
         if left:
@@ -71,7 +71,7 @@ def test_a_handler_s_exception_is_passed_on_and_the_hook_stays(
 
 def test_a_fault_of_a_hook_is_none_of_the_training() -> None:
     """Nor where a function is given a number and a frame that is not its caller's."""
-    guard = Guarded([])
+    guard = Guarded()
 
     def failing(number: int, frame: Any) -> None:
         raise TimeoutError("ours")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.tracer import issued
+from foretrace.tracer import pending
 from foretrace.tracer.groups import GroupInfo
-from foretrace.tracer.issued import SLOT_BYTES, SLOTS, Issued, file_system
+from foretrace.tracer.pending import SLOT_BYTES, SLOTS, Issued, file_system
 from foretrace.tracer.records import Block, Communication
 from foretrace.traces.pending import read_issued, read_pending
 
@@ -83,7 +83,7 @@ def test_where_another_machine_could_take_the_file_away_there_is_none(
     mounts = tmp_path / "mountinfo"
     text = "1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {} rw,relatime shared:1 - nfs4 server:/x rw\n"
     mounts.write_text(text.format(tmp_path))
-    monkeypatch.setattr(issued, "_MOUNTS", mounts)
+    monkeypatch.setattr(pending, "_MOUNTS", mounts)
     assert (file_system(tmp_path / "a"), file_system(Path("/etc"))) == ("nfs4", "ext4")
     ring = Issued(tmp_path, 0, 0)
     ring.note(call(0))

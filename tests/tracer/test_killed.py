@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.processes import TIMEOUT_S
 
-from foretrace.tracer.issued import SLOTS
+from foretrace.tracer.pending import SLOTS
 from foretrace.traces.errors import RunError
 from foretrace.traces.pending import P2P, read_issued
 from foretrace.traces.store import open_run

@@ -16,7 +16,7 @@ from tests.processes import Done, Runner
 from foretrace.tracer.errors import LaunchError, RecordError
 from foretrace.tracer.finish import finish, why_nothing
 from foretrace.tracer.launch import SITE, environment, launch
-from foretrace.tracer.launched import RANKS, is_first
+from foretrace.tracer.process import RANKS, is_first
 from foretrace.tracer.run_directory import CLAIM, claimed
 from foretrace.traces.info import RunInfo
 from foretrace.traces.store import open_run, write_info

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretrace.tracer.errors import RecordError
-from foretrace.tracer.merge import merge
+from foretrace.tracer.finish import merge
 from foretrace.traces.opening import open_whole
 from foretrace.traces.store import open_run
 

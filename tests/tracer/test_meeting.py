@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foretrace.tracer import internals, meeting
-from foretrace.tracer.meeting import Meeting
+from foretrace.tracer import internals, record
+from foretrace.tracer.record import Meeting
 
 HOST = "127.0.0.1"
 LONG_S = 5.0
@@ -84,8 +84,8 @@ def test_it_does_not_wait_where_it_cannot_meet_that_one(
 
 
 def test_it_waits_for_no_other_host_at_that_port(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer, others = meeting._peer, iter([("192.0.2.1", old.port)])
-    monkeypatch.setattr(meeting, "_peer", lambda number: next(others, None) or peer(number))
+    peer, others = record._peer, iter([("192.0.2.1", old.port)])
+    monkeypatch.setattr(record, "_peer", lambda number: next(others, None) or peer(number))
     old.meeting.leave()
     assert old.waits(0.2)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import foretrace
-from foretrace.tracer.blocks import find_blocks
 from foretrace.tracer.modules import MOST_ASKED
+from foretrace.tracer.shape import find_blocks
 from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.cli import record
 from foretrace.tracer.on_cpu import SAID
-from foretrace.tracer.on_cpu.gpus import Gpus
+from foretrace.tracer.on_cpu.replacing import Gpus
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.join import join_spans

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import foretrace
-from foretrace.tracer.precision import computed_in
+from foretrace.tracer.shape import computed_in
 from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")

@@ -221,6 +221,21 @@ def test_without_a_pipeline_one_stands_for_all_and_the_last_is_the_sample() -> N
     assert list(classes.samples(1)) == [(7, 0)]
 
 
+@given(tp=integers(2, 4), dp=integers(2, 4))
+def test_ranks_are_checked_along_every_group(tp: int, dp: int) -> None:
+    """The last rank of the world, if it has been acted out, differs from one end along the other axis."""
+    layout = Layout(dp=dp, tp=tp)
+    groups = [group for group in layout.process_groups(("tp", "dp")) if 0 in group.ranks]
+    last = layout.world_size - 1
+    acted = [group for group in layout.process_groups(("tp", "dp")) if last in group.ranks]
+    classes = Classes(layout.world_size, groups)
+    assert {rank for rank, _ in classes.samples(1)} == {tp - 1, last - tp + 1, last}
+    found = [rank for rank, _ in classes.samples(1, acted)]
+    assert len(found) == 2
+    assert last in found
+    assert found[0] in {tp - 1, last - tp + 1}
+
+
 def issued(n_ops: int) -> RankTables:
     """Return a rank that does *n_ops* operations."""
     event = {"what": 0, "item": 0, "place": 0, "stream": 0, "number": -1, "allocated_bytes": 0}

@@ -6,8 +6,9 @@ from types import ModuleType
 
 import pytest
 from tests.rehearsals import rehearse
-from tests.tracer import chosen_device
+from tests.tracer import chosen_device, old_names
 
+from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.gpu.workspaces import LARGE_BYTES
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.words import explain
@@ -33,6 +34,13 @@ def test_who_asks_for_the_device_does_what_is_done_by_who_names_it(tmp_path: Pat
     assert {work["dtype"] for work in products} == {"bf16"}
     size = (chosen_device.WIDTH + 1) * chosen_device.WIDTH * 2
     assert size in {message["size_bytes"] for message in asked.messages.to_pylist()}
+
+
+@pytest.mark.parametrize("how", old_names.USES)
+def test_old_names_of_types_tell_tensors_apart_and_make_none(tmp_path: Path, how: str) -> None:
+    """Libraries ask whether a tensor is a ``torch.cuda.FloatTensor``; other uses end in a line."""
+    with pytest.raises(RehearsalError, match=r"old_names\.py:\d+: types of tensors that name a GPU"):
+        _rehearsed(old_names, how, tmp_path / "run")
 
 
 def test_who_looks_for_what_fits_finds_it(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.values.algebra import (
+from foretrace.tracer.rehearse.values.computed import (
     DECOMPOSES,
+    FOLLOWED,
     MOST_FRACTIONS,
     MOST_OPERATIONS,
     PRODUCTS,
@@ -19,8 +20,6 @@ from foretrace.tracer.rehearse.values.algebra import (
     is_followed,
     is_laborious,
 )
-from foretrace.tracer.rehearse.values.computed import FOLLOWED
-from foretrace.tracer.rehearse.values.held import is_seen_as
 from foretrace.tracer.rehearse.values.numbers import Numbers
 from foretrace.tracer.rehearse.values.stated import Stated
 from foretrace.traces.rehearsal import rehearsal_folder
@@ -122,8 +121,6 @@ def test_complex_numbers_are_seen_in_parts_and_conjugate() -> None:
         assert torch.equal(numbers.of(view(made)), view(real))
     parts = known(numbers, torch.view_as_real(real))
     assert torch.equal(numbers.of(torch.view_as_complex(parts)), real)
-    assert not is_seen_as(torch.complex64, torch.float64)
-    assert not is_seen_as(torch.float32, torch.int32)
     stated = Stated()
     stated.numbers.keep(made, real)
     assert stated.scalar(made[1, 2]) == complex(real[1, 2])

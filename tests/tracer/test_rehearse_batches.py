@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.rehearsals import rehearse
+from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.simulator.rehearsed.figures import rows_and_tokens
 from foretrace.tracer.rehearse.rehearsing import Asked
 
 pytestmark = pytest.mark.slow

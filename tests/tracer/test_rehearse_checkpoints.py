@@ -1,13 +1,15 @@
 """What scripts do to keep their states: collect those of shards, read what they saved, share memory."""
 
+import sys
 from pathlib import Path
 
 import pytest
-from tests.rehearsals import rehearse
+from tests.processes import Runner
 from tests.tracer import keeping_states
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
@@ -40,47 +42,125 @@ def test_states_of_parameters_in_other_shards_are_collected(tmp_path: Path) -> N
         assert found.count("all_gather") == 1 + 2  # the parameters, and both moments after the step before
 
 
-@pytest.mark.parametrize(
-    ("how", "name"), [("read", r"state\.pt"), ("opened", r"state\.pt"), ("buffer", "a buffer")]
-)
-def test_what_a_script_has_saved_itself_cannot_be_read(tmp_path: Path, how: str, name: str) -> None:
-    """Nothing was written, and that is said, not that there is no such file, nor that it is empty."""
-    said = rf"{name}, which it has saved itself.* keep only steps before that \(--warmup 0 --steps 1\)"
-    with pytest.raises(RehearsalError, match=said):
-        _rehearsed(tmp_path, how, (0,))
+RESUMES = """
+import io, os, sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+how, folder = sys.argv[1:]
+path = f"{folder}/state.pt"
+dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+rank, device = dist.get_rank(), "cuda" if torch.cuda.is_available() else "cpu"
+os.makedirs(f"{folder}/of-{rank}", exist_ok=True)
 
 
-@pytest.mark.parametrize("how", ["read", "opened", "buffer"])
-def test_steps_before_a_script_reads_what_it_has_saved_are_kept(tmp_path: Path, how: str) -> None:
-    """As the line says, also those of a rank that reads what another one would have saved."""
-    command = (str(keeping_states.__file__), how, str(tmp_path))
-    rehearse(Asked(command=command, world_size=2, ranks=(0, 1), warmup=0, steps=1), tmp_path / "run")
-    for rank in (0, 1):
-        places = read_rank(rehearsal_folder(tmp_path / "run"), rank).places.to_pylist()
-        assert {place["step"] for place in places} == {0}
+def made():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False)).to(device)
+    if how != "sharded":
+        model[1].weight = model[0].weight
+    else:
+        for one in model:
+            fully_shard(one)
+        fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
-def test_a_script_that_reads_what_it_saved_before_any_step_is_told_how_to_mark_them(tmp_path: Path) -> None:
-    """A loop that updates parameters by its own hand has no step that could be kept."""
-    script = tmp_path / "train.py"
-    script.write_text(BY_HAND)
-    (tmp_path / "state.pt").touch()  # of an earlier run: a copy is written, which the line does not name
-    with pytest.raises(RehearsalError, match=r"reads state\.pt, .*saved itself.*call foretrace\.step\(\)"):
-        rehearse(Asked(command=(str(script), str(tmp_path / "state.pt")), world_size=1), tmp_path / "run")
+def states():
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "rng": seed}
 
 
-BY_HAND = """
-import sys, torch
-
-model = torch.nn.Linear(8, 8).cuda()
-model(torch.randn(2, 8, device="cuda")).sum().backward()
-for one in model.parameters():
-    one.data.add_(one.grad, alpha=-0.1)
-with open(sys.argv[1], "wb") as file:
-    torch.save(model, file)
-with open(sys.argv[1], "rb") as file:
-    torch.load(file)
+model, optimizer = made()
+seed = torch.get_rng_state()
+if how == "initial":
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    dist.barrier()
+    model.load_state_dict(torch.load(path, map_location=device))
+    dist.barrier()
+    if rank == 0:
+        os.remove(path)
+for step in range(3):
+    model(torch.ones(2, 8, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 0 and how != "initial":
+        found = states()
+        if how == "buffer":
+            file = io.BytesIO()
+            torch.save(found, file)
+            file.seek(0)
+        elif how == "sharded":
+            file = f"{folder}/of-{rank}/shard.pt"
+            torch.save(found, file)
+        elif how == "distributed":
+            dcp.save(found, checkpoint_id=f"{folder}/dcp")
+        else:
+            if rank == 0:
+                torch.save(found, path + ".part")
+                os.replace(path + ".part", path)
+            dist.barrier()
+            file = path
+        model, optimizer = made()
+        if how == "distributed":
+            model(torch.ones(2, 8, device=device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found = states() | {"epoch": 0}
+            dcp.load(found, checkpoint_id=f"{folder}/dcp")
+        else:
+            found = torch.load(file, map_location="cpu", weights_only=how != "sharded")
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+        torch.set_rng_state(found["rng"])
+        one, other = found["model"]["0.weight"], found["model"]["1.weight"]
+        tied = how != "sharded" and one.data_ptr() == other.data_ptr()
+        print(found["epoch"], sorted(found["model"]), one.device.type, tied)
+print(len(optimizer.state_dict()["state"]), [tuple(one.shape) for one in model.parameters()])
+print(rank == 1 or os.path.exists(path))
+dist.destroy_process_group()
 """
+
+
+@pytest.mark.parametrize("how", ["initial", "resumed", "buffer", "sharded", "distributed"])
+def test_what_a_script_saves_it_loads_as_a_real_one_does(
+    how: str, tmp_path: Path, loaded: Loaded, ranks: type[Runner]
+) -> None:
+    """First weights for all ranks, states to resume from, shards, buffers; nothing stays on the disk."""
+    script, real, fake = tmp_path / "train.py", tmp_path / "real", tmp_path / "fake"
+    script.write_text(RESUMES)
+    real.mkdir()
+    fake.mkdir()
+    done = ranks.run([sys.executable, str(script), how, str(real)], ranks.env())
+    assert done.status == (0, 0), done.errors
+    command = (str(script), how, str(fake))
+    asked = Asked(command=command, world_size=2, ranks=(0, 1), warmup=0, steps=9)
+    rehearse(asked, tmp_path / "run", on=loaded)
+    tables = rehearsal_folder(tmp_path / "run")
+    said = "".join((tables / f"rank-{rank:05d}" / "output.log").read_text() for rank in (0, 1))
+    if how == "distributed":  # the numbers stay where they are
+        said = said.replace("cuda", "cpu")
+    assert said == done.output
+    assert not [file for file in fake.rglob("*") if file.is_file()]
+
+
+@pytest.mark.parametrize(("how", "words"), [("torch", "No such file.*gone"), ("dcp", "CheckpointException")])
+def test_what_was_not_saved_is_the_error_of_a_real_run(
+    how: str, words: str, tmp_path: Path, loaded: Loaded
+) -> None:
+    """A path that is not there is none that could have been saved."""
+    script = tmp_path / "train.py"
+    loads = {
+        "torch": "torch.load('gone.pt')",
+        "dcp": "dist.checkpoint.load({'a': torch.ones(1)}, checkpoint_id='gone')",
+    }
+    head = "import torch, torch.distributed.checkpoint\nimport torch.distributed as dist\n"
+    script.write_text(f"{head}dist.init_process_group('gloo')\n{loads[how]}\n")
+    with pytest.raises(RehearsalError, match=rf"train\.py:4.*{words}"):
+        rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run", on=loaded)
 
 
 def test_memory_that_processes_share_is_memory(tmp_path: Path) -> None:

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.tracer.rehearse.values.even import share
 from foretrace.tracer.rehearse.values.loads import Loads, parsed
+from foretrace.tracer.rehearse.values.shares import share
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from foretrace.tracer.rehearse.values.known import EXCHANGE  # noqa: E402
 from foretrace.tracer.rehearse.values.numbers import Numbers  # noqa: E402 - needs torch
 from foretrace.tracer.rehearse.values.routing import Routing  # noqa: E402
+from foretrace.tracer.rehearse.values.shares import EXCHANGE, Known  # noqa: E402
 from foretrace.tracer.rehearse.values.stated import Stated  # noqa: E402
 
 TOKENS, EXPERTS, BINS = 64, 8, 4
@@ -82,7 +82,9 @@ def test_counts_of_two_means_stay_two_where_they_are_put_together(together: Any)
     stated = Stated(1.5)
     with torch._subclasses.fake_tensor.FakeTensorMode():
         sent, received = torch.empty(BINS, dtype=torch.int64), torch.empty(BINS, dtype=torch.int64)
-        stated.note("aten.bincount", (torch.empty(TOKENS),), sent)
+        chosen = torch.empty(TOKENS)
+        stated._set(chosen, Known(n_values=BINS))
+        stated.note("aten.bincount", (chosen,), sent)
         stated.note(EXCHANGE, (sent,), received)
         both = together([sent, received])
         stated.note(f"aten.{together.__name__}", ([sent, received],), both)

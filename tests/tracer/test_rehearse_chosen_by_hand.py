@@ -75,37 +75,12 @@ def test_choices_that_a_script_tells_apart_are_made_up_evenly(
     assert "needs which experts are chosen: rehearsed as with --expert-load zipf:0" in "".join(found.notes)
 
 
-def test_choices_that_nothing_calls_experts_are_warned_of(tmp_path: Path, loaded: Loaded) -> None:
+def test_choices_that_nothing_calls_experts_are_none(tmp_path: Path, loaded: Loaded) -> None:
     """They may be words, or classes: a list of shares says that they are experts."""
-    found, _ = _rehearsed(tmp_path / "unsaid", loaded, "1.0", 2, "silent")
-    assert any("reads choices of one among 4 columns, told 1 each" in note for note in found.notes)
-    found, rows = _rehearsed(tmp_path / "said", loaded, "1,1,1,1", 2, "silent")
-    assert not any("reads choices" in note for note in found.notes)
+    with pytest.raises(RehearsalError, match=r"chosen_by_hand\.py:\d+: .* depends on numbers"):
+        _rehearsed(tmp_path / "unsaid", loaded, "1.0", 2, "silent")
+    _, rows = _rehearsed(tmp_path / "said", loaded, "1,1,1,1", 2, "silent")
     assert [own[-1] for own in rows.values()] == [TOKENS * TOP_K] * 2
-
-
-POINTS = """
-import torch
-
-model = torch.nn.Conv2d(3, 4, 1).cuda()
-optimizer = torch.optim.SGD(model.parameters())
-for _ in range(3):
-    out = model(torch.ones(2, 3, 8, 8, device="cuda"))
-    out.mean().backward()
-    optimizer.step()
-    out.{choice}.data.cpu().numpy().sum()
-"""
-
-
-@pytest.mark.parametrize(("choice", "n_said"), [("max(dim=1)[1]", 0), ("argmax(1)", 0), ("argmax(-1)", 1)])
-def test_classes_of_the_points_of_a_picture_are_no_experts(
-    tmp_path: Path, loaded: Loaded, choice: str, n_said: int
-) -> None:
-    """A router chooses along the last side."""
-    script = tmp_path / "train.py"
-    script.write_text(POINTS.format(choice=choice))
-    found = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run", on=loaded)
-    assert sum("reads choices of one" in note for note in found.notes) == n_said
 
 
 def test_a_load_of_a_rank_says_nothing_of_choices(tmp_path: Path, loaded: Loaded) -> None:

@@ -1,5 +1,6 @@
-"""A check that would end the script is told to hold; whatever else asks is told as before."""
+"""A check that would end the script is told to hold; what else needs a number ends the rehearsal."""
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.tracer.rehearse.values.ending import passing
+from foretrace.traces.rehearsal import Rehearsal, rehearsal_folder
 
 CHECKS = """\
 def asked(one, other, text):
@@ -47,8 +49,6 @@ for _ in range(2):
     if not (out[:, 2:] >= out[:, :2]).all():
         raise ValueError("no boxes")
     assert (out > -1e9).all()
-    if (out > 0).all():
-        print("all")
     out.sum().backward()
     optimizer.step()
 """
@@ -70,15 +70,76 @@ def test_what_has_no_source_is_no_check(tmp_path: Path) -> None:
 
 
 def test_a_script_that_checks_what_it_computes_goes_on(tmp_path: Path, loaded: Loaded) -> None:
-    """It says what it was told; a branch that ends nothing is told as ever."""
+    """It says what it was told; a branch that ends nothing ends the rehearsal."""
     script = tmp_path / "boxes.py"
     script.write_text(SCRIPT)
     told = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run", on=loaded).stated
     held = [line for line in told if "told True (a check that would end the script)" in line]
     assert [line.split()[0] for line in held] == ["boxes.py:7", "boxes.py:9"]
-    assert any(
-        line.startswith("boxes.py:10") and "told False (nothing is known of it)" in line for line in told
-    )
+
+
+PRINTS = """
+print(f"{loss:.2f}", "%d %.1f" % (number, loss), float(loss), 2 * number // 3, round(number, 2), -number)
+print(math.exp(loss), np.float64(2) / number, abs(number) ** 0.5, json.dumps(number))
+print(loss.numpy(), max([number]))
+if not math.isfinite(loss) or number != number or np.isnan(number) or loss > float("inf"):
+    sys.exit(3)
+if number < best:
+    pass
+kept = torch.tensor([number, 1.0])
+told = kept.sum().item() + number
+words.append(float(told))
+"""
+NEEDS = {
+    "a comparison": "number < 0.5",
+    "a truth": "bool(number)",
+    "a branch": "1 if loss > 2 else 0",
+    "a whole number": "range(int(number))",
+    "an index": "words[number]",
+    "a shape": "torch.zeros(number)",
+    "the larger of two": "max(number, 1.0)",
+    "a comparison with what was made of it": "math.exp(told / 2) > 1",
+    "a comparison of arrays": "(loss.numpy() * 2 > 1).any()",
+    "a plain number that decides": "float(loss) > 3",
+    "a plain number by another name": "plain",
+    "a mask": "rows[rows > loss]",
+}
+NUMBERS = """
+import json, math, sys
+import numpy as np
+import torch
+
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+best, words = float("inf"), []
+for _ in range(2):
+    rows = model(torch.ones(2, 4, device="cuda"))
+    rows.sum().backward()
+    optimizer.step()
+    loss = rows.detach().square().mean().cpu()
+    number = loss.item()
+"""
+
+
+def _numbers(folder: Path, last: str, loaded: Loaded) -> Rehearsal:
+    script = folder / "reading.py"
+    body = PRINTS + ("plain = float(loss)\nif plain > 1:\n    pass\n" if last == "plain" else f"{last}\n")
+    script.write_text(NUMBERS + textwrap.indent(body, "    "))
+    return rehearse(Asked(command=(str(script),), world_size=1), folder / "run", on=loaded)
+
+
+def test_a_number_that_is_only_printed_is_not_needed(tmp_path: Path, loaded: Loaded) -> None:
+    """Formatted, averaged, written to a file; also what asks whether it is finite is answered."""
+    _numbers(tmp_path, "pass", loaded)
+    words = (rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log").read_text().split()
+    assert {word.lower() for word in words} == {"nan", "0"}  # no text of a whole number is another
+
+
+@pytest.mark.parametrize("what", NEEDS)
+def test_a_number_that_is_needed_ends_in_a_line(tmp_path: Path, loaded: Loaded, what: str) -> None:
+    """It names the line of the script, and what to do."""
+    with pytest.raises(RehearsalError, match=r"reading\.py:\d+.*rehearsal does not.*--stub"):
+        _numbers(tmp_path, NEEDS[what], loaded)
 
 
 def test_parameters_of_a_class_of_their_own_end_in_a_line(tmp_path: Path, loaded: Loaded) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from foretrace.tracer.rehearse.errors import UnroutedError
-from foretrace.tracer.rehearse.values.even import share
 from foretrace.tracer.rehearse.values.following import following
-from foretrace.tracer.rehearse.values.known import EXCHANGE
 from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.values.shares import EXCHANGE, Known, share
 from foretrace.tracer.rehearse.values.stated import Stated
 
 torch = pytest.importorskip("torch")
@@ -37,10 +36,14 @@ def elements(numbers: Numbers, tensor: Any) -> Any:
     return None if found is None else found.tolist()
 
 
-def test_bits_that_are_read_as_another_type_are_not_known() -> None:
+def test_bits_that_are_read_as_another_type_are_those_of_the_numbers() -> None:
+    """As the state of a generator, of which ranks make a seed."""
     numbers = Numbers()
     made = kept(numbers, 1, 2)
-    assert elements(numbers, made.view(torch.int32)) is None
+    assert elements(numbers, made.view(torch.int32)) == torch.tensor([1, 2]).view(torch.int32).tolist()
+    seven = fake(7, dtype=torch.uint8)
+    numbers.keep(seven, torch.zeros(7, dtype=torch.uint8))
+    assert elements(numbers, seven[:4].view(torch.int32)) is None
     assert elements(numbers, made.view(2, 1)) == [[1], [2]]
 
 
@@ -156,38 +159,15 @@ def noted(stated: Stated, name: str, *args: Any, out: Any) -> Any:
 
 
 def counted(stated: Stated, mean: int, n: int = 4) -> Any:
-    """Return counts of a known mean."""
-    return noted(stated, "bincount", fake(mean * n), out=fake(n))
+    """Return counts of choices, of a known mean."""
+    return noted(stated, "bincount", chosen(stated, mean * n, n), out=fake(n))
 
 
-@pytest.mark.parametrize("draw", ["aten.rand", "aten.rand_like"])
-@pytest.mark.parametrize("compare", ["aten.lt", "aten.le", "aten.gt", "aten.ge"])
-def test_random_numbers_compare_as_evenly_spread_ones(draw: str, compare: str) -> None:
-    """Of many the share is told, of one the likelier."""
-    stated, spread = Stated(), (torch.arange(1000) + 0.5) / 1000
-    operator = getattr(torch, compare.removeprefix("aten."))
-    for bound in (0.15, 0.5, 0.85):
-        drawn, one = (fake(n, dtype=torch.float32) for n in (1000, 1))
-        for made in (drawn, one):
-            stated.note(draw, (made if draw.endswith("like") else [made.numel()],), made)
-        mask = noted(stated, compare[5:], drawn, bound, out=fake(1000, dtype=torch.bool))
-        n_true = int(operator(spread, bound).sum())
-        assert stated.count_true(mask) == n_true
-        single = noted(stated, compare[5:], one, bound, out=fake(1, dtype=torch.bool))
-        inverted = noted(stated, "logical_not", single, out=fake(1, dtype=torch.bool))
-        assert stated.scalar(single) == stated.scalar(mask[0]) == (n_true >= 500)
-        assert stated.scalar(inverted) != stated.scalar(single)
-
-
-@pytest.mark.parametrize("made_by", ["sum", "mean"])
-def test_what_is_made_of_random_numbers_is_not_spread_as_they_are(made_by: str) -> None:
-    stated = Stated()
-    drawn = noted(stated, "rand", [8], out=fake(8, dtype=torch.float32))
-    made = noted(stated, made_by, drawn, out=fake(1, dtype=torch.float32))
-    assert stated.of(made).mean == (4.0 if made_by == "sum" else 0.5)
-    bound, is_below = (3.0, 0.0) if made_by == "sum" else (0.6, 1.0)  # each of the numbers is below 3
-    below = noted(stated, "lt", made, bound, out=fake(1, dtype=torch.bool))
-    assert stated.of(below).mean == is_below
+def chosen(stated: Stated, n: int, n_values: int) -> Any:
+    """Return *n* choices among as many as *n_values*."""
+    choices = fake(n)
+    stated._set(choices, Known(n_values=n_values))
+    return choices
 
 
 def test_counts_compared_with_a_bound_say_nothing() -> None:
@@ -233,7 +213,7 @@ def test_what_was_received_is_not_more_when_it_is_sent_on() -> None:
 
 def test_counts_of_one_mean_that_are_put_together_are_dealt_out_as_one() -> None:
     stated = Stated()
-    parts = [noted(stated, "bincount", fake(5), out=fake(2)) for _ in range(3)]
+    parts = [noted(stated, "bincount", chosen(stated, 5, 2), out=fake(2)) for _ in range(3)]
     whole = noted(stated, "cat", parts, out=fake(6))
     assert [stated.scalar(whole[at]) for at in range(6)] == [share(2.5, at) for at in range(6)]
 
@@ -267,12 +247,6 @@ def test_choices_are_equal_to_one_place_as_often_as_there_are_places() -> None:
     assert stated.of(most).mean is None
 
 
-def test_numbers_that_nobody_has_differ_from_a_given_one() -> None:
-    """As labels do from the one that stands for padding."""
-    stated = Stated()
-    assert stated.count_true(noted(stated, "ne", fake(8), -100, out=fake(8, dtype=torch.bool))) == 8
-
-
 @pytest.mark.parametrize(
     ("dtype", "dim", "is_choice"), [(torch.float32, -1, True), (torch.float32, 0, False), (LONG, -1, False)]
 )
@@ -296,7 +270,7 @@ def test_what_is_computed_of_choices_of_experts_needs_them_when_it_is_read(is_of
     for func, dtype in ((aten.eq.Scalar, torch.bool), (aten.add.Tensor, LONG)):
         name, out = func.name().replace("::", ".").rpartition(".")[0], fake(8, dtype=dtype)
         following(stated, name, func, lambda *_, out=out: out)(func, (places, 1), {})
-        with pytest.raises(UnroutedError) if is_of_router else nullcontext():
+        with stated.reading(), pytest.raises(UnroutedError) if is_of_router else nullcontext():
             stated.scalar(out[0])
 
 
@@ -306,14 +280,14 @@ def test_no_more_elements_are_true_than_there_are() -> None:
 
 
 @pytest.mark.parametrize("n", [4, MOST_ELEMENTS + 1])
-def test_numbers_of_any_amount_are_finite_and_are_not_what_is_looked_for(n: int) -> None:
-    """A number differs from itself if it is not finite, and says so; a search may ask the other way round."""
+def test_numbers_of_any_amount_are_finite(n: int) -> None:
+    """A number differs from itself if it is not finite, and is below infinity if it is."""
     stated, truth = Stated(), torch.bool
     x = fake(n, dtype=torch.float32)
-    for name, args in (("isnan", (x,)), ("ne", (x, x))):
+    for name, args in (
+        ("isnan", (x,)),
+        ("ne", (x, x)),
+        ("gt", (x, float("inf"))),
+        ("eq", (x, -float("inf"))),
+    ):
         assert stated.count_true(noted(stated, name, *args, out=fake(n, dtype=truth))) == 0
-    for is_inverted in (False, True):
-        found = fake(n, dtype=truth)
-        stated.absent(found, is_inverted=is_inverted)
-        assert stated.count_true(found) == n * is_inverted
-    assert any("looks for given numbers" in told for told in stated.told)

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.rehearsals import rehearse
+from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.simulator.rehearsed.figures import model_flops, rows_and_tokens
+from foretrace.simulator.rehearsed.figures import model_flops
 from foretrace.tracer.rehearse.events.learning import NOW_AND_THEN, UNUSED
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
@@ -107,7 +107,7 @@ def _rehearsed(
     found = rehearse(asked, folder / "run")
     flops = model_flops(found, {0: read_rank(rehearsal_folder(folder / "run"), 0)})
     notes = {note for note in found.notes if note.startswith(("passes with gradients", "step "))}
-    return rows_and_tokens(found)[0] // RANKS, flops / (2 * WIDTH**2 * RANKS), notes
+    return (rows_and_tokens(found)[0] or 0) // RANKS, flops / (2 * WIDTH**2 * RANKS), notes
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,11 @@ def test_an_object_that_a_rank_lacks_is_named_where_it_fails(
         Found(kind, tmp_path / "run", loaded, (3,))
 
 
-def test_a_size_that_another_rank_sends_is_told_as_one_and_named(tmp_path: Path, loaded: Loaded) -> None:
+def test_a_size_that_another_rank_sends_is_not_made_up(tmp_path: Path, loaded: Loaded) -> None:
     """Also where the receiver had numbers of its own in that place."""
-    told = Found("size", tmp_path / "run", loaded, (3,)).rehearsal.stated
-    assert any("reads a number: told 1 (another rank has sent it)" in line for line in told)
+    said = r"seldom\.py:\d+ reads a number that a rank has sent .* rehearse also 2 \(--ranks\)"
+    with pytest.raises(RehearsalError, match=said):
+        Found("size", tmp_path / "run", loaded, (3,))
 
 
 def test_all_micro_batches_are_run_where_the_script_has_its_own_actions(

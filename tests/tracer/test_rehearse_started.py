@@ -43,8 +43,8 @@ STARTS = {
     "shell": 'os.environ["OF_PARENT"] = "1"; subprocess.call("torchrun FOLDER/train.py --lr 3", shell=True)',
     "assigned": "assert os.system('OF_PARENT=1 torchrun FOLDER/train.py --lr 3') == 0",
     "env": f"subprocess.check_call(['env', 'OF_PARENT=1', *{RUN}])",
-    "in_folder": "assert os.system('cd FOLDER && OF_PARENT=1 nohup torchrun train.py --lr 3 >out 2>&1') == 0",
-    "piped": "subprocess.check_call(['bash', '-c', 'OF_PARENT=1 torchrun FOLDER/train.py --lr 3 | tee log'])",
+    "in_folder": "assert os.system('cd FOLDER && OF_PARENT=1 torchrun train.py --lr 3') == 0",
+    "in_shell": "subprocess.check_call(['bash', '-c', 'OF_PARENT=1 torchrun FOLDER/train.py --lr 3'])",
     "become": f'os.environ["OF_PARENT"] = "1"; os.execvp("torchrun", {RUN})',
 }
 """Ways to start a training in another process."""
@@ -145,6 +145,29 @@ def test_a_launcher_among_other_commands_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RehearsalError, match=r"starts torchrun .*train\.py among other commands, and it is not"
     ):
+        _acted(tmp_path, (str(parent),))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "subprocess.check_call([sys.executable, '-m', 'pip', 'install', '-q', 'thing'])",
+        "subprocess.check_output('cd / && pip3 -q install thing', shell=True)",
+        "os.system('sudo -E apt-get install -y thing')",
+    ],
+)
+def test_a_program_that_installs_packages_is_refused(tmp_path: Path, start: str) -> None:
+    """It is not started, and the line says what to do."""
+    said = r"parent\.py:4 starts .* thing: a rehearsal installs nothing; install what the script needs before"
+    with pytest.raises(RehearsalError, match=said):
+        _acted(tmp_path, (str(_written(tmp_path / "in", start)),))
+
+
+@pytest.mark.parametrize("start", ["'pip', '--version'", "'echo', 'pip', 'install', 'x'"])
+def test_a_program_that_installs_nothing_is_started(tmp_path: Path, start: str) -> None:
+    """A script that needs what is not here ends in a line that says so."""
+    parent = _written(tmp_path / "in", "subprocess.check_call(['nvidia-smi'])", f"subprocess.run([{start}])")
+    with pytest.raises(RehearsalError, match=r"parent\.py:4.*nvidia-smi is not here: leave out what asks it"):
         _acted(tmp_path, (str(parent),))
 
 

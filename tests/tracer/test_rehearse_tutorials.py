@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from tests.rehearsals import rehearse
+from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.simulator.rehearsed.figures import model_flops, rows_and_tokens, stage_of
+from foretrace.simulator.rehearsed.figures import model_flops, stage_of
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.rehearse.cli import layout_words
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.batch import batch_in
 from foretrace.traces.rehearsal import WHAT, Rehearsal, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
@@ -22,9 +23,9 @@ def _rehearsed(what: str, folder: Path) -> Rehearsal:
 
 
 def test_a_loss_that_is_a_module_is_no_pass_of_the_model(tmp_path: Path) -> None:
-    """Rows are those of one batch. A processor has no fused kernel of attention that drops."""
+    """A processor has no fused kernel of attention that drops. Ranks that send nothing may share rows."""
     found = _rehearsed("numbered", tmp_path)
-    assert rows_and_tokens(found) == (4 * 8, 4 * 8 * 8)
+    assert (found.job["forwards_per_step"], rows_and_tokens(found)) == (1, (None, None))
     works = read_rank(rehearsal_folder(tmp_path / "run"), 0).works.to_pylist()
     assert not any("attention" in work["name"] for work in works)
     assert any("softmax" in work["name"] for work in works)
@@ -50,15 +51,26 @@ def test_what_a_wrapped_layer_computes_again_is_not_the_work_of_the_model(tmp_pa
 
 
 def test_stages_that_are_neighbours_share_their_rows(tmp_path: Path) -> None:
-    """Two ranks work on each batch, though no layout has this order of axes."""
+    """Two ranks work on each batch, though no layout has this order; every schedule of a step counts."""
     found = _rehearsed("staged", tmp_path)
     assert found.layout is None
-    assert rows_and_tokens(found) == (8 * 4, 8 * 4 * 8)
+    assert rows_and_tokens(found) == (2 * 8 * 4, 2 * 8 * 4 * 8)
+    assert batch_in(found.job).equation.startswith("2 rows × 8 × 8 micro-batches × dp 4 (")
     assert found.representatives == (0, 1) * 4
     machine, folder = load_cluster("dgx-h100"), rehearsal_folder(tmp_path / "run")
     stages = [stage_of(found, rank, machine, read_rank(folder, rank)) for rank in found.ranks]
     assert [stage["stage"] for stage in stages] == [0, 1]
     assert set(layout_words(found).split(",")[0].split()) == {"groups", "dp4", "pp2"}
+
+
+@pytest.mark.parametrize(("ranks", "n_stages"), [((0,), None), ((0, 1), 2)])
+def test_the_size_of_a_model_is_that_of_all_stages_or_unknown(
+    ranks: tuple[int, ...], n_stages: int | None, tmp_path: Path
+) -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 32)
+    n_params = None if n_stages is None else n_stages * sum(one.numel() for one in layer.parameters())
+    asked = Asked(command=(str(SCRIPT), "staged"), world_size=2, ranks=ranks)
+    assert (rehearse(asked, tmp_path / "run").model or {})["n_params"] == n_params
 
 
 def test_rows_are_those_that_train_and_features_are_no_tokens(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.processes import Done
 
+from foretrace.tracer.guarded import Replacements, between
 from foretrace.traces.analysis.diagnosis import diagnose
 from foretrace.traces.errors import RunError
 from foretrace.traces.store import open_run
@@ -101,3 +102,36 @@ def warnings(path: Path) -> tuple[str, ...]:
         return open_run(path).warnings
     except RunError:
         return ()
+
+
+def test_functions_are_given_back_but_for_those_that_somebody_has_replaced_since() -> None:
+    class Owner:
+        @staticmethod
+        def at_rest(x: int) -> int:
+            return x
+
+        def own(self, x: int) -> int:
+            return x
+
+        def wrapped_later(self, x: int) -> int:
+            return x
+
+    told: list[object] = []
+    before = dict(vars(Owner))
+    replaced = Replacements()
+    for name in ("at_rest", "own", "wrapped_later", "of_another_torch"):
+        replaced.replace(Owner, name, between(lambda *given: given[-1], told.append))
+    assert (Owner().at_rest(1), Owner().own(2), Owner().wrapped_later(3), told) == (1, 2, 3, [1, 2, 3])
+    later = Owner.wrapped_later = lambda self, x: -x  # type: ignore[method-assign]
+    replaced.remove()
+    assert Owner.wrapped_later is later
+    assert (Owner().at_rest(4), Owner().own(5), told) == (4, 5, [1, 2, 3])
+    assert Owner.own is before["own"]
+
+
+def test_a_function_between_two_calls_may_raise() -> None:
+    told: list[object] = []
+    failing = between(lambda *given: given, told.append)(int)
+    with pytest.raises(ValueError, match="invalid literal"):
+        failing("x")
+    assert told == [("x",)]

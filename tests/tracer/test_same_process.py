@@ -130,6 +130,68 @@ def test_a_script_sees_the_same_process(installed: tuple[str, str], tmp_path: Pa
         assert other == one
 
 
+TRAINS = """
+import networkx  # of the folder of the script
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+"""
+
+REHEARSED = ("module", "path", "torchrun")
+
+
+@pytest.mark.parametrize("how", REHEARSED)
+def test_a_rehearsed_script_sees_the_process_that_a_launcher_starts(
+    installed: tuple[str, str], tmp_path: Path, how: str
+) -> None:
+    """Path, folder, arguments, main module, environment, and where each module comes from; not signals."""
+    pytest.importorskip("torch")
+    _, python = installed
+    (tmp_path / "listing.py").write_text(TRAINS.replace("model =", LISTING + "model =", 1))
+    (tmp_path / "networkx.py").touch()
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "OMP_NUM_THREADS"}}
+    env["PYTHONPATH"] = "on_path"
+    command = [python, *(TORCHRUN if how == "torchrun" else COMMANDS[how])]
+    size = "2" if how == "torchrun" else "1"
+    rehearse = [python, "-m", "foretrace", "rehearse", "--world-size", size, "--ranks-per-node", size]
+    rehearse += ["--warmup", "0", "-o", "run", *(["--ranks", "0,1"] if how == "torchrun" else []), "--"]
+    launched = command if how == "torchrun" else [python, "-m", "torch.distributed.run", *command[1:]]
+    if how == "path":
+        launched = [python, "-m", "torch.distributed.run", "./listing.py"]
+        command = [python, "./listing.py"]
+    alone, said = (seen(words, tmp_path, env) for words in (launched, [*rehearse, *command]))
+    assert len(alone) == len(said) == int(size)
+    for one, other in zip(alone, said, strict=True):
+        for ranks in (one, other):
+            for name in [one for one in ranks["environment"] if one.startswith(("MASTER_", "TORCHELASTIC_"))]:
+                del ranks["environment"][name]  # they tell of an agent and its store
+            for name in ("signals", "groups"):
+                ranks.pop(name)
+        modules = other.pop("modules")
+        own = {name: file for name, file in one.pop("modules").items() if name in modules}
+        assert own == {name: modules[name] for name in own}
+        assert own["networkx"] == str(tmp_path / "networkx.py")
+        assert other == one
+
+
+def test_a_script_that_fails_to_import_fails_where_it_is_rehearsed(tmp_path: Path) -> None:
+    """The folder in which a launcher is started is not the one of the script."""
+    pytest.importorskip("torch")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "helper.py").touch()
+    (tmp_path / "scripts" / "train.py").write_text("import torch\nimport helper\n")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "scripts/train.py")
+    rehearse = (sys.executable, "-m", "foretrace", "rehearse", "--world-size", "1", "-o", "run", "--")
+    for before in ((), rehearse):
+        (done,) = Runner.launch([*before, *torchrun], cwd=tmp_path)
+        assert done.returncode, done.stdout
+        assert "train.py" in done.stderr
+        assert "helper" in done.stderr
+
+
 PROJECT = """
 import tracer, traces.mine, simulator, topologies, sitecustomize
 import torch, torch.distributed as dist

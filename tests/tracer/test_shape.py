@@ -8,9 +8,8 @@ import pytest
 
 import foretrace
 from foretrace.tracer import internals, shape
-from foretrace.tracer.blocks import find_blocks
 from foretrace.tracer.parallelism import data_parallel
-from foretrace.tracer.shape import describe_model, untimed
+from foretrace.tracer.shape import describe_model, find_blocks, untimed
 from foretrace.traces.model_parts import joined_models
 from foretrace.traces.store import open_run
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from foretrace.tracer.device_works import DeviceTimes
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Block, Communication
+from foretrace.tracer.sink import MOST_BEHIND, UnderWay
 from foretrace.tracer.stamps import Resolver
-from foretrace.tracer.under_way import MOST_BEHIND, UnderWay
 from foretrace.traces.store import open_run
 
 UNWAITED = """

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from foretrace.tracer.watchers import Watchers
+from foretrace.tracer.completion import Watchers
 
 
 def test_a_transfer_that_is_watched_when_the_process_ends_is_not_waited_for() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.tracer import with_group
+from foretrace.tracer import record as with_group
 from foretrace.tracer.run_directory import REFUSED
 
 pytest.importorskip("torch.distributed")

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from foretrace.tracer.blocks import find_blocks
 from foretrace.tracer.parallelism import data_parallel
-from foretrace.tracer.shape import describe_model
+from foretrace.tracer.shape import describe_model, find_blocks
 from foretrace.tracer.wrapped import inside
 from foretrace.traces.layout import Layout
 from foretrace.traces.store import open_run

@@ -71,7 +71,7 @@ def wrapped() -> None:
 
 
 def staged() -> None:
-    """A pipeline whose stages are neighbours, with replicas of it: an order of axes that no layout has."""
+    """A pipeline whose stages are neighbours, with replicas, that runs twice a step: an order of its own."""
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
     at = mesh["pp"].get_local_rank()
@@ -81,10 +81,11 @@ def staged() -> None:
     optimizer = torch.optim.SGD(model.parameters())
     for _ in range(3):
         x = torch.randn(8, 8, WIDTH, device="cuda")
-        if at == 0:
-            schedule.step(x)
-        else:
-            schedule.step(target=x)
+        for _ in range(2):
+            if at == 0:
+                schedule.step(x)
+            else:
+                schedule.step(target=x)
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad, group=mesh["dp"].get_group())
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Measures the network and the clocks of a world of processes: torchrun's, or one that is started here.
+"""Measures network, clocks and processors of a world of processes: torchrun's, or one that is started here.
 
 Run as ``python -m tracer.bench.world WHAT BACKEND OPTIONS RESULT [FILE]`` on every rank; rank 0 writes the
 result. Ranks meet by the *FILE*, which needs no port, or where a launcher says.
@@ -8,15 +8,393 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
-from foretrace.tracer.errors import RecordError
+from foretrace.tracer.bench.kernels import line, seconds
+from foretrace.tracer.clock import machine_id, now_ns, synchronise
+from foretrace.tracer.errors import RecordError, need_torch
+from foretrace.traces.analysis.collectives import bus_factor
+
+GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2048, 256), (1024, 1024, 1024))
+"""Products (m, n, k) that are timed: those of a small transformer, and one large enough for the peak."""
+
+SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
+"""Whole-array sizes at which communication is timed, 1 KiB to 32 MiB."""
+
+LINKS: Final = 32  # products, each followed by a sum, in the chain of tiny operations
+
+OPERATIONS_PER_LINK: Final = 4
+"""Operations of the model per link of the chain: product and sum forward, and two products backward."""
+
+
+def measure_machine(n_computing: int) -> dict[str, Any]:
+    """Return what each of the first *n_computing* processes computes, and the times of communication.
+
+    They compute at once, as they share caches and memory, and all of them communicate afterwards.
+    """
+    import torch.distributed as dist
+
+    rank, n_processes = dist.get_rank(), dist.get_world_size()
+    computed = _gathered(_compute() if rank < n_computing else None)
+    times_s = _communicate(rank, n_processes)
+    return {"compute": [one for one in computed if one is not None], "times_s": times_s}
+
+
+def _compute() -> dict[str, float]:
+    """Return the fields of ``tracer.bench.device.Compute``, measured in this process."""
+    times = {shape: _gemm_s(*shape) for shape in GEMM_SHAPES}
+    flops = {(m, n, k): 2 * m * n * k for m, n, k in GEMM_SHAPES}
+    peak = max(flops[shape] / times[shape] for shape in GEMM_SHAPES)
+    slope, latency_s = line([(flops[shape], times[shape]) for shape in GEMM_SHAPES])
+    bandwidth = _bandwidth()
+    forward, backward = _attention(peak)
+    return {
+        "peak_flops_per_s": peak,
+        "gemm_efficiency": min(1.0, 1 / (slope * peak)),
+        "gemm_latency_s": latency_s,
+        "memory_bytes_per_s": bandwidth,
+        "memory_fraction": min(1.0, _small_bandwidth() / bandwidth),
+        "operation_s": _operation_s(),
+        "attention_forward": min(1.0, forward),
+        "attention_backward": min(1.0, backward),
+    }
+
+
+def _gemm_s(m: int, n: int, k: int) -> float:
+    import torch
+
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    return seconds(lambda: a @ b)
+
+
+def _bandwidth() -> float:
+    """Return bytes per second of an operation in place on 64 MB, read and write counted."""
+    import torch
+
+    x = torch.zeros(16_000_000)
+    return float(2 * x.nbytes / seconds(lambda: x.add_(1)))
+
+
+def _small_bandwidth() -> float:
+    """Return bytes per second where a small model does no products: its optimizer and what is element-wise.
+
+    Tensors are those of a Llama of hidden size 256 with 8 layers on 512 tokens, and none of them is in a
+    cache when its turn comes. Operands are counted once: AdamW reads parameter, gradient and two moments and
+    writes all but the gradient.
+    """
+    optimizer_bytes, optimizer_s = _optimizer()
+    passes_bytes, passes_s = _element_wise()
+    return (optimizer_bytes + passes_bytes) / (optimizer_s + passes_s)
+
+
+def _optimizer() -> tuple[int, float]:
+    """Return bytes moved and time of a step of AdamW."""
+    import torch
+
+    shapes = ([(256, 256)] * 2 + [(128, 256)] * 2 + [(704, 256)] * 3) * 8 + [(2048, 256)] * 2
+    parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = torch.optim.AdamW(parameters)
+    return 7 * sum(p.nbytes for p in parameters), seconds(optimizer.step)
+
+
+def _element_wise() -> tuple[int, float]:
+    """Return bytes moved and time of norms, residuals and gates, forward and backward."""
+    import torch
+    from torch.nn import functional
+
+    weight = torch.ones(256, requires_grad=True)
+    hidden = torch.randn(512, 256, requires_grad=True)
+    gates = [torch.randn(512, 704, requires_grad=True) for _ in range(2 * 8)]
+
+    def layers() -> None:
+        x, total = hidden, torch.zeros(())
+        for gate, up in zip(gates[::2], gates[1::2], strict=True):
+            x = x + functional.rms_norm(x, (256,), weight)
+            x = x + functional.rms_norm(x, (256,), weight)
+            total = total + (functional.silu(gate) * up).sum()
+        (total + x.sum()).backward()
+
+    # Norm 2 + 3 passes, sum 3 + 3 with the one of gradients; silu 2 + 3, product 3 + 6, its sum 1 + 1.
+    per_layer = 2 * 11 * hidden.nbytes + 16 * gates[0].nbytes
+    return 8 * per_layer, seconds(layers)
+
+
+def _operation_s() -> float:
+    """Return the time of one tiny operation of a model, forward or backward."""
+    import torch
+
+    layers = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(LINKS))
+    x = torch.randn(4, 16, requires_grad=True)
+
+    def chain() -> None:
+        y = x
+        for layer in layers:
+            y = y + layer(y)
+        y.sum().backward()
+
+    return seconds(chain) / (LINKS * OPERATIONS_PER_LINK)
+
+
+def _attention(peak: float) -> tuple[float, float]:
+    """Return the efficiency of causal attention, forward and backward, over *peak* FLOP/s."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    shape = heads, tokens, width = 8, 512, 32
+    q, k, v = (torch.randn(1, *shape, requires_grad=True) for _ in range(3))
+
+    def forward() -> Any:
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    forward_s = seconds(forward)
+    both_s = seconds(lambda: forward().sum().backward())
+    product = 2 * heads * tokens * tokens * width / 2  # half of the scores are masked
+    return 2 * product / (forward_s * peak), 5 * product / (max(both_s - forward_s, 1e-9) * peak)
+
+
+def _communicate(rank: int, n_processes: int) -> dict[str, dict[int, list[float]]]:
+    """Return the times of gloo operations by kind, number of ranks and ``SIZES_BYTES``."""
+    import torch.distributed as dist
+
+    found: dict[str, dict[int, list[float]]] = {}
+    for n_ranks in sorted({2, n_processes}):
+        group = dist.new_group(list(range(n_ranks)))
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", *(["p2p"] if n_ranks == 2 else [])):
+            dist.barrier()
+            if rank < n_ranks:
+                times = [_communication_s(kind, size, n_ranks, group) for size in SIZES_BYTES]
+                found.setdefault(kind, {})[n_ranks] = times
+        dist.barrier()
+    return found
+
+
+def _communication_s(kind: str, size_bytes: int, n_ranks: int, group: Any) -> float:
+    """Return the median time of one operation on a whole array of *size_bytes*, over *n_ranks*."""
+    run, _ = _operation(kind, size_bytes, n_ranks, group)
+    share = 0.5 if kind == "p2p" else 1.0  # there and back
+    return median(_times(run, 31 if size_bytes < 1 << 20 else 9, together=False)) * share
+
+
+KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+WARM_UP: Final = 2  # calls before those that count: buffers are allocated, connections made
+
+SLOW: Final = 1.5
+"""Time over the median above which a link or rank is slow. On a machine of its own links of one kind
+differ by a few percent; a link at half its width, as a retrained lane or a missing rail has it, by 2."""
+
+LINK_BYTES: Final = 8 << 20  # message by which links are compared: large enough for bandwidth to rule
+PROBE: Final = 512  # side of the matrix product by which ranks are compared
+
+
+def measure_network(sizes: Sequence[int], repeats: int) -> dict[str, Any]:
+    """Return the times of all collectives at *sizes* of the whole array, of links, and of ranks.
+
+    Args:
+        sizes: bytes, as nccl-tests counts them.
+        repeats: calls of each; the median counts, of links and ranks the best: what is slow is never fast.
+    """
+    import torch.distributed as dist
+
+    rows = [_collective(kind, size, repeats) for kind in KINDS for size in sizes]
+    links = [link for distance in _distances(dist.get_world_size()) for link in _links(distance, repeats)]
+    ranks = _gathered({"host": socket.gethostname(), "probe_s": _probe_s(repeats)})
+    found = {
+        "collectives": rows,
+        "links": links,
+        "ranks": [{"rank": i, **row} for i, row in enumerate(ranks)],
+    }
+    _flag(found["links"], "time_s")
+    _flag(found["ranks"], "probe_s")
+    return found
+
+
+def _collective(kind: str, size_bytes: int, repeats: int) -> dict[str, Any]:
+    """Return one row: the slowest rank's median, as nccl-tests counts."""
+    import torch.distributed as dist
+
+    n = dist.get_world_size()
+    run, counted = _operation(kind, size_bytes, n)
+    times = _gathered(median(_times(run, repeats)))
+    time_s = max(times)
+    return {
+        "kind": kind,
+        "size_bytes": counted,
+        "time_s": time_s,
+        "busbw_bytes_per_s": counted / time_s * bus_factor(kind, n),
+    }
+
+
+def _operation(kind: str, size_bytes: int, n: int, group: Any = None) -> tuple[Callable[[], Any], int]:
+    """Return what does one operation over *n* ranks, and the bytes of its whole array: a multiple of them."""
+    import torch
+    import torch.distributed as dist
+
+    part = max(size_bytes // 4 // n, 1)
+    whole, piece = torch.zeros(part * n, device=_device()), torch.zeros(part, device=_device())
+    other = torch.zeros_like(whole)
+
+    def there_and_back() -> None:
+        for sender in (0, 1):
+            transfer = dist.send if dist.get_rank() == sender else dist.recv
+            transfer(whole, 1 - dist.get_rank(), group=group)
+
+    runs: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, piece, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(piece, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+        "p2p": there_and_back,
+    }
+    return runs[kind], 4 * part * n
+
+
+def _distances(n: int) -> list[int]:
+    """Return how far apart the ranks are whose links are timed: neighbours, and powers of two."""
+    return [1 << i for i in range(n.bit_length()) if 1 << i < n]
+
+
+def _links(distance: int, repeats: int) -> list[dict[str, Any]]:
+    """Return the time of every rank's message to the one *distance* further, all sent at once."""
+    import torch
+    import torch.distributed as dist
+
+    rank, n = dist.get_rank(), dist.get_world_size()
+    sent, received = (torch.zeros(LINK_BYTES // 4, device=_device()) for _ in range(2))
+
+    def exchange() -> None:
+        transfers = [
+            dist.P2POp(dist.isend, sent, (rank + distance) % n),
+            dist.P2POp(dist.irecv, received, (rank - distance) % n),
+        ]
+        works = [op.op(op.tensor, op.peer) for op in transfers] if sent.device.type == "cpu" else []
+        for work in works or dist.batch_isend_irecv(transfers):
+            work.wait()
+
+    times = _gathered(min(_times(exchange, repeats)))
+    return [
+        {
+            "receiver": receiver,
+            "sender": (receiver - distance) % n,
+            "distance": distance,
+            "time_s": time_s,
+            "bytes_per_s": LINK_BYTES / time_s,
+        }
+        for receiver, time_s in enumerate(times)
+    ]
+
+
+def _probe_s(repeats: int) -> float:
+    """Return the time of a matrix product on this rank."""
+    import torch
+
+    a = torch.ones(PROBE, PROBE, device=_device())
+    return min(_times(lambda: a @ a, max(repeats, 9), together=False))
+
+
+def _times(run: Callable[[], Any], repeats: int, *, together: bool = True) -> list[float]:
+    """Return the time of each call of *run*, begun by all ranks at once if *together*."""
+    import torch
+    import torch.distributed as dist
+
+    found = []
+    through = torch.cuda.synchronize if _device().type == "cuda" else lambda: None
+    for _ in range(WARM_UP + repeats):
+        if together:
+            dist.barrier()
+        through()
+        began = time.perf_counter()
+        run()
+        through()
+        found.append(time.perf_counter() - began)
+    return found[WARM_UP:]
+
+
+def _flag(rows: list[dict[str, Any]], column: str) -> None:
+    """Mark every row that takes much longer than the middle one of its kind."""
+    by_kind: dict[Any, list[float]] = {}
+    for row in rows:
+        by_kind.setdefault(row.get("distance"), []).append(row[column])
+    for row in rows:
+        row["is_slow"] = row[column] > SLOW * median(by_kind[row.get("distance")])
+
+
+def _gathered(value: Any) -> list[Any]:
+    """Return *value* of every rank."""
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _device() -> Any:
+    import torch
+    import torch.distributed as dist
+
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
+COARSE_NS: Final = 100_000
+"""Uncertainty from which on spans of two ranks are not to be ordered: a small collective takes less."""
+
+
+def measure_clocks(pause_s: float) -> dict[str, Any]:
+    """Return offset, uncertainty and drift of each rank's clock to that of rank 0.
+
+    Every rank is measured as if it had a machine of its own. Ranks on one machine share a clock, so that
+    what is measured of them is the error of the measurement itself.
+
+    Args:
+        pause_s: seconds between the two measurements whose difference is the drift.
+    """
+    first = _measured("first")
+    time.sleep(pause_s)
+    second = _measured("second")
+    mine = {
+        "host": socket.gethostname(),
+        "machine": machine_id(),
+        "offset_ns": second["offset_ns"],
+        "uncertainty_ns": second["uncertainty_ns"],
+        "drift_ppb": (second["offset_ns"] - first["offset_ns"]) * 1e9 / max(second["at"] - first["at"], 1),
+        "drift_uncertainty_ppb": (first["uncertainty_ns"] + second["uncertainty_ns"])
+        * 1e9
+        / max(second["at"] - first["at"], 1),
+    }
+    found = _gathered(mine)
+    rows = []
+    for rank, row in enumerate(found):
+        shared = row.pop("machine") == machine_id()
+        is_coarse = not shared and row["uncertainty_ns"] > COARSE_NS
+        rows.append({"rank": rank, **row, "shares_clock": shared, "is_coarse": is_coarse})
+    return {"ranks": rows}
+
+
+def _measured(name: str) -> dict[str, int]:
+    """Return offset and uncertainty of this rank's clock, measured now."""
+    import torch.distributed as dist
+
+    from foretrace.tracer import internals
+
+    rank = dist.get_rank()
+    store = dist.PrefixStore(f"foretrace-bench/{name}", internals.default_store())
+    clock = synchronise(store, rank, dist.get_world_size(), machine=f"rank {rank}")
+    return {"offset_ns": clock.offset_ns, "uncertainty_ns": clock.uncertainty_ns, "at": now_ns()}
+
+
+NAMES: Final = {"collectives": "collectives", "clock": "clocks", "machine": "this machine"}
+"""What is measured, in words."""
 
 TIMEOUT_S: Final = 600
 """How long processes that are started here may take; some 20 s on a machine that does nothing else."""
@@ -39,17 +417,36 @@ def measured(what: str, *, processes: int, backend: str, options: Mapping[str, A
     Raises:
         RecordError: torch is missing, or a process failed.
     """
-    if find_spec("torch") is None:
-        raise RecordError(f"bench {what} needs torch: pip install torch")
-    chosen = _backend(backend, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
+    if not is_launched():
+        return started(what, backend, options, processes)
+    chosen = _backend(what, backend, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
-        arguments = [what, chosen, json.dumps(options), str(result)]
-        if is_launched():
-            main(arguments)
-        else:
-            _started([*arguments, str(Path(scratch) / "meeting")], processes)
+        main([what, chosen, json.dumps(options), str(result)])
         return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+
+
+def started(
+    what: str, backend: str, options: Mapping[str, Any], n: int, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what rank 0 of *n* processes of this machine found, which run to their end.
+
+    Args:
+        what: ``"machine"``, or as `measured` takes it, like *backend* and *options*.
+        backend: as above.
+        options: as above.
+        n: how many processes.
+        env: environment variables to add.
+
+    Raises:
+        RecordError: torch is missing, or a process failed.
+    """
+    chosen = _backend(what, backend, n)
+    with tempfile.TemporaryDirectory() as scratch:
+        result, meeting = (str(Path(scratch) / name) for name in ("result.json", "meeting"))
+        _run([what, chosen, json.dumps(options), result, meeting], n, env or {})
+        found: dict[str, Any] = json.loads(Path(result).read_text(encoding="utf-8"))
+        return found
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -84,15 +481,17 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _measure(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    from foretrace.tracer.bench import clock, collectives
+    measures: Mapping[str, Callable[..., dict[str, Any]]] = {
+        "clock": measure_clocks,
+        "collectives": measure_network,
+        "machine": measure_machine,
+    }
+    return measures[what](**options)
 
-    if what == "clock":
-        return clock.measure(**options)
-    return collectives.measure(**options)
 
-
-def _backend(wanted: str, n_local: int) -> str:
+def _backend(what: str, wanted: str, n_local: int) -> str:
     """Return the wanted backend, by default NCCL if each local process has a GPU; raises RecordError."""
+    need_torch(f"measuring {NAMES[what]}")
     import torch
 
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -101,10 +500,10 @@ def _backend(wanted: str, n_local: int) -> str:
     return wanted or ("nccl" if n_gpus >= n_local else "gloo")
 
 
-def _started(arguments: Sequence[str], n: int) -> None:
+def _run(arguments: Sequence[str], n: int, env: Mapping[str, str]) -> None:
     """Run *n* processes of one world on this machine to their end. Raises RecordError if one fails."""
     root = str(Path(__file__).parents[3])
-    base = {**os.environ, "OMP_NUM_THREADS": "1"}
+    base = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH", "")]))
     base |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
     processes = [

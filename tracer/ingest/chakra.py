@@ -3,32 +3,28 @@
 A graph says what depends on what and how long it took, not when it ran. The nodes are laid out as early as
 their dependencies and their processor allow: the host runs one at a time, the device runs one at a time,
 communication has a stream of its own. PyTorch's own execution traces (``nodes``) hold no durations: see
-``tracer.ingest.host_graph``.
+``tracer.ingest.chakra``.
 Schema: https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
+import re
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.events import text, whole
-from foretrace.tracer.ingest.host_graph import read_graph
-from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, kernel
-from foretrace.tracer.ingest.kineto import rank_in_name
-from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.rows import rows
-from foretrace.tracer.ingest.sources import Progress, Source, opened
-
-MOST_BYTES: Final = 1 << 30
-"""Largest file that is held: graphs are read whole."""
+from foretrace.tracer.ingest.events import array_bytes, elements, text, whole
+from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
+from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype, kernel
+from foretrace.tracer.ingest.notes import COLLECTIVE
+from foretrace.tracer.ingest.recording import Recording, Rows
+from foretrace.tracer.ingest.sources import Progress, Source, rank_in_name, read_json, read_whole
 
 _SEND, _RECV, _COLLECTIVE = 5, 6, 7
 _DATA_DEPENDENCY: Final = 5
@@ -60,12 +56,9 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     Raises:
         IngestError: it cannot be read, has no durations, or its dependencies go round in a circle.
     """
-    with opened(source, progress) as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise IngestError(f"{source.name}: a graph of more than {MOST_BYTES >> 30} GiB is not read")
+    data = read_whole(source, progress)
     result = Recording(name=source.name, spans=pa.table({}), rank=rank_in_name(source.name))
-    document = _document(data, source.name) if data.lstrip()[:1] == b"{" else None
+    document = read_json(data, source.name) if data.lstrip()[:1] == b"{" else None
     if document is not None and _is_timeless(document):
         read_graph(document["nodes"], result)
         return result
@@ -77,15 +70,6 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
         "dependencies and durations: as early as they allow; the file has no start times"
     )
     return result
-
-
-def _document(data: bytes, name: str) -> dict[str, Any]:
-    """Return the object that *data* is in JSON."""
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IngestError(f"{name} is not complete JSON") from error
-    return document if isinstance(document, dict) else {}
 
 
 def _is_timeless(document: Mapping[str, Any]) -> bool:
@@ -237,7 +221,7 @@ def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
     ready = deque(sorted(number for number, count in waits.items() if not count))
     ended: dict[int, int] = {}
     free: defaultdict[str, int] = defaultdict(int)
-    columns: defaultdict[str, list[Any]] = defaultdict(list)
+    rows = Rows()
     while ready:
         number = ready.popleft()
         node = nodes[number]
@@ -246,19 +230,14 @@ def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
         ended[number] = begun + node.duration_ns
         if node.duration_ns:
             free[row["stream"]] = ended[number]
-            for key, value in {**row, "start_ns": begun, "duration_ns": node.duration_ns}.items():
-                columns[key].append(value)
+            rows.add({**row, "start_ns": begun, "duration_ns": node.duration_ns})
         for later in after[number]:
             waits[later] -= 1
             if not waits[later]:
                 ready.append(later)
     if len(ended) < len(nodes):
         raise IngestError(f"{name}: {len(nodes) - len(ended)} nodes wait for one another in a circle")
-    whole_numbers = {"start_ns", "duration_ns", "size_bytes"}
-    return rows(
-        {"rank": np.zeros(len(columns["kind"]), np.int32)}
-        | {key: np.array(v, np.int64) if key in whole_numbers else v for key, v in columns.items()}
-    )
+    return rows.table()
 
 
 def _row(node: Node) -> dict[str, Any]:
@@ -282,3 +261,125 @@ def _row(node: Node) -> dict[str, Any]:
         "size_bytes": 0,
         "axis": "",
     }
+
+
+# Execution traces of PyTorch, schemas 1.0.1 to 1.1.1 (``torch.profiler.ExecutionTraceObserver``), have no
+# times. Every operator that calls no other is drawn ``DRAWN_NS`` long, in the order of the calls: counts,
+# sizes, FLOPs and order are the file's, no time is. The run says so, and analyses make no claim in time.
+
+DRAWN_NS: Final = 1000  # length of an operator in a run without times
+
+
+def read_graph(nodes: list[Any], result: Recording) -> None:
+    """Put the timeline of *nodes*, of an execution trace, into *result*."""
+    said = [node for node in nodes if isinstance(node, dict) and whole(node.get("id")) is not None]
+    result.lost["node without a number"] += len(nodes) - len(said)
+    callers = {whole(node.get("ctrl_deps", node.get("parent"))) for node in said}
+    groups = _groups(said, -1 if result.rank is None else result.rank)
+    rows = Rows()
+    numbers: Counter[int] = Counter()
+    for node in sorted(said, key=lambda one: int(one["id"])):
+        if whole(node["id"]) in callers or text(node.get("name", "")).startswith(("[", "##")):
+            continue
+        row = _graph_row(node, groups)
+        row["sequence"] = numbers[row["group"]] if row["group"] >= 0 else -1
+        numbers[row["group"]] += 1
+        rows.add(row | {"start_ns": len(rows) * DRAWN_NS, "duration_ns": DRAWN_NS})
+    result.spans = rows.table()
+    result.groups = tuple(groups.known.values())
+    result.world_size = groups.world_size or None
+    result.facts["times"] = "none"
+    result.evidence["order"] = "order of the calls; an operator that calls others is not drawn"
+    result.lost = +result.lost
+
+
+def _graph_row(node: Mapping[str, Any], groups: TraceGroups) -> dict[str, Any]:
+    """Return what a node is, in columns of the timeline."""
+    name = text(node.get("name", ""))[:160]
+    shapes, kinds = _tensors(node, "input")
+    label, width = dtype(_inner(kinds[0])) if kinds else ("", 0)
+    if name.startswith(COLLECTIVE):
+        group = groups.of({"Process Group Name": "0", "Group size": groups.world_size or None})
+        kind = collective_kind(name)
+        n_elements = sum(elements(shape) for shape in shapes)
+        if kind == "all_gather" and group is not None:
+            n_elements *= len(group.ranks)  # the node has what a rank gives, sizes are of the whole
+        return {
+            "stream": "communication",
+            "category": "collective" if kind != UNKNOWN else "host",
+            "kind": kind if kind != UNKNOWN else "operator",
+            "name": name,
+            **placed(group),
+            "size_bytes": array_bytes(n_elements, width),
+            "flops": 0,
+            "dtype": label,
+        }
+    tid = whole(_told(node, "tid")) or 0
+    row = {"stream": f"host {tid}", "category": "host", "kind": "operator", "name": name, "axis": ""}
+    return row | {"group": -1, "size_bytes": 0, "flops": _flops(name, shapes), "dtype": label}
+
+
+def _told(node: Mapping[str, Any], name: str) -> Any:
+    """Return an attribute, in the node itself (1.0.1) or in its list of attributes (later)."""
+    if name in node:
+        return node[name]
+    listed = node.get("attrs")
+    for one in listed if isinstance(listed, list) else ():
+        if isinstance(one, dict) and one.get("name") == name:
+            return one.get("value")
+    return None
+
+
+def _tensors(node: Mapping[str, Any], side: str) -> tuple[list[Any], list[str]]:
+    """Return shapes and types of the inputs, of either generation of the schema."""
+    told = node.get(f"{side}s")
+    shapes = told.get("shapes") if isinstance(told, dict) else node.get(f"{side}_shapes")
+    kinds = told.get("types") if isinstance(told, dict) else node.get(f"{side}_types")
+    return (
+        shapes if isinstance(shapes, list) else [],
+        [text(kind) for kind in kinds] if isinstance(kinds, list) else [],
+    )
+
+
+def _inner(kind: str) -> str:
+    """Return the element type of a tensor, or of the first tensor of a list of them.
+
+    >>> _inner("GenericList[Tensor(float),Tensor(float)]")
+    'float'
+    """
+    found = re.search(r"Tensor\(([^)]*)\)", kind)
+    return found[1] if found else ""
+
+
+def _flops(name: str, shapes: list[Any]) -> int:
+    """Return the FLOPs of a matrix product, 0 of anything else."""
+    operands = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
+    if name not in operands or len(shapes) <= max(operands[name]):
+        return 0
+    left, right = (shapes[at] for at in operands[name])
+    if not (isinstance(left, list) and isinstance(right, list) and left and right):
+        return 0
+    columns = whole(right[-1])
+    total = 2 * elements(left) * (columns if columns is not None and columns > 0 else 0)
+    return total if total < 1 << 56 else 0
+
+
+def _groups(nodes: list[dict[str, Any]], rank: int) -> TraceGroups:
+    """Return the process groups that the trace lists when it begins."""
+    groups = TraceGroups(rank, 0)
+    for node in nodes:
+        if "process_group:init" not in text(node.get("name", "")):
+            continue
+        told = node.get("inputs")
+        values = told.get("values") if isinstance(told, dict) else told
+        try:
+            listed = json.loads(text(values[0])) if isinstance(values, list) and values else []
+        except (ValueError, RecursionError):  # cut off by the observer
+            return groups
+        for one in listed if isinstance(listed, list) else ():
+            size = (whole(one.get("group_size")) if isinstance(one, dict) else 0) or 0
+            if 0 < size < MOST_RANKS:
+                members = one.get("ranks") or list(range(size))
+                groups.configure(one.get("pg_name", ""), one.get("pg_desc", ""), members, size)
+        return groups
+    return groups

@@ -10,15 +10,17 @@ from __future__ import annotations
 import gc
 import json
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import IO, Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.decoder import BLOCK_BYTES, Decoder
 from foretrace.tracer.ingest.events import (
     CALL_NAME,
     DEVICE,
@@ -26,18 +28,286 @@ from foretrace.tracer.ingest.events import (
     LAUNCH,
     LAUNCH_CATEGORIES,
     NOTE_CATEGORIES,
-    device_events,
+    encoded_schema,
     from_objects,
-    launch_events,
+    joined,
     objects,
+    parsed,
 )
-from foretrace.tracer.ingest.layout import Events, NamesLeftOut
-from foretrace.tracer.ingest.notes import note_of
+from foretrace.tracer.ingest.notes import Note, note_of
 from foretrace.tracer.ingest.sources import UNREADABLE
-from foretrace.tracer.ingest.trace import Trace
 
-MOST_WAITING: Final = 2
-"""Blocks of which the events are held until Arrow has parsed them."""
+
+@dataclass(slots=True)
+class Trace:
+    """What one trace file holds."""
+
+    header: dict[str, Any] = field(default_factory=dict)  # keys of the file beside its events
+    device: list[pa.Table] = field(default_factory=list)  # kernels and copies, columns ``DEVICE``
+    launches: list[pa.Table] = field(default_factory=list)  # runtime calls, columns ``LAUNCH``
+    notes: list[Note] = field(default_factory=list)  # annotations and calls of collectives
+    # CPU operators, as JSON objects; only where the file has no device events
+    operators: list[dict[str, Any]] = field(default_factory=list)
+    n_events: int = 0  # number of events seen
+    lost: Counter[str] = field(default_factory=Counter)  # what could not be understood, by reason
+    cut: str = ""  # in which way the file is cut off, "" if it is whole
+
+    def taken(self, schema: pa.Schema) -> pa.Table:
+        """Return, and forget, all device events or, as *schema* has it, all runtime calls."""
+        parts = self.device if schema is DEVICE else self.launches
+        found = joined(parts, encoded_schema(schema))
+        parts.clear()
+        return found
+
+
+BLOCK_BYTES: Final = 1 << 22  # part of a file that is held at a time: larger ones were not faster
+
+_BEGIN: Final = 4
+"""Characters of a value that tell how values of a file begin: a brace, a quote, and two of the first key."""
+
+_LARGEST_VALUE: Final = 1 << 28
+"""Longest single value, in characters, that is decoded; a trace has none near it."""
+
+
+class Decoder:
+    """Decodes a Chrome trace value by value, holding little more than one block of its text."""
+
+    def __init__(self, stream: IO[bytes], trace: Trace) -> None:
+        self._stream = stream
+        self._trace = trace
+        self._json = json.JSONDecoder()
+        self._text = ""
+        self._at = 0
+        self._tail = b""
+        self._ended = False
+        self._tried: str | None = None  # text in which values were decoded together already
+
+    def events(self) -> Iterator[object]:
+        """Yield the events, whatever the order of the other keys."""
+        opening = self._peek()
+        if opening == "[":
+            self._at += 1
+            yield from self._array()
+        elif opening == "{":
+            self._at += 1
+            yield from self._object()
+        else:
+            raise IngestError(f"not a trace: begins with {opening or 'nothing'!r}, not with [ or {{")
+
+    def _object(self) -> Iterator[object]:
+        while (mark := self._peek()) and mark != "}":
+            if mark == ",":
+                self._at += 1
+                continue
+            key = self._value()
+            if key is None or self._peek() != ":":
+                break
+            self._at += 1
+            if key == "traceEvents" and self._peek() == "[":
+                self._at += 1
+                yield from self._array()
+            elif (value := self._value()) is not _NOTHING:
+                self._trace.header[str(key)] = value
+        if self._peek() != "}":
+            self._trace.cut = self._trace.cut or "the file ends in the middle"
+
+    def _array(self) -> Iterator[object]:
+        between = ""
+        end = 0
+        while (mark := self._peek()) and mark != "]":
+            if mark == ",":
+                self._at += 1
+                continue
+            if 0 < end < self._at:  # how two values are told apart in this file, and how the second begins
+                between = self._text[end - 1 : self._at + _BEGIN]
+            yield from self._many(between)
+            end = 0
+            value = self._value()
+            if value is _NOTHING:
+                self._trace.cut = self._trace.cut or f"not JSON after event {self._trace.n_events}"
+                return
+            yield value
+            end = self._at
+        if mark == "]":
+            self._at += 1
+        else:
+            self._trace.cut = self._trace.cut or "the file ends in the middle"
+
+    def _many(self, between: str) -> list[Any]:
+        """Return the values up to the last *between* in the text, all at once; none if that is not JSON.
+
+        A *between* in the middle of a value leaves brackets or quotes open: nothing wrong is returned.
+        """
+        cut = self._text.rfind(between, self._at + 1) if between and self._text is not self._tried else -1
+        if cut < 0:
+            return []
+        self._tried = self._text
+        try:
+            found = json.loads(f"[{self._text[self._at : cut + 1]}]")
+        except (ValueError, RecursionError):
+            return []
+        self._at = cut + 1 + between[1:].index(between[-_BEGIN:])
+        return found if isinstance(found, list) else []
+
+    def _peek(self) -> str:
+        """Return the next character that is not a space, "" at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _value(self) -> object:
+        """Return the next value, ``_NOTHING`` if there is none."""
+        self._peek()
+        while True:
+            try:
+                value, end = self._json.raw_decode(self._text, self._at)
+            except ValueError as error:
+                near_end = getattr(error, "pos", 0) >= len(self._text) - 64 or "Unterminated" in str(error)
+                if not near_end or len(self._text) - self._at > _LARGEST_VALUE or not self._more():
+                    return _NOTHING
+                continue
+            if end == len(self._text) and isinstance(value, int | float) and self._more():
+                continue  # a number may go on in the next block
+            self._at = end
+            return value
+
+    def _more(self) -> bool:
+        """Read on; False at the end of the file."""
+        if self._ended:
+            return False
+        wanted = max(BLOCK_BYTES, len(self._text) - self._at)
+        try:
+            part = self._stream.read(wanted)
+        except UNREADABLE as error:
+            self._trace.cut = f"damaged: {error}"
+            part = b""
+        self._ended = not part
+        data = self._tail + part
+        keep = 0 if self._ended else _incomplete(data)
+        self._tail = data[len(data) - keep :]
+        self._text = self._text[self._at :] + data[: len(data) - keep].decode("utf-8", "replace")
+        self._at = 0
+        return bool(data)
+
+
+_NOTHING: Final = object()
+
+
+def _incomplete(data: bytes) -> int:
+    """Return how many bytes at the end of *data* are the beginning of a character in UTF-8."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return back if length > back else 0
+    return 0
+
+
+OPEN: Final = b'{\n    "'  # how every event begins, those that name tracks and processes, too
+
+START: Final = b'{\n    "ph": "'
+"""How an event that says its phase first begins: all but the names of tracks and processes."""
+
+COMPLETE: Final = START + b'X", "cat": "'  # how an event with a duration begins; its category follows
+
+END: Final = b"\n  }"
+BETWEEN: Final = b"\n  },\n  "  # what lies between the last value of an event and the start of the next
+
+_WORD: Final = 8
+_Places = NDArray[np.intp]
+
+
+class NamesLeftOut(NamedTuple):
+    """Events that are not read: the text from their category to their name, and eight bytes that follow."""
+
+    before: bytes
+    begin: tuple[bytes, ...]
+
+
+class Events:
+    """The events of one block.
+
+    Args:
+        block: bytes of whole events.
+        size: how many of its bytes count.
+
+    Attributes:
+        n_events: how many begin in it, of all phases.
+    """
+
+    def __init__(self, block: bytes | bytearray, size: int) -> None:
+        self._block, self._size = block, size
+        padded = max(len(block) - _WORD + 1, 0)
+        self._words = np.ndarray((padded,), "<u8", block, strides=(1,)) if padded else np.zeros(0, np.uint64)
+        braces = np.flatnonzero(np.frombuffer(block, np.uint8, min(size, padded)) == ord("{"))
+        opened = self._with(braces, OPEN, 0)
+        begun = self._with(opened, START, 0)
+        self.n_events = len(begun)
+        self._complete = self._with(begun, COMPLETE, 0)
+        self._complete = self._complete[self._complete < len(self._words) - len(COMPLETE)]
+        self._category = self._words[self._complete + len(COMPLETE)]
+        self._opened = np.append(opened, size)
+
+    def texts(
+        self, categories: Iterable[bytes], *, but: NamesLeftOut | None = None
+    ) -> list[bytes | bytearray]:
+        """Return the text of every event with a duration whose category begins with one of *categories*.
+
+        Args:
+            categories: how the category begins; the key and the value behind it may follow.
+            but: events of these categories that are left out.
+        """
+        places = np.concatenate([self._of(category) for category in categories])
+        if but is not None:
+            places = places[~np.isin(places, self._named(but))]
+        later = self._opened[np.searchsorted(self._opened, places, side="right")]
+        known = self._words[np.maximum(later - _WORD, 0)] == _number(BETWEEN)
+        ends = np.where(known, later - len(BETWEEN) + len(END), -1)
+        block, size = self._block, self._size
+        if not known.all():
+            for i in np.flatnonzero(~known).tolist():
+                ends[i] = block.find(END, int(places[i]), size) + len(END)
+        whole = ends >= len(END)
+        return [block[a:b] for a, b in zip(places[whole].tolist(), ends[whole].tolist(), strict=True)]
+
+    def _named(self, names: NamesLeftOut) -> _Places:
+        """Return where the events begin that *names* are of."""
+        offset = len(COMPLETE) + len(names.before)
+        places = self._of(names.before)
+        places = places[places < len(self._words) - offset]
+        return places[np.isin(self._words[places + offset], [_number(begin) for begin in names.begin])]
+
+    def _of(self, category: bytes) -> _Places:
+        """Return where the events whose category begins with *category* begin."""
+        begin = category[:_WORD]
+        places = self._complete[(self._category & _mask(begin)) == _number(begin)]
+        return self._with(places, category[_WORD:], len(COMPLETE) + _WORD)
+
+    def _with(self, places: _Places, text: bytes, offset: int) -> _Places:
+        """Return those *places* behind which, at *offset*, the block goes on with *text*."""
+        for at in range(0, len(text), _WORD):
+            part = text[at : at + _WORD]
+            places = places[places < len(self._words) - offset - at]
+            words = self._words[places + (offset + at)]
+            places = places[(words & _mask(part)) == _number(part)]
+        return places
+
+
+def _number(text: bytes) -> np.uint64:
+    """Return up to eight bytes as the number that they are in memory."""
+    return np.uint64(int.from_bytes(text, "little"))
+
+
+def _mask(text: bytes) -> np.uint64:
+    """Return a number whose bits are set in as many bytes as *text* has."""
+    return np.uint64((1 << 8 * len(text)) - 1)
+
+
+MOST_WAITING: Final = 2  # blocks of which the events are held until Arrow has parsed them
 
 _END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"
@@ -68,12 +338,7 @@ def has_kineto_layout(start: bytes) -> bool:
 
 
 def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
-    """Read a file in Kineto's layout.
-
-    Args:
-        stream: the decompressed file.
-        operators: read CPU operators only, for a file without device events.
-    """
+    """Read a decompressed file in Kineto's layout; nothing but operators of the host if *operators*."""
     trace = Trace()
     with ThreadPoolExecutor(max_workers=1) as pool:  # Arrow parses what was found while the next is searched
         parsing: deque[Future[_Parsed]] = deque()
@@ -238,7 +503,7 @@ class _Parsed(NamedTuple):
 def _parsed(device: list[bytes | bytearray], launches: list[bytes | bytearray]) -> _Parsed:
     """Parse the texts of device events and launches."""
     lost: Counter[str] = Counter()
-    return _Parsed(device_events(device, lost), launch_events(launches, lost), lost)
+    return _Parsed(parsed(device, DEVICE, lost), parsed(launches, LAUNCH, lost), lost)
 
 
 def _note(trace: Trace, event: Mapping[str, Any]) -> None:

@@ -64,28 +64,15 @@ LAUNCH: Final = pa.schema(
 DEVICE_CATEGORIES: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 LAUNCH_CATEGORIES: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 NOTE_CATEGORIES: Final = frozenset({"user_annotation", "gpu_user_annotation"})
-CALL_NAME: Final = "record_param_comms"
-"""Operator in which torch notes what each collective is."""
+CALL_NAME: Final = "record_param_comms"  # operator in which torch notes what each collective is
 
 _LABELS: Final = ("cat", "name", *(name for name, kind in ARGUMENTS.items() if kind == pa.string()))
 _OUTER: Final = frozenset({"cat", "name", "ts", "dur", "tid"})
 """Columns that stand beside the arguments of an event, not in them."""
 
-_STRUCT: Final = pa.struct(list(ARGUMENTS.items()))
-_JSON_DEVICE: Final = pa.schema([*list(DEVICE)[:4], ("args", _STRUCT)])
-_JSON_LAUNCH: Final = pa.schema([*list(LAUNCH)[:4], ("args", pa.struct([("correlation", pa.int64())]))])
+LONGEST_US: Final = 4e15  # times beyond 127 years are not times
 _BLOCK_BYTES: Final = 1 << 24
 _INT64: Final = 1 << 63
-
-
-def device_events(texts: Sequence[bytes | bytearray], lost: Counter[str]) -> pa.Table:
-    """Return device events from the JSON *texts* of single events; columns ``DEVICE``, labels encoded."""
-    return _parsed(texts, _JSON_DEVICE, DEVICE, lost)
-
-
-def launch_events(texts: Sequence[bytes | bytearray], lost: Counter[str]) -> pa.Table:
-    """Return runtime calls from the JSON *texts* of single events; columns ``LAUNCH``, labels encoded."""
-    return _parsed(texts, _JSON_LAUNCH, LAUNCH, lost)
 
 
 def objects(texts: Sequence[bytes | bytearray], lost: Counter[str]) -> list[dict[str, Any]]:
@@ -145,6 +132,14 @@ def number(value: object) -> float | None:
     return result if math.isfinite(result) else None
 
 
+def timed(event: Mapping[str, Any]) -> tuple[float, float, int] | None:
+    """Return start, duration (µs) and thread of an event of the host; None if it has no usable time."""
+    ts, dur, tid = number(event.get("ts")), number(event.get("dur")), whole(event.get("tid"))
+    if ts is None or dur is None or tid is None or not 0 <= dur < LONGEST_US or abs(ts) >= LONGEST_US:
+        return None
+    return ts, dur, tid
+
+
 def whole(value: object) -> int | None:
     """Return *value* as an integer of 64 bits, None if it is none."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -167,6 +162,11 @@ def elements(shape: object) -> int:
     if any(size is None or size < 0 for size in sizes):
         return 0
     return math.prod(size for size in sizes if size is not None)
+
+
+def array_bytes(n_elements: int, width: int) -> int:
+    """Return the size of so many elements, 0 if no array is as large."""
+    return n_elements * width if n_elements < 1 << 56 else 0
 
 
 def to_ns(us: float) -> int:
@@ -197,14 +197,19 @@ def arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _parsed(
-    texts: Sequence[bytes | bytearray], shape: pa.Schema, schema: pa.Schema, lost: Counter[str]
-) -> pa.Table:
-    """Parse with Arrow; where a value has an unexpected type, event by event."""
+def parsed(texts: Sequence[bytes | bytearray], schema: pa.Schema, lost: Counter[str]) -> pa.Table:
+    """Return events from the JSON *texts* of single ones, in the columns of *schema*; labels are encoded.
+
+    Arrow parses them; where a value has an unexpected type, they are decoded event by event.
+    """
     if not texts:
         return _encoded(schema.empty_table())
+    outer = [field for field in schema if field.name in _OUTER]
+    inner = pa.struct([field for field in schema if field.name not in _OUTER])
     options = arrow_json.ParseOptions(
-        explicit_schema=shape, unexpected_field_behavior="ignore", newlines_in_values=True
+        explicit_schema=pa.schema([*outer, ("args", inner)]),
+        unexpected_field_behavior="ignore",
+        newlines_in_values=True,
     )
     try:
         table = arrow_json.read_json(  # Arrow's own pool keeps 32 MB for every thread that ever asked it

@@ -19,32 +19,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.groups import axis_of
-from foretrace.tracer.ingest.events import number, text, whole
-from foretrace.tracer.ingest.groups import TraceGroups
-from foretrace.tracer.ingest.kernels import collective_kind, dtype
-from foretrace.tracer.ingest.kinds import kind_of
-from foretrace.tracer.ingest.kineto import rank_in_name
-from foretrace.tracer.ingest.recording import Recording, lanes
-from foretrace.tracer.ingest.rows import rows
-from foretrace.tracer.ingest.sources import Progress, Source, opened
+from foretrace.tracer.ingest.events import array_bytes, elements, number, text, whole
+from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
+from foretrace.tracer.ingest.kernels import collective_kind, first_dtype
+from foretrace.tracer.ingest.recording import Recording, Rows
+from foretrace.tracer.ingest.sources import Progress, Source, kind_of, opened, rank_in_name
 from foretrace.traces.analysis.diagnosis import Diagnosis, Evidence, judge
 from foretrace.traces.analysis.mismatch import disagreements
 from foretrace.traces.info import stable_group_id
 from foretrace.traces.pending import P2P, Key
 
-MOST_BYTES: Final = 1 << 28
-"""Largest dump that is read: the recorder is a ring of some thousand entries."""
-
-MOST_DUMPS: Final = 1 << 16
-"""Most files of a folder that are looked at."""
+MOST_BYTES: Final = 1 << 28  # largest dump that is read: the recorder is a ring of some thousand entries
+MOST_DUMPS: Final = 1 << 16  # most files of a folder that are looked at
 
 _LATEST_NS: Final = 1 << 62
-_MOST_RANKS: Final = 1 << 20
 _NUMBERED: Final = re.compile(r"(\d{1,6})(?:\.(?:json|pickle|pkl))?$")
 _PEERS: Final = re.compile(r"(\d{1,6})(?:->|<-)(\d{1,6})$")
 
@@ -150,7 +142,7 @@ def _document(source: Source, progress: Progress | None = None) -> tuple[dict[st
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         raise IngestError(f"{source.name} is not a dump of the flight recorder: no entries in it")
     rank = whole(document.get("rank"))
-    if rank is None or not 0 <= rank < _MOST_RANKS:
+    if rank is None or not 0 <= rank < MOST_RANKS:
         rank = rank_in_name(source.name)
     if rank is None and (found := _NUMBERED.search(source.name)):
         rank = int(found[1])
@@ -232,8 +224,7 @@ def _call(
     if kind in P2P and (found := _PEERS.search(what)):
         place = int(found[2])
         peer = place if not ranks else ranks[place] if place < len(ranks) else -1
-    kinds = entry.get("input_dtypes")
-    label, width = dtype(str(kinds[0])) if isinstance(kinds, list) and kinds else ("", 0)
+    label, width = first_dtype(entry.get("input_dtypes"))
     return {
         "kind": kind,
         "axis": axis_of(desc, fallback="world" if desc == "default_pg" else f"group {name}"),
@@ -241,7 +232,7 @@ def _call(
         "members": ranks,
         "sequence": sequence,
         "peer": peer,
-        "size_bytes": _elements(entry.get("input_sizes")) * width if kind != "scatter" else 0,
+        "size_bytes": _first_bytes(entry.get("input_sizes"), width) if kind != "scatter" else 0,
         "dtype": label,
         "step": -1,
         "issued_ns": whole(entry.get("time_created_ns")) or 0,
@@ -269,35 +260,22 @@ def _groups(config: object, rank: int) -> TraceGroups:
             with suppress(ValueError, RecursionError):
                 listed = json.loads(members)
         if isinstance(said, dict) and isinstance(listed, list):
-            found = tuple(r for r in map(whole, listed) if r is not None and 0 <= r < _MOST_RANKS)
-            groups.configured[text(name)] = (text(said.get("desc", "")), found)
-            groups.world_size = max(groups.world_size, *(r + 1 for r in found), 0)
+            groups.configure(name, said.get("desc", ""), listed)
     return groups
 
 
 def _rows(entries: list[Any], groups: TraceGroups, result: Recording) -> pa.Table:
     """Return the timeline of the entries."""
-    columns: defaultdict[str, list[Any]] = defaultdict(list)
+    rows = Rows()
     for entry in entries:
         row = _row(entry, groups, result) if isinstance(entry, dict) else None
         if row is None:
             result.lost["entry without a time"] += 1
-            continue
-        for key, value in row.items():
-            columns[key].append(value)
-    if not columns:
+        else:
+            rows.add(row)
+    if not len(rows):
         raise IngestError(f"{result.name} holds no collective with a time")
-    start, duration = (np.array(columns[name], np.int64) for name in ("start_ns", "duration_ns"))
-    order = np.argsort(start, kind="stable")
-    lane, begin = lanes(start[order], (start + duration)[order], 0, 1 << 10)
-    kept = lane >= 0
-    chosen = order[kept]
-    columns["stream"] = [f"communication {n + 1}" if n else "communication" for n in lane[kept].tolist()]
-    data = {key: [values[i] for i in chosen.tolist()] for key, values in columns.items() if key != "stream"}
-    data["stream"] = columns["stream"]
-    numbers = {"group": np.int32, "sequence": np.int64, "size_bytes": np.int64, "duration_ns": np.int64}
-    table = {key: np.array(v, numbers[key]) if key in numbers else v for key, v in data.items()}
-    return rows(table | {"rank": np.zeros(len(chosen), np.int32), "start_ns": begin[kept]})
+    return rows.beside("communication")
 
 
 def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> dict[str, Any] | None:
@@ -317,8 +295,7 @@ def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> di
     told = entry.get("process_group")
     name = text(told[0]) if isinstance(told, list | tuple) and told else text(entry.get("pg_name", ""))
     group = groups.of({"Process Group Name": name})
-    sizes, kinds = entry.get("input_sizes"), entry.get("input_dtypes")
-    label, width = dtype(str(kinds[0])) if isinstance(kinds, list) and kinds else ("", 0)
+    label, width = first_dtype(entry.get("input_dtypes"))
     sequence = whole(entry.get("collective_seq_id"))
     what = text(entry.get("profiling_name", ""))
     return {
@@ -327,20 +304,13 @@ def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> di
         "name": what[:160],
         "start_ns": start,
         "duration_ns": duration,
-        "axis": group.axis if group else "unknown",
-        "group": group.id if group else -1,
+        **placed(group),
         "sequence": sequence if sequence is not None and sequence >= 0 else -1,
-        "size_bytes": _elements(sizes) * width,
+        "size_bytes": _first_bytes(entry.get("input_sizes"), width),
         "dtype": label,
     }
 
 
-def _elements(sizes: object) -> int:
-    """Return the number of elements of the first shape in *sizes*."""
-    first = sizes[0] if isinstance(sizes, list) and sizes else None
-    if not isinstance(first, list):
-        return 0
-    total = 1
-    for size in first:
-        total *= max(whole(size) or 0, 0)
-    return total if total < 1 << 56 else 0
+def _first_bytes(sizes: object, width: int) -> int:
+    """Return the size of the first of the arrays whose shapes are *sizes*."""
+    return array_bytes(elements(sizes[0]), width) if isinstance(sizes, list) and sizes else 0

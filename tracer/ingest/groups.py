@@ -13,8 +13,7 @@ from foretrace.tracer.ingest.events import text, whole
 from foretrace.traces.info import stable_group_id
 from foretrace.traces.layout import Group
 
-_MOST_RANKS: Final = 1 << 20
-"""Ranks of the largest job that is believed."""
+MOST_RANKS: Final = 1 << 20  # ranks of the largest job that is believed
 
 
 @cache
@@ -25,25 +24,18 @@ def _spelled(ranks: str) -> tuple[int, ...]:
 
 def _believed(ranks: Sequence[int]) -> tuple[int, ...]:
     """Return *ranks*; none if one of them is no rank of any job."""
-    return tuple(ranks) if all(0 <= rank < _MOST_RANKS for rank in ranks) else ()
+    return tuple(ranks) if all(0 <= rank < MOST_RANKS for rank in ranks) else ()
 
 
 @dataclass(slots=True)
 class TraceGroups:
-    """The process groups that one file refers to.
+    """The process groups that one file refers to."""
 
-    Attributes:
-        rank: whose file it is, -1 if unknown.
-        world_size: number of ranks of the job, 0 if unknown.
-        known: by number, the groups seen so far.
-        sources: where members were taken from, for the evidence.
-    """
-
-    rank: int
-    world_size: int
+    rank: int  # whose file it is, -1 if unknown
+    world_size: int  # number of ranks of the job, 0 if unknown
     configured: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    known: dict[int, Group] = field(default_factory=dict)
-    sources: set[str] = field(default_factory=set)
+    known: dict[int, Group] = field(default_factory=dict)  # by number, the groups seen so far
+    sources: set[str] = field(default_factory=set)  # where members were taken from, for the evidence
 
     @classmethod
     def from_header(cls, rank: int, world_size: int, info: Mapping[str, Any]) -> TraceGroups:
@@ -52,10 +44,21 @@ class TraceGroups:
         listed = info.get("pg_config")
         for entry in listed if isinstance(listed, list) else ():
             if isinstance(entry, dict):
-                members = tuple(r for r in map(whole, entry.get("ranks") or ()) if r is not None)
-                name = text(str(entry.get("pg_name", "")))
-                groups.configured[name] = (text(str(entry.get("pg_desc", ""))), _believed(members))
+                groups.configure(entry.get("pg_name", ""), entry.get("pg_desc", ""), entry.get("ranks"))
+        groups.world_size = world_size
         return groups
+
+    def configure(self, name: object, description: object, members: object, size: int = 0) -> None:
+        """Note a group that the file lists: the world is no smaller than it, or than *size*.
+
+        Members that are no list, or that no job has, are not believed.
+        """
+        listed = map(whole, members) if isinstance(members, list) else ()
+        found = _believed([rank for rank in listed if rank is not None])
+        if found or text(name) not in self.configured:
+            self.configured[text(name)] = (text(description), found)
+        if size <= MOST_RANKS:
+            self.world_size = max(self.world_size, size, *(rank + 1 for rank in found))
 
     def of(self, said: Mapping[str, Any]) -> Group | None:
         """Return the group of a collective with the metadata *said*; None if nothing tells its members."""
@@ -92,8 +95,13 @@ class TraceGroups:
         start, stride = whole(said.get("Global rank start")), whole(said.get("Global rank stride"))
         if size and start is not None and stride and min(size, start + 1, stride) > 0:
             self.sources.add("members from first rank and stride")
-            return _believed(range(start, start + min(size, _MOST_RANKS + 1) * stride, stride))
+            return _believed(range(start, start + min(size, MOST_RANKS + 1) * stride, stride))
         if size and size == self.world_size:
             self.sources.add("as large as the world: everybody")
             return tuple(range(size))
         return ()
+
+
+def placed(group: Group | None) -> dict[str, Any]:
+    """Return the columns of a timeline that say over which group a communication runs."""
+    return {"axis": group.axis if group else "unknown", "group": group.id if group else -1}

@@ -4,24 +4,135 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.tracer.ingest.calls import HostCalls
-from foretrace.tracer.ingest.events import number, text, to_ns, whole
+from foretrace.tracer.ingest.chrome import Trace
+from foretrace.tracer.ingest.events import LONGEST_US, all_to_ns, text, timed, to_ns, whole
 from foretrace.tracer.ingest.groups import TraceGroups
-from foretrace.tracer.ingest.launches import Launches
-from foretrace.tracer.ingest.notes import STEP, Notes, flattened
-from foretrace.tracer.ingest.recording import Recording, innermost, lanes
-from foretrace.tracer.ingest.rows import coded, rows, stacked
-from foretrace.tracer.ingest.steps import Steps
-from foretrace.tracer.ingest.trace import Trace
-from foretrace.traces.columns import Int64Array, int64
-from foretrace.traces.timeline import empty
+from foretrace.tracer.ingest.notes import STEP, HostCalls, Notes, flattened
+from foretrace.tracer.ingest.recording import Recording, coded, innermost, lanes, stacked
+from foretrace.tracer.kernels import N_STEPS
+from foretrace.traces.columns import BoolArray, Int64Array, int64, labels
+from foretrace.traces.timeline import empty, timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Windows of optimizer steps on one rank, one behind the other; times in ns, shape ``(n_steps,)``."""
+
+    number: Int64Array  # number of each step
+    start_ns: Int64Array
+    end_ns: Int64Array  # where the next begins
+    tid: int  # thread that marked them, -1 if there are none
+    optimizer: Int64Array  # start and end of ``Optimizer.step`` annotations, shape ``(n, 2)``
+    n_steps: int | None = None  # the first that had not ended, None: all had, as far as is known
+
+    def at(self, t_ns: Int64Array) -> NDArray[np.int32]:
+        """Return the number of the step in which each moment lies, -1 outside; the last step is open."""
+        if not len(self.number):
+            return np.full(len(t_ns), -1, np.int32)
+        index = np.searchsorted(self.start_ns, t_ns, side="right") - 1
+        return np.where(index >= 0, self.number[index], -1).astype(np.int32)
+
+    def in_optimizer(self, t_ns: Int64Array) -> BoolArray:
+        """Return which moments lie in an ``Optimizer.step`` annotation."""
+        if not len(self.optimizer):
+            return np.zeros(len(t_ns), np.bool_)
+        index = np.searchsorted(self.optimizer[:, 0], t_ns, side="right") - 1
+        inside: BoolArray = (index >= 0) & (t_ns <= self.optimizer[index, 1])
+        return inside
+
+
+def steps_of(notes: Notes, header: Mapping[str, Any]) -> Steps:
+    """Return the steps that ``ProfilerStep`` annotations of the host mark, in a file with that *header*."""
+    marks: dict[int, int] = {}
+    optimizer: list[int] = []
+    for row, note in enumerate(notes.notes):
+        if note.name.startswith("ProfilerStep#"):
+            if found := STEP.fullmatch(note.name):
+                marks.setdefault(int(found[1]), row)
+        elif note.name.startswith("Optimizer.step#"):
+            optimizer.append(row)
+    rows_ = np.array(list(marks.values()), np.int64)
+    number = np.array(list(marks), np.int64)
+    order = np.argsort(notes.start_ns[rows_], kind="stable")
+    rows_, number = rows_[order], number[order]
+    start, end = notes.start_ns[rows_], notes.end_ns[rows_].copy()
+    end[:-1] = start[1:]
+    tid = int(notes.tid[rows_[0]]) if len(rows_) else -1
+    within = np.stack([notes.start_ns[optimizer], notes.end_ns[optimizer]], axis=1)
+    within = within[np.argsort(within[:, 0], kind="stable")]
+    return Steps(number, start, end, tid, within, whole(header.get(N_STEPS)))
+
+
+def step_rows(steps: Steps, spans: pa.Table) -> pa.Table:
+    """Return the rows that mark the steps that have ended; the last one marked ends with the last span."""
+    if not len(steps.number):
+        return empty()
+    end = steps.end_ns.copy()
+    end[-1] = max(int(end[-1]), int((int64(spans, "start_ns") + int64(spans, "duration_ns")).max(initial=0)))
+    if steps.n_steps is not None:
+        ended = steps.number < steps.n_steps
+        steps = replace(steps, number=steps.number[ended], start_ns=steps.start_ns[ended])
+        end = end[ended]
+    return timeline(
+        {
+            "rank": np.zeros(len(end), np.int32),
+            "stream": ["step"] * len(end),
+            "category": ["step"] * len(end),
+            "kind": ["step"] * len(end),
+            "name": [f"step {step}" for step in steps.number],
+            "start_ns": steps.start_ns,
+            "duration_ns": end - steps.start_ns,
+            "step": steps.number.astype(np.int32),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Runtime calls, sorted by correlation number; times in ns, arrays of shape ``(n_calls,)``."""
+
+    correlation: Int64Array  # number that kernel and launch share
+    tid: Int64Array  # thread of the call
+    start_ns: Int64Array  # when it began
+    end_ns: Int64Array  # when it returned
+    code: Int64Array  # index of its name in ``names``
+    names: list[str]  # names of runtime functions
+
+    def find(self, correlation: Int64Array) -> NDArray[np.intp]:
+        """Return the row of the call with each correlation number, -1 where there is none."""
+        if not len(self.correlation):
+            return np.full(len(correlation), -1, np.intp)
+        at = np.searchsorted(self.correlation, correlation)
+        at[at == len(self.correlation)] = 0
+        return np.where((self.correlation[at] == correlation) & (correlation > 0), at, -1)
+
+
+def launches_of(table: pa.Table, base_ns: int) -> Launches:
+    """Return the runtime calls in *table* (columns ``tracer.ingest.events.LAUNCH``)."""
+    table = table.drop_null().combine_chunks() if table.num_rows else table
+    ts, dur = table["ts"].to_numpy(), table["dur"].to_numpy()
+    sane = (np.abs(ts) < LONGEST_US) & (dur >= 0) & (dur < LONGEST_US)
+    table = table.filter(pa.array(sane)).combine_chunks()
+    start = base_ns + all_to_ns(ts[sane])
+    correlation = table["correlation"].to_numpy()
+    order = np.argsort(correlation, kind="stable")
+    codes, names = labels(table, "name") if table.num_rows else (np.zeros(0, np.int32), [])
+    return Launches(
+        correlation[order].astype(np.int64),
+        table["tid"].to_numpy()[order].astype(np.int64),
+        start[order],
+        (start + all_to_ns(dur[sane]))[order],
+        codes[order].astype(np.int64),
+        names,
+    )
+
 
 SHORTEST_GAP_NS: Final = 5_000
 """Shorter pauses are the device's own: 1 to 4 µs lie between kernels that depend on each other."""
@@ -35,38 +146,23 @@ WAITS: Final = frozenset({"_c10d_functional::wait_tensor", "c10d_functional::wai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What a file holds beside its device events.
+    """What a file holds beside its device events."""
 
-    Attributes:
-        base_ns: what the file's times count from.
-        notes: annotations of the host.
-        calls: the host's calls of collectives.
-        launches: runtime calls.
-        steps: windows of the steps.
-        groups: process groups; those found are added.
-        result: gets evidence and counts.
-    """
-
-    base_ns: int
-    notes: Notes
-    calls: HostCalls
-    launches: Launches
-    steps: Steps
-    groups: TraceGroups
-    result: Recording
+    base_ns: int  # what the file's times count from
+    notes: Notes  # annotations of the host
+    calls: HostCalls  # the host's calls of collectives
+    launches: Launches  # runtime calls
+    steps: Steps  # windows of the steps
+    groups: TraceGroups  # process groups; those found are added
+    result: Recording  # gets evidence and counts
 
 
 def gap_rows(device: pa.Table, launch: NDArray[np.intp], known: Known) -> pa.Table:
     """Return, for every pause in which nothing runs on the device, what it waited for.
 
     ``host``: what ends the pause had not been launched yet; named after what its thread was doing.
-    ``launch``: from that launch to the start of the kernel. ``queued``: it had been launched before the
-    pause began.
-
-    Args:
-        device: timeline of the device.
-        launch: row of the runtime calls that launched each span of *device*, -1 if unknown.
-        known: what the file holds beside them.
+    ``launch``: from that *launch*, a row of the calls or -1 if unknown, to the start of the kernel.
+    ``queued``: it had been launched before the pause began.
     """
     launches, steps = known.launches, known.steps
     start = int64(device, "start_ns")
@@ -128,7 +224,7 @@ def _thread_rows(spans: list[_HostSpan], tid: int, steps: Steps) -> pa.Table:
     if not pieces:
         return empty()
     at = np.array([piece[1] for piece in pieces], np.int64)
-    return rows(
+    return timeline(
         {
             "rank": np.zeros(len(at), np.int32),
             "stream": [f"thread {tid}"] * len(at),
@@ -149,7 +245,7 @@ def _gloo_rows(calls: HostCalls, steps: Steps, groups: TraceGroups) -> pa.Table:
     chosen = [calls.calls[i] for i in kept]
     everyone = groups.add("", "", tuple(range(groups.world_size))) if groups.world_size > 1 else None
     found = [call.group or everyone for call in chosen]
-    return rows(
+    return timeline(
         {
             "rank": np.zeros(len(kept), np.int32),
             "stream": [f"gloo {number}" if number else "gloo" for number in lane[kept].tolist()],
@@ -184,7 +280,7 @@ class _Pieces:
         start, n = self.start_ns[some], int(some.sum())
         code = np.zeros(n, np.int64) if self.code is None else self.code[some]
         one = np.zeros(n, np.int32)
-        return rows(
+        return timeline(
             {
                 "rank": one,
                 "stream": coded(one, ["idle"]),
@@ -228,8 +324,8 @@ def _doing(known: Known, start: Int64Array, end: Int64Array, tid: Int64Array) ->
 
 def _span(event: Mapping[str, Any], base_ns: int) -> tuple[int, int, int] | None:
     """Return start, end (ns) and thread of a host event; None if it has no usable time."""
-    ts, dur, tid = number(event.get("ts")), number(event.get("dur")), whole(event.get("tid"))
-    if ts is None or dur is None or tid is None or not 0 <= dur < 4e15 or abs(ts) > 4e15:
+    if (found := timed(event)) is None:
         return None
+    ts, dur, tid = found
     start_ns = base_ns + to_ns(ts)
     return start_ns, start_ns + to_ns(dur), tid

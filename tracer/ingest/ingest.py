@@ -12,9 +12,8 @@ from typing import Final
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.joining import join
-from foretrace.tracer.ingest.kinds import kind_of
 from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.sources import Progress, Source, find_sources
+from foretrace.tracer.ingest.sources import Progress, Source, find_sources, kind_of
 from foretrace.traces.info import RunInfo
 from foretrace.traces.store import write_run
 
@@ -77,7 +76,7 @@ def ingest(
         for source in sources
         if not kinds[source]
     ]
-    info = _with_warnings(joined.info, [*failed, *ignored])
+    info = replace(joined.info, warnings=(*joined.info.warnings, *failed, *ignored))
     write_run(output, info, joined.written())
     return info
 
@@ -102,8 +101,3 @@ def _read(
             said = str(error)
             failed.append(said if source.name in said else f"{source.name}: {said}")
     return recordings, failed
-
-
-def _with_warnings(info: RunInfo, more: list[str]) -> RunInfo:
-    """Return *info* with *more* warnings."""
-    return replace(info, warnings=(*info.warnings, *more))

@@ -6,43 +6,27 @@ import re
 from functools import cache
 from typing import Final, NamedTuple
 
-UNKNOWN: Final = "unknown"
-"""Kind of a communication that the file does not tell."""
+UNKNOWN: Final = "unknown"  # kind of a communication that the file does not tell
 
 _KINDS: Final = {
-    "allreduce": "all_reduce",
-    "allreducecoalesced": "all_reduce",
-    "sparseallreduce": "all_reduce",
-    "reduce": "reduce",
-    "reduceoop": "reduce",
-    "broadcast": "broadcast",
-    "broadcastoop": "broadcast",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "allgatherintotensorcoalesced": "all_gather",
-    "allgathersingle": "all_gather",
-    "allgatherv": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter",
-    "reducescattersingle": "reduce_scatter",
-    "reducescatterv": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallv": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallsingle": "all_to_all",
-    "alltoallvsingle": "all_to_all",
-    "send": "send",
-    "isend": "send",
-    "recv": "recv",
-    "irecv": "recv",
-    "sendrecv": "send_recv",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "allreducebarrier": "barrier",
+    spelled: kind
+    for kind, names in (
+        ("all_reduce", "allreduce allreducecoalesced sparseallreduce"),
+        ("reduce", "reduce reduceoop"),
+        ("broadcast", "broadcast broadcastoop"),
+        ("all_gather", "allgather allgatherbase allgatherintotensor allgatherintotensorcoalesced"),
+        ("all_gather", "allgathersingle allgatherv"),
+        ("reduce_scatter", "reducescatter reducescatterbase reducescattersingle reducescatterv"),
+        ("reduce_scatter", "reducescattertensor reducescattertensorcoalesced"),
+        ("all_to_all", "alltoall alltoallv alltoallbase alltoallsingle alltoallvsingle"),
+        ("send", "send isend"),
+        ("recv", "recv irecv"),
+        ("send_recv", "sendrecv"),
+        ("gather", "gather"),
+        ("scatter", "scatter"),
+        ("barrier", "barrier allreducebarrier"),
+    )
+    for spelled in names.split()
 }
 """Names of collectives, without underscores, as c10d, NCCL, gloo and Kineto write them."""
 
@@ -134,6 +118,11 @@ def dtype(name: str) -> tuple[str, int]:
     (('bf16', 2), ('fp32', 4))
     """
     return _DTYPES.get(re.sub(r"[^a-z0-9]", "", name.lower().rpartition(":")[2]), ("", 0))
+
+
+def first_dtype(names: object) -> tuple[str, int]:
+    """Return what *names*, a list of data types as far as is known, says of the first; as `dtype`."""
+    return dtype(str(names[0])) if isinstance(names, list) and names else ("", 0)
 
 
 @cache

@@ -6,20 +6,173 @@ from the start of the step, on one clock. https://github.com/ByteDance-Seed/Stra
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.operations import EMBEDDING, OPERATIONS, operation_rows, step_rows
-from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.rows import stacked
+from foretrace.tracer.ingest.recording import Recording, lanes, place_in_time, stacked
 from foretrace.tracer.ingest.sources import UNREADABLE, Progress, Source, opened
-from foretrace.traces.columns import Int64Array
+from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64
 from foretrace.traces.errors import LayoutError, reason
 from foretrace.traces.layout import Group, Layout
+from foretrace.traces.timeline import timeline
+
+EMBEDDING: Final = "embedding"
+"""Axis of the gradients of a shared embedding: first and last stage of one pipeline."""
+
+
+class Operation(NamedTuple):
+    """What a row of that type is: category, kind, axis and stream of the timeline."""
+
+    category: str
+    kind: str
+    axis: str
+    stream: str
+
+
+OPERATIONS: Final = {
+    "forward-compute": Operation("compute", "forward", "", "compute"),
+    "backward-compute": Operation("compute", "backward", "", "compute"),
+    "forward-send": Operation("p2p", "send", "pp", "pp.send forward"),
+    "forward-recv": Operation("p2p", "recv", "pp", "pp.recv forward"),
+    "backward-send": Operation("p2p", "send", "pp", "pp.send backward"),
+    "backward-recv": Operation("p2p", "recv", "pp", "pp.recv backward"),
+    "params-all-gather": Operation("collective", "all_gather", "dp", "dp"),
+    "grads-reduce-scatter": Operation("collective", "reduce_scatter", "dp", "dp"),
+    "separate-grads-all-reduce": Operation("collective", "all_reduce", "dp", "dp"),
+    "layernorm-grads-all-reduce": Operation("collective", "all_reduce", "tp", "tp"),
+    "embedding-grads-all-reduce": Operation("collective", "all_reduce", EMBEDDING, EMBEDDING),
+    "optimizer-clip-main-grad": Operation("collective", "all_reduce", "world", "world"),
+    "optimizer": Operation("compute", "optimizer", "", "compute"),
+    "gc": Operation("host", "gc", "", "host"),
+}
+"""Types of operations by their name in the table."""
+
+
+def operation_rows(
+    names: list[str],
+    whole: dict[str, Int64Array],
+    times_ns: tuple[Int64Array, Int64Array],
+    groups: tuple[Group, ...],
+    layout: Layout,
+) -> pa.Table:
+    """Return the timeline of operations of types *names*; *times_ns* are their starts and durations."""
+    start, duration = times_ns
+    what = [OPERATIONS[name] for name in names]
+    rank = whole["rank"]
+    group = _group_ids(groups, rank, [operation.axis for operation in what])
+    order, microbatch = _order(names, whole, start)
+    collective = np.array([operation.category == "collective" for operation in what], np.bool_)
+    order = np.where(collective, place_in_time(start, rank, np.where(collective, group, -1)), order)
+    sequence = np.where(group >= 0, order, -1)
+    table = timeline(
+        {
+            "rank": rank.astype(np.int32),
+            "stream": [operation.stream for operation in what],
+            "category": [operation.category for operation in what],
+            "kind": [operation.kind for operation in what],
+            "name": names,
+            "start_ns": start,
+            "duration_ns": duration,
+            "step": whole["step"].astype(np.int32),
+            "microbatch": microbatch.astype(np.int32),
+            "stage": whole["stage"].astype(np.int16),
+            "virtual_stage": np.where(whole["gmc"] >= 0, whole["gmc"], -1).astype(np.int16),
+            "axis": [operation.axis for operation in what],
+            "group": group.astype(np.int32),
+            "sequence": sequence,
+            "peer": _peers(names, whole, layout).astype(np.int32),
+        }
+    )
+    return _without_overlaps(table)
+
+
+def _group_ids(groups: tuple[Group, ...], rank: Int64Array, axes: list[str]) -> Int64Array:
+    """Return the group of each row: that of its axis which its rank is in, -1 without one."""
+    of = {(group.axis, member): group.id for group in groups for member in group.ranks}
+    return np.array([of.get((axis, r), -1) for axis, r in zip(axes, rank.tolist(), strict=True)], np.int64)
+
+
+def _order(
+    names: list[str], whole: dict[str, Int64Array], start: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Return the number of each row among those of its rank and type over all steps, and its micro-batch."""
+    codes = {name: i for i, name in enumerate(sorted(set(names)))}
+    code = np.array([codes[name] for name in names], np.int64)
+    order = place_in_time(start, whole["rank"], code)
+    within = place_in_time(start, whole["rank"], code, whole["step"])
+    microbatch = np.where(whole["mb_id"] >= 0, whole["mb_id"], -1)
+    for direction in ("forward", "backward"):
+        compute = np.array([name == f"{direction}-compute" for name in names], np.bool_)
+        keys = zip(whole["rank"][compute], whole["step"][compute], within[compute], strict=True)
+        known = dict(
+            zip(map(tuple, np.array(list(keys)).reshape(-1, 3).tolist()), microbatch[compute], strict=True)
+        )
+        for i in np.flatnonzero(
+            [name in {f"{direction}-send", f"{direction}-recv"} for name in names]
+        ).tolist():
+            microbatch[i] = known.get((int(whole["rank"][i]), int(whole["step"][i]), int(within[i])), -1)
+    return order, microbatch
+
+
+def _peers(names: list[str], whole: dict[str, Int64Array], layout: Layout) -> Int64Array:
+    """Return the other rank of each transfer, -1 for everything else; stages are neighbours in a ring."""
+    ahead = np.array(
+        [
+            {"forward-send": 1, "backward-recv": 1, "forward-recv": -1, "backward-send": -1}.get(n, 0)
+            for n in names
+        ]
+    )
+    stage = (whole["stage"] + ahead) % layout.pp
+    return np.where(ahead != 0, (stage * layout.dp + whole["dp_rank"]) * layout.tp, -1)
+
+
+def _without_overlaps(table: pa.Table) -> pa.Table:
+    """Return *table* with overlapping operations of one stream, by the rounding of seconds, cut apart."""
+    start, rank = int64(table, "start_ns"), int64(table, "rank")
+    end = start + int64(table, "duration_ns")
+    stream = table["stream"].combine_chunks()
+    streams = stream.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    key = factorized(rank, streams)
+    order = np.lexsort((end, start, key))
+    begin, lane = start.copy(), np.zeros(len(start), np.int64)
+    lane[order], begin[order] = lanes(start[order], end[order], 1_000_000, 8, key[order])
+    kept: BoolArray = lane >= 0
+    names = stream.to_pylist()
+    named = [
+        f"{name} ({number + 1})" if number > 0 else name
+        for name, number in zip(names, lane.tolist(), strict=True)
+    ]
+    columns = {"start_ns": begin, "duration_ns": end - begin, "stream": named}
+    whole = {name: columns.get(name, table[name]) for name in table.column_names}
+    return timeline(whole).filter(pa.array(kept)).combine_chunks()
+
+
+def step_rows(spans: pa.Table) -> pa.Table:
+    """Return one row per rank and step: from the first start to the last end of any rank."""
+    step, start = int64(spans, "step"), int64(spans, "start_ns")
+    end = start + int64(spans, "duration_ns")
+    ranks = np.unique(int64(spans, "rank"))
+    steps = np.unique(step)
+    first = np.array([start[step == number].min() for number in steps])
+    last = np.array([end[step == number].max() for number in steps])
+    n = len(ranks) * len(steps)
+    return timeline(
+        {
+            "rank": np.repeat(ranks, len(steps)).astype(np.int32),
+            "stream": ["step"] * n,
+            "category": ["step"] * n,
+            "kind": ["step"] * n,
+            "name": [f"step {number}" for number in steps] * len(ranks),
+            "start_ns": np.tile(first, len(ranks)),
+            "duration_ns": np.tile(last - first, len(ranks)),
+            "step": np.tile(steps, len(ranks)).astype(np.int32),
+        }
+    )
+
 
 COLUMNS: Final = (
     "dp_rank",
@@ -35,8 +188,7 @@ COLUMNS: Final = (
 )
 """Columns that are read; what tells a table of operations from any other Parquet file."""
 
-MOST_RANKS: Final = 1 << 16
-"""Largest world that is believed."""
+MOST_RANKS: Final = 1 << 16  # largest world that is believed
 
 ROUNDING_NS: Final = 100_000
 """Operations of one rank that follow one another overlap by up to 75 µs in the published runs; the publishers

@@ -8,30 +8,21 @@ Format: https://github.com/facebookresearch/param, ``commsTraceReplay.py`` and `
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.events import number, text, whole
-from foretrace.tracer.ingest.groups import TraceGroups
+from foretrace.tracer.ingest.events import array_bytes, number, text, whole
+from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
-from foretrace.tracer.ingest.kineto import rank_in_name
-from foretrace.tracer.ingest.recording import Recording, lanes
-from foretrace.tracer.ingest.rows import rows
-from foretrace.tracer.ingest.sources import Progress, Source, opened
-
-MOST_BYTES: Final = 1 << 30
-"""Largest file that is held: these traces are read whole."""
+from foretrace.tracer.ingest.recording import Recording, Rows
+from foretrace.tracer.ingest.sources import Progress, Source, rank_in_name, read_json, read_whole
 
 _LATEST_NS: Final = 1 << 62
 _LONGEST_US: Final = 1e12
-_MOST_RANKS: Final = 1 << 20
-_MOST_LANES: Final = 1 << 10
 _BOOKKEEPING: Final = ("wait", "init")
 _TRANSFERS: Final = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
 
@@ -42,14 +33,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     Raises:
         IngestError: it cannot be read, or holds nothing with a length.
     """
-    with opened(source, progress) as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise IngestError(f"{source.name}: a trace of more than {MOST_BYTES >> 30} GiB is not read")
-    try:
-        listed = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IngestError(f"{source.name} is not complete JSON") from error
+    listed = read_json(read_whole(source, progress), source.name)
     if not isinstance(listed, list):
         raise IngestError(f"{source.name} is not a list of collectives")
     rank = rank_in_name(source.name)
@@ -70,12 +54,7 @@ def _groups(entries: list[dict[str, Any]], rank: int) -> TraceGroups:
     groups = TraceGroups(rank, 0)
     for entry in entries:
         size = whole(entry.get("world_size")) or 0
-        members = entry.get("global_ranks")
-        found = tuple(r for r in map(whole, members) if r is not None) if isinstance(members, list) else ()
-        if all(0 <= r < _MOST_RANKS for r in found) and 0 <= size < _MOST_RANKS:
-            groups.world_size = max(groups.world_size, size, *(r + 1 for r in found), 0)
-            if found:
-                groups.configured.setdefault(text(str(entry.get("pg_id", ""))), ("", found))
+        groups.configure(entry.get("pg_id", ""), "", entry.get("global_ranks"), size)
     return groups
 
 
@@ -86,7 +65,7 @@ def _laid_out(entries: list[dict[str, Any]], groups: TraceGroups, result: Record
         for entry in reversed(entries)
         if entry.get("comms") == "wait" and (start := _start(entry)) is not None
     }
-    columns: defaultdict[str, list[Any]] = defaultdict(list)
+    rows = Rows()
     numbers: Counter[int] = Counter()
     now, guessed = 0, Counter[str]()
     for entry in entries:
@@ -101,12 +80,11 @@ def _laid_out(entries: list[dict[str, Any]], groups: TraceGroups, result: Record
         if row["category"] == "collective" and row["group"] >= 0:
             row["sequence"] = numbers[row["group"]]
             numbers[row["group"]] += 1
-        for key, value in row.items():
-            columns[key].append(value)
-    if not columns or not any(columns["duration_ns"]):
+        rows.add(row)
+    if not any(rows.column("duration_ns")):
         raise IngestError(f"{result.name} holds no collective with a length; replay it to measure them")
     result.evidence |= {"start" if "start" in said else "duration": said for said, n in guessed.items() if n}
-    return _on_streams(columns)
+    return rows.beside("communication")
 
 
 def _start(entry: Mapping[str, Any]) -> int | None:
@@ -144,7 +122,7 @@ def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> di
         return None
     label, width = dtype(text(entry.get("dtype", "")))
     counts = [max(whole(entry.get(key)) or 0, 0) for key in ("in_msg_size", "out_msg_size")]
-    elements = counts[1] if kind == "all_gather" else counts[0] or counts[1]
+    n_elements = counts[1] if kind == "all_gather" else counts[0] or counts[1]
     group = groups.of(
         {"Process Group Name": str(entry.get("pg_id", "")), "Group size": entry.get("world_size")}
     )
@@ -153,36 +131,8 @@ def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> di
         "category": "p2p" if transfer else "collective",
         "kind": kind,
         "name": name,
-        "axis": group.axis if group else "unknown",
-        "group": group.id if group else -1,
-        "peer": peer if peer is not None and 0 <= peer < _MOST_RANKS else -1,
-        "size_bytes": elements * width if elements < 1 << 56 else 0,
+        **placed(group),
+        "peer": peer if peer is not None and 0 <= peer < MOST_RANKS else -1,
+        "size_bytes": array_bytes(n_elements, width),
         "dtype": label,
     }
-
-
-def _on_streams(columns: Mapping[str, list[Any]]) -> pa.Table:
-    """Return the rows on streams on which none overlap."""
-    start, took = (np.array(columns[name], np.int64) for name in ("start_ns", "duration_ns"))
-    order = np.argsort(start, kind="stable")
-    lane, begin = lanes(start[order], (start + took)[order], 0, _MOST_LANES)
-    kept = lane >= 0
-    chosen = order[kept]
-    whole_numbers = {"group": np.int32, "peer": np.int32, "sequence": np.int64, "size_bytes": np.int64}
-    table: dict[str, Any] = {
-        key: np.array([values[i] for i in chosen.tolist()], whole_numbers.get(key))
-        if key in whole_numbers
-        else [values[i] for i in chosen.tolist()]
-        for key, values in columns.items()
-        if key not in ("start_ns", "duration_ns")
-    }
-    streams = [f"communication {n + 1}" if n else "communication" for n in lane[kept].tolist()]
-    return rows(
-        table
-        | {
-            "rank": np.zeros(len(chosen), np.int32),
-            "stream": streams,
-            "start_ns": begin[kept],
-            "duration_ns": (start + took)[chosen] - begin[kept],
-        }
-    )

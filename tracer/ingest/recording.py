@@ -2,56 +2,49 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from foretrace.traces.columns import Int64Array
+from foretrace.traces.columns import Int64Array, factorized
 from foretrace.traces.layout import Group, Layout
+from foretrace.traces.timeline import empty, timeline
+
+MOST_LANES: Final = 1 << 10  # communications of a rank that may be under way at once
 
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """The trace of one rank, or of several on one clock.
+    """The trace of one rank, or of several on one clock."""
 
-    Attributes:
-        name: file it comes from.
-        spans: a timeline; times in ns on the file's own clock, ``group`` by ``traces.info.stable_group_id``,
-            ``sequence`` in order of time, or as the file numbers them.
-        rank: whose it is; None if the file does not say. Of several ranks, the first.
-        world_size: number of ranks of the job; None if the file does not say.
-        groups: process groups that ``spans`` refers to.
-        numbered: whether ``sequence`` is the file's own number, equal on all ranks.
-        one_clock: whether the times of all its ranks are on one clock already.
-        rounding_ns: how far each of these times may be off.
-        layout: parallel degrees, where the file tells them.
-        representatives: index rank, value the rank whose spans it shares, where the file holds only some.
-        evidence: by column or property, where it was taken from.
-        lost: what could not be understood, by reason.
-        warnings: what limits the recording.
-        facts: further facts for ``run.json``: device, versions.
-    """
-
-    name: str
+    name: str  # file it comes from
+    # a timeline; times in ns on the file's own clock, ``group`` by ``traces.info.stable_group_id``,
+    # ``sequence`` in order of time, or as the file numbers them
     spans: pa.Table
-    rank: int | None = None
-    world_size: int | None = None
-    groups: tuple[Group, ...] = ()
-    numbered: bool = False
-    one_clock: bool = False
-    rounding_ns: int = 0
-    layout: Layout | None = None
+    rank: int | None = None  # whose it is; None if the file does not say. Of several ranks, the first
+    world_size: int | None = None  # number of ranks of the job; None if the file does not say
+    groups: tuple[Group, ...] = ()  # process groups that ``spans`` refers to
+    numbered: bool = False  # whether ``sequence`` is the file's own number, equal on all ranks
+    one_clock: bool = False  # whether the times of all its ranks are on one clock already
+    rounding_ns: int = 0  # how far each of these times may be off
+    layout: Layout | None = None  # parallel degrees, where the file tells them
+    # index rank, value the rank whose spans it shares, where the file holds only some
     representatives: tuple[int, ...] | None = None
-    evidence: dict[str, str] = field(default_factory=dict)
-    lost: Counter[str] = field(default_factory=Counter)
-    warnings: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, str] = field(default_factory=dict)  # by column or property, where it was taken from
+    lost: Counter[str] = field(default_factory=Counter)  # what could not be understood, by reason
+    warnings: list[str] = field(default_factory=list)  # what limits the recording
+    facts: dict[str, Any] = field(default_factory=dict)  # further facts for ``run.json``: device, versions
 
 
-def lanes(start: Int64Array, end: Int64Array, grain_ns: int, limit: int) -> tuple[Int64Array, Int64Array]:
+def lanes(
+    start: Int64Array, end: Int64Array, grain_ns: int, limit: int, key: Int64Array | None = None
+) -> tuple[Int64Array, Int64Array]:
     """Distribute spans over lanes so that none overlap; return the lane of each, and their new starts.
 
     A span that begins up to *grain_ns* before its predecessor ends, as rounded times do, is cut by that much.
@@ -62,7 +55,13 @@ def lanes(start: Int64Array, end: Int64Array, grain_ns: int, limit: int) -> tupl
         end: ends of the spans, in ns.
         grain_ns: resolution of the file's clock.
         limit: most lanes; spans that find none free get lane -1.
+        key: numbers of streams, by which the spans are sorted first: each has lanes of its own.
     """
+    if key is not None:
+        lane, begin = np.zeros(len(start), np.int64), start.copy()
+        for a, b in pairwise([*_first_of(key).tolist(), len(key)]):
+            lane[a:b], begin[a:b] = lanes(start[a:b], end[a:b], grain_ns, limit)
+        return lane, begin
     lane = np.zeros(len(start), np.int64)
     begin = start.copy()
     if not len(start):
@@ -83,6 +82,21 @@ def lanes(start: Int64Array, end: Int64Array, grain_ns: int, limit: int) -> tupl
         if found >= 0:
             free[found] = b
     return lane, begin
+
+
+def _first_of(key: Int64Array) -> NDArray[np.intp]:
+    """Return the first row of each run of rows with an equal *key*."""
+    return np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+
+
+def place_in_time(start: Int64Array, *keys: Int64Array) -> Int64Array:
+    """Return the place of each row in time among those with equal *keys*."""
+    key = factorized(*keys)
+    order = np.lexsort((start, key))
+    first = _first_of(key[order])
+    place = np.empty(len(start), np.int64)
+    place[order] = np.arange(len(start)) - np.repeat(first, np.diff(first, append=len(start)))
+    return place
 
 
 def innermost(start: Int64Array, end: Int64Array) -> list[tuple[int, int, int]]:
@@ -114,3 +128,50 @@ def innermost(start: Int64Array, end: Int64Array) -> list[tuple[int, int, int]]:
     if stack:
         advance(stack[0][1])
     return pieces
+
+
+def stacked(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return timelines one below the other, in one piece per column."""
+    filled = [table for table in tables if table.num_rows]
+    if not filled:
+        return empty()
+    return pa.concat_tables(filled).unify_dictionaries().combine_chunks()
+
+
+def coded(codes: Any, names: Sequence[str]) -> pa.DictionaryArray:
+    """Return a label column from numbers and the names that they stand for."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names), pa.string()))
+
+
+class Rows:
+    """Rows of a timeline that are found one by one; of rank 0 unless they say otherwise."""
+
+    def __init__(self) -> None:
+        self._columns: defaultdict[str, list[Any]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        return len(self._columns["start_ns"])
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row; all have the same columns."""
+        for name, value in row.items():
+            self._columns[name].append(value)
+
+    def column(self, name: str) -> list[Any]:
+        """Return what the rows have in one column."""
+        return self._columns[name]
+
+    def table(self) -> pa.Table:
+        """Return them as a checked timeline."""
+        return timeline({"rank": [0] * len(self)} | dict(self._columns))
+
+    def beside(self, name: str) -> pa.Table:
+        """Return them by their start on streams *name*, *name 2*, ... on which none overlap."""
+        start, duration = (np.array(self._columns[of], np.int64) for of in ("start_ns", "duration_ns"))
+        order = np.argsort(start, kind="stable")
+        lane, _ = lanes(start[order], (start + duration)[order], 0, MOST_LANES)
+        kept = lane >= 0
+        chosen = order[kept].tolist()
+        streams = [f"{name} {n + 1}" if n else name for n in lane[kept].tolist()]
+        columns = {key: [values[i] for i in chosen] for key, values in self._columns.items()}
+        return timeline({"rank": [0] * len(chosen)} | columns | {"stream": streams})

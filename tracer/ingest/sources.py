@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import re
 import tarfile
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Any, Final, cast
 
 from foretrace.tracer.errors import IngestError
 from foretrace.traces.errors import reason
+
+MOST_BYTES: Final = 1 << 30  # largest file that is held: all but Chrome traces are read whole
 
 HEAD_BYTES: Final = 1 << 20
 """Start of a file that its kind is told from; a header with the members of large groups fits in it."""
@@ -32,17 +35,11 @@ Progress = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One trace file, or one member of an archive.
+    """One trace file, or one member of an archive."""
 
-    Attributes:
-        path: the file on disk.
-        member: name inside the archive, "" if the file is not one.
-        size_bytes: what it takes on disk, for progress.
-    """
-
-    path: Path
-    member: str
-    size_bytes: int
+    path: Path  # the file on disk
+    member: str  # name inside the archive, "" if the file is not one
+    size_bytes: int  # what it takes on disk, for progress
 
     @property
     def name(self) -> str:
@@ -116,6 +113,35 @@ def head(source: Source, until: bytes | None = None) -> bytes:
             if not data:
                 raise
     return bytes(data)
+
+
+def read_whole(source: Source, progress: Progress | None = None) -> bytes:
+    """Return all that *source* holds. Raises IngestError if it cannot be read, or is too large to be held."""
+    with opened(source, progress) as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise IngestError(f"{source.name}: more than {MOST_BYTES >> 30} GiB of such a file are not read")
+    return data
+
+
+def read_json(data: bytes, name: str) -> Any:
+    """Return the JSON value that *data*, of the file *name*, is. Raises IngestError if it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IngestError(f"{name} is not complete JSON") from error
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that the name of a file tells, None if it does not.
+
+    >>> names = ("trace_rank-12.json.gz", "worker3_step_12.169.pt.trace.json", "a.json")
+    >>> [rank_in_name(name) for name in names]
+    [12, 3, None]
+    """
+    base = name.rpartition("/")[2].rpartition(":")[2]
+    found = re.search(r"(?:rank|worker|gpu)[-_ ]?(\d{1,6})(?!\d)", base, re.IGNORECASE)
+    return int(found[1]) if found else None
 
 
 class _Counted(io.RawIOBase):
@@ -199,3 +225,38 @@ def _unzipped(stream: IO[bytes], name: str) -> Iterator[IO[bytes]]:
 def _magic(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(4)
+
+
+_PARQUET: Final = b"PAR1"
+_TIMER: Final = re.compile(rb'"ph"\s*:\s*"B"')
+_SPAN: Final = re.compile(rb'"ph"\s*:\s*"X"')
+_GRAPH: Final = re.compile(rb'"workload_graph"\s*:|"schema"\s*:\s*"1\.')
+_FLIGHT: Final = re.compile(rb'"entries"\s*:')
+_COLLECTIVES: Final = re.compile(rb'"comms"\s*:\s*"')
+_TEXTS: Final = {"chakra": _GRAPH, "param": _COLLECTIVES, "flight recorder": _FLIGHT}
+"""Kinds of JSON beside events, and what is in them; the first that is found counts."""
+
+_EVENT: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:\s*"')
+
+
+def kind_of(source: Source) -> str:
+    """Return the kind of trace that *source* is, "" if it is none that is known."""
+    try:
+        start = head(source)
+    except IngestError:
+        return ""
+    if start.startswith(_PARQUET):
+        return "operations"
+    body = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not body.startswith((b"{", b"[")):
+        return _binary(start)
+    if _EVENT.search(body):
+        return "timers" if _TIMER.search(body) and not _SPAN.search(body) else "kineto"
+    return next((kind for kind, found in _TEXTS.items() if found.search(body)), "")
+
+
+def _binary(start: bytes) -> str:
+    """Return the kind of a file that is no text: a pickle, or messages that begin with Chakra's metadata."""
+    if start.startswith(b"\x80") and b"entries" in start:
+        return "flight recorder"
+    return "chakra" if b"\x06schema" in start[:32] else ""

@@ -16,19 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.decoder import Decoder
-from foretrace.tracer.ingest.events import arguments, number, text, to_ns, whole
+from foretrace.tracer.ingest.chrome import Decoder, Trace
+from foretrace.tracer.ingest.events import LONGEST_US, arguments, number, text, to_ns, whole
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind
-from foretrace.tracer.ingest.recording import Recording, innermost
-from foretrace.tracer.ingest.rows import rows
+from foretrace.tracer.ingest.recording import Recording, Rows, innermost
 from foretrace.tracer.ingest.sources import Progress, Source, opened
-from foretrace.tracer.ingest.trace import Trace
 from foretrace.traces.layout import Group, Layout
 
 GAP: Final = "pass of another stage"
 """Name of the time between two passes, in which a stage has nothing to do but wait for its neighbour."""
 
-_LONGEST_US: Final = 4e15
 _MOST_DEPTH: Final = 1000
 
 
@@ -81,7 +78,7 @@ def _add(processes: dict[int, _Process], event: object, lost: Counter[str]) -> N
     ph, ts, pid = event.get("ph"), number(event.get("ts")), whole(event.get("pid"))
     if not isinstance(ph, str) or ph not in {"B", "E", "i", "I"}:
         return
-    if ts is None or abs(ts) >= _LONGEST_US:
+    if ts is None or abs(ts) >= LONGEST_US:
         lost["event without a usable time"] += 1
         return
     process = processes[pid if pid is not None else 0]
@@ -130,27 +127,14 @@ def _recording(name: str, trace: Trace, processes: dict[int, _Process]) -> Recor
     result.evidence["rank"] = "pp_rank of the timers" if stages is not None else "order of the processes"
     if trace.cut:
         result.warnings.append(f"{trace.cut}; what was complete is shown")
-    columns: dict[str, list[Any]] = defaultdict(list)
+    rows = Rows()
     for place, (pid, process) in enumerate(processes.items()):
         rank = place if stages is None else stages[pid]
         stage = rank if stages is not None else -1
         for row in _rows(process, gaps=stages is not None and len(stages) > 1):
-            for key, value in {"rank": rank, "stage": stage, **row}.items():
-                columns[key].append(value)
-    kinds = {"rank": np.int32, "stage": np.int16, "virtual_stage": np.int16}
-    kinds |= dict.fromkeys(("step", "microbatch", "group"), np.int32)
-    result.spans = rows(
-        {
-            key: np.array(values, kinds.get(key, np.int64)) if key in _NUMBERS else values
-            for key, values in columns.items()
-        }
-    )
+            rows.add({"rank": rank, "stage": stage, **row})
+    result.spans = rows.table()
     return result
-
-
-_NUMBERS: Final = frozenset(
-    {"rank", "stage", "virtual_stage", "step", "microbatch", "group", "start_ns", "duration_ns"}
-)
 
 
 def _stages(processes: dict[int, _Process]) -> dict[int, int] | None:

@@ -13,9 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-VARIABLE: Final = "FORETRACE_ON_CPU"
-"""Environment variable with the number of GPUs that a script is told of."""
-
+VARIABLE: Final = "FORETRACE_ON_CPU"  # environment variable with the number of GPUs that a script is told of
 
 SAID: Final = (
     "the script was told of GPUs that do not exist (--on-cpu): these are times of processors and of gloo"
@@ -37,10 +35,9 @@ def tell(warn: Callable[[str], None]) -> None:
 def install(module: Any) -> None:
     """Replace GPUs in this process, which has just imported torch, the *module*."""
     importlib.import_module("torch._dynamo")  # first: it needs an unchanged torch
-    from foretrace.tracer.on_cpu import groups, moves, wrappers
-    from foretrace.tracer.on_cpu.gpus import Gpus
+    from foretrace.tracer.on_cpu.replacing import Gpus, replace_devices, replace_groups, replace_wrappers
 
     Gpus(n_gpus()).install(module)
-    moves.install(module)
-    groups.install()
-    wrappers.install(module)
+    replace_devices(module)
+    replace_groups()
+    replace_wrappers(module)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from foretrace.traces.batch import batch_in, told
 from foretrace.traces.console import telling
 from foretrace.traces.replacing import check_can_write
 from foretrace.traces.report.format import format_si
@@ -23,13 +24,25 @@ ON_CPU: Final = (
 )
 """What is said of such a script before it is timed."""
 
+VERIFIED: Final = ("every_microbatch", "expert_load", "has_gpu", "stub")
+"""Settings that --verify takes, too."""
+
+HEADINGS: Final = ("", "recorded", "rehearsed", "")
+"""Of the columns of what --verify compares."""
+
 NOTABLE: Final = 0.01
 """Share of what is allocated from which what is kept on the host is said: a batch and a counter are not."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--world-size", type=click.IntRange(min=1), help="World size of the job to rehearse.")
 @click.option(
-    "--world-size", type=click.IntRange(min=1), required=True, help="World size of the job to rehearse."
+    "--verify",
+    "n_verified",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Record the command, a small one, on N processes of this machine, rehearse the same, and compare "
+    "calls, bytes, rows, parameters and steps. The exit status is 1 if something differs.",
 )
 @click.option(
     "--ranks",
@@ -75,6 +88,11 @@ NOTABLE: Final = 0.01
     "shares per expert.",
 )
 @click.option(
+    "--tokens-per-step",
+    type=click.IntRange(min=1),
+    help="Tokens of a step over all ranks, where the script does not tell them.",
+)
+@click.option(
     "--without-gpu",
     "has_gpu",
     is_flag=True,
@@ -100,12 +118,13 @@ NOTABLE: Final = 0.01
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write; needs --cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.pass_obj
+@click.pass_context
 def rehearse(
-    machines: Mapping[str, Callable[..., Any]] | None,
+    context: click.Context,
     /,
     *,
-    world_size: int,
+    world_size: int | None,
+    n_verified: int | None,
     ranks: str,
     output: Path | None,
     cluster: str | None,
@@ -123,8 +142,18 @@ def rehearse(
 
         foretrace simulate --rehearsal runs/x --cluster dgx-h100
 
-    --cluster does both in one go, and makes the directory a run like any other.
+    --cluster does both in one go, and makes the directory a run like any other. To compare a rehearsal with a
+    real run of the same small command:
+
+        foretrace rehearse --verify 4 -- torchrun --nproc-per-node 4 train.py --layers 2
     """
+    machines: Mapping[str, Callable[..., Any]] | None = context.obj
+    if n_verified is not None:
+        _check_alone(context)
+        taken = {name: settings[name] for name in VERIFIED}
+        context.exit(_verify(n_verified, command, output, as_json=as_json, **taken))
+    if world_size is None:
+        raise click.UsageError("--world-size N: how many ranks the job has; or --verify N for a small one")
     from foretrace.tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
 
     _check_time(cluster, calibration, report)
@@ -143,6 +172,39 @@ def rehearse(
         figures = machines["time"](str(path), {"cluster": cluster}, **wanted)
     if as_json:
         click.echo(json.dumps({**_document(found, path, is_timed=cluster is not None), **figures}))
+
+
+def _check_alone(context: click.Context) -> None:
+    """Raise UsageError if a flag is given that --verify does not take."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if is_given and name not in {*VERIFIED, "n_verified", "output", "as_json", "command"}:
+            raise click.UsageError(
+                f"{parameter.opts[0]}: --verify compares all ranks and steps, without times"
+            )
+
+
+def _verify(n: int, command: tuple[str, ...], output: Path | None, *, as_json: bool, **settings: Any) -> int:
+    """Verify *command* on *n* processes and say what agrees; return the exit status."""
+    from foretrace.tracer.rehearse.rehearsing import Asked, free_directory
+    from foretrace.tracer.rehearse.verify import verify
+
+    path = free_directory(command) if output is None else output
+    with telling("recording", quiet=as_json) as tell:
+        found = verify(Asked(command=command, world_size=n, **settings), path, tell)
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+        return 0 if found.agrees else 1
+    words = {True: "agrees", False: "DIFFERS", None: "not compared: unknown"}
+    rows = [HEADINGS, *((*one[:3], words[one.agrees]) for one in found.rows)]
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(row[at].rjust(widths[at]) for at in (1, 2)), row[3]]
+        click.echo("  ".join(cells).rstrip())
+    click.echo(found.communicated.words("the recording", "the rehearsal"))
+    click.echo(f"{path}: recorded, rehearsed")
+    return 0 if found.agrees else 1
 
 
 def _check_time(cluster: str | None, calibration: str | None, report: str | None) -> None:
@@ -166,10 +228,12 @@ def _document(found: Rehearsal, path: Path, *, is_timed: bool) -> dict[str, Any]
         "ranks": list(found.ranks),
         "layout": found.layout.degrees if found.layout else None,
         "job": dict(found.job),
+        **told(found.job),
         "memory": dict(found.memory),
         "stated": list(found.stated),
         "notes": list(_noted(found, is_timed=is_timed)),
         "checked": list(found.checked),
+        "findings": list(found.job.get("findings", [])),
     }
 
 
@@ -203,6 +267,7 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
     ranks = ", ".join(map(str, found.ranks[:8])) + (", ..." if len(found.ranks) > 8 else "")
     click.echo(f"{path}: rank {ranks} of {found.world_size}, {layout_words(found)}")
     click.echo(f"  {steps_words(found)}")
+    click.echo(f"  {batch_in(found.job).words}")
     for rank, memory in list(found.memory.items())[:8]:
         largest = sorted(memory["bytes"].items(), key=lambda item: -item[1])[:3]
         words = ", ".join(f"{name} {format_si(size, 'B')}" for name, size in largest)
@@ -213,6 +278,8 @@ def _show(found: Rehearsal, path: Path, *, is_timed: bool) -> None:
         click.echo(
             f"  rank {rank}: {format_si(memory['peak_bytes'], 'B')} allocated at most{cached} ({words}){host}"
         )
+    for finding in found.job.get("findings", []):
+        click.echo(f"  advice: {finding['words']}")
     for line in (*found.checked, *_noted(found, is_timed=is_timed)):
         click.echo(f"  {line}")
     if found.stated:

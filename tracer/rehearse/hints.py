@@ -28,6 +28,18 @@ SPARSE: Final = (
 )
 """What to say of sparse tensors, of gradients or else."""
 
+UNCOMPUTED: Final = (
+    "numbers are needed here that a rehearsal does not compute: say in a stub file what they are, or leave "
+    f"out what depends on them ({STUB})"
+)
+"""What to say where NumPy, or torch, cannot take what stands for unknown numbers."""
+
+OLD_TYPES: Final = (
+    "types of tensors that name a GPU, as torch.cuda.FloatTensor, cannot be rehearsed; name a dtype and "
+    f'device="cuda" in their place, in the script or in a stub file ({STUB})'
+)
+"""What to say where a script makes or converts tensors by them."""
+
 HINTS: Final[Mapping[str, str]] = {
     "FlexAttention": NO_FLEX,
     "HigherOrderOperator flex_attention": NO_FLEX,
@@ -43,6 +55,10 @@ HINTS: Final[Mapping[str, str]] = {
     "bits, cannot be rehearsed; run with weights in 16 bits",
     "'scontrol'": "scontrol is of SLURM, which is not here: MASTER_ADDR is set, so let the script ask for "
     f"the first node only where it is not, or put what it says into a stub file ({STUB})",
+    "'nvidia-smi'": "nvidia-smi is not here: leave out what asks it, by an argument of the script or in a "
+    f"stub file ({STUB})",
+    "type torch.cuda.": OLD_TYPES,
+    **dict.fromkeys(("numpy.object_", "not supported for the input types", "type Unknown"), UNCOMPUTED),
     **dict.fromkeys(("SparseTensorImpl", "SparseCsrTensorImpl"), SPARSE),
 }
 """What to say of errors of torch by what stands in them."""

@@ -10,9 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from foretrace.tracer.rehearse.advice import findings
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.ranks.accelerated import accelerate_flags
 from foretrace.tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
+from foretrace.tracer.rehearse.ranks.batch import batch_of
 from foretrace.tracer.rehearse.ranks.chains import acted_chain
 from foretrace.tracer.rehearse.ranks.classes import (
     Classes,
@@ -25,12 +27,12 @@ from foretrace.tracer.rehearse.ranks.exported import exported
 from foretrace.tracer.rehearse.ranks.fabric import told_by_fabric
 from foretrace.tracer.rehearse.ranks.launchers import launchers_of, name_of, script_of
 from foretrace.tracer.rehearse.ranks.restarting import check_choices, with_choices
-from foretrace.tracer.rehearse.ranks.rows import said_of_rows
 from foretrace.tracer.rehearse.ranks.scratch import checked_target, scratch_in
 from foretrace.tracer.rehearse.ranks.together import hear_senders, together
 from foretrace.tracer.rehearse.script.late import cleared
 from foretrace.tracer.rehearse.values.loads import Loads, parsed
 from foretrace.tracer.run_directory import next_free, no_empty_folders
+from foretrace.traces.batch import Batch, stated
 from foretrace.traces.errors import LayoutError
 from foretrace.traces.layout import Layout
 from foretrace.traces.model_parts import joined_models
@@ -55,6 +57,7 @@ class Asked:
             loads (``loads.parsed``).
         every_microbatch: run all micro-batches of a pipeline, also those that do what others did.
         has_gpu: whether the script is told that there is a GPU.
+        tokens_per_step: tokens of a step over all ranks, None where the rehearsal is to find out.
     """
 
     command: tuple[str, ...]
@@ -68,6 +71,7 @@ class Asked:
     every_microbatch: bool = False
     expert_load: float | str = 1.0
     has_gpu: bool = True
+    tokens_per_step: int | None = None
 
 
 def rehearse(
@@ -134,7 +138,7 @@ class _Acted:
         self.outcomes: dict[int, dict[str, Any]] = {}
         self._noted: list[str] = []  # by ranks that others stand for
         self._dealt: list[tuple[int, ...]] = []  # groups whose members tell each other different numbers
-        self._shares = False  # whether all ranks along dp load the same rows
+        self._batch = Batch()  # of a step of all ranks
         self._chain: tuple[int, ...] = ()  # stages of a pipeline that the script names nowhere
 
     def all(self, loaded: Loaded) -> Rehearsal:
@@ -152,7 +156,7 @@ class _Acted:
         if not asked.ranks:
             self._chain = acted_chain(troupe, self.outcomes, ranks[0], also=early)
         classes = self._classes(ranks[0])
-        samples = [] if asked.ranks else list(classes.samples(asked.samples))
+        samples = [] if asked.ranks else list(classes.samples(asked.samples, groups_of(early)))
         wanted = [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)]
         for rank in early:
             if rank in wanted:
@@ -166,17 +170,18 @@ class _Acted:
         def act(again: Sequence[int]) -> None:
             self.outcomes |= troupe.act(again)
 
-        self._noted += hear_senders(act, self.outcomes, adds=not asked.ranks)
+        hear_senders(act, self.outcomes, adds=not asked.ranks)
         check_choices(self._load, self.outcomes.values())
         if self._tell_each_other(act) or asked.ranks:
             classes = self._classes(ranks[0])
-            samples = [] if asked.ranks else list(classes.samples(asked.samples))
+            groups = groups_of(self.outcomes)
+            samples = [] if asked.ranks else list(classes.samples(asked.samples, groups))
             self._act(troupe, [at for at, _ in samples])
-        said, self._shares = said_of_rows(self.outcomes, groups_of(self.outcomes, self._chain))
+        groups = groups_of(self.outcomes, self._chain)
+        self._batch, said = batch_of(self.outcomes, groups, self._layout(), asked.world_size)
         self._noted += said
         checked = self._check(samples)
         kept = [rank for rank, _ in samples if rank in self.outcomes]
-        groups = groups_of(self.outcomes, self._chain)
         self._act(troupe, [peer for rank in kept for peer in peers_of(rank, groups)])
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)
@@ -239,6 +244,13 @@ class _Acted:
                 said.append(f"rank {rank} does the same as rank {stands}, which represents it")
         return said
 
+    def _layout(self) -> Layout | None:
+        """Return the parallel degrees that a rank has found, None if none has."""
+        found = next((one["layout"] for one in self.outcomes.values() if one["layout"]), None)
+        if found is None and len(self._chain) == self._asked.world_size:
+            return Layout(pp=len(self._chain))
+        return Layout(**found) if found else None
+
     def _rehearsal(self, stands_for: Sequence[int], checked: Sequence[str]) -> Rehearsal:
         """Put together what the ranks know."""
         outcomes = self.outcomes
@@ -246,9 +258,12 @@ class _Acted:
         script, _ = script_of(self._asked.command)
         notes = list(dict.fromkeys(note for one in outcomes.values() for note in one["notes"]))
         notes += [note for note in dict.fromkeys(self._noted) if note not in notes]
-        layout = next((one["layout"] for one in outcomes.values() if one["layout"]), None)
-        if layout is None and len(self._chain) == self._asked.world_size:
-            layout = {"pp": len(self._chain)}
+        groups, n_tokens = groups_of(outcomes, self._chain), self._asked.tokens_per_step
+        batch = self._batch if n_tokens is None else stated(n_tokens)
+        model = joined_models([one["model"] for one in outcomes.values()])
+        pipelines = [{*group.ranks} for group in groups if group.axis == "pp"]
+        if model and pipelines and not any(ranks <= outcomes.keys() for ranks in pipelines):
+            model["n_params"] = None  # stages are missing
         job = {key: value for one in reversed(list(outcomes.values())) for key, value in one["job"].items()}
         return Rehearsal(
             world_size=self._asked.world_size,
@@ -256,12 +271,16 @@ class _Acted:
             representatives=tuple(stands_for),
             name=name_of(self._asked.command),
             command=script,
-            layout=Layout(**layout) if layout else None,
-            groups=groups_of(self.outcomes, self._chain),
-            model=joined_models([one["model"] for one in outcomes.values()]),
+            layout=self._layout(),
+            groups=groups,
+            model=model,
             job={
                 **job,
-                **({"rows_shared": True} if self._shares else {}),
+                "findings": findings(
+                    outcomes, {rank: read_rank(self._folder, rank) for rank in sorted(outcomes)}, groups
+                ),
+                **batch.job,
+                "rows_given": {rank: outcomes[rank]["part"].get("given") for rank in sorted(outcomes)},
                 "first_step": first["first_step"],
                 "steps": first["steps"],
                 "rehearsing_s": max(one["process_s"] for one in outcomes.values()),

@@ -77,6 +77,7 @@ class RehearsalSession(Training[IssueLane]):
         forwards: calls of models from outside, in the present step.
         is_over: whether the script has ended.
         asides: threads whose operators are not recorded now, once per nested ``aside``.
+        files: keeps files from before the rehearsal, and removes those that the script has saved.
         fakes: by operator, what registers its description by a stub once the operator exists.
         group_infos: groups that have communicated, by number.
     """
@@ -108,6 +109,7 @@ class RehearsalSession(Training[IssueLane]):
         self.bodies = OwnBodies()
         self.group_infos: dict[int, Any] = {}
         self.sink, self.disabled = _Nowhere(), set[str]()
+        self.files: Any = None
         self.steps: Any = OwnSteps(self)
         self.shapes: Any = None
         self.completions = None
@@ -115,6 +117,7 @@ class RehearsalSession(Training[IssueLane]):
         self._model: Any = None
         self._sides = Sides(frozenset(), frozenset())
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        stated.finish = self.steps.finish
         self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
         stated.choices.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
         self._install()
@@ -174,7 +177,6 @@ class RehearsalSession(Training[IssueLane]):
     def step_ended(self) -> None:
         """A step is over: forget it if it is a warm-up step; end the rehearsal if it is the last one."""
         self.failures.step_ended()
-        self.stated.unending.step_ended()
         self.rounds.step_ended()
         n_unused = self.learning.step_ended(None if self._model is None else self._model())
         self.by_step[self.position.step - 1] = self.forwards - n_unused
@@ -291,9 +293,8 @@ class RehearsalSession(Training[IssueLane]):
         import torch
         from torch.nn.modules import module as hooks
 
-        from foretrace.tracer.backward import BackwardHook
+        from foretrace.tracer.backward import BackwardHook, CheckpointHook
         from foretrace.tracer.modules import ModuleHook
-        from foretrace.tracer.recomputing import CheckpointHook
         from foretrace.tracer.steps import OptimizerHook
 
         session: Any = self

@@ -68,7 +68,10 @@ def ending(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = 
         if isinstance(caught := error.__cause__ or error.__context__, Exception):
             return f"{ending(caught, spec, told)}; the script caught that, and ended with {error.code}"
         return f"the script ended with {error.code}{_said(spec['log'])}; its output is in {spec['log']}"
-    return f"{place(error)}: {error}" if isinstance(error, RehearsalError) else explain(error, spec, told)
+    if not isinstance(error, RehearsalError):
+        return explain(error, spec, told)
+    where, words = place(error), str(error)
+    return words if words.startswith(f"{where} ") or error.__traceback__ is None else f"{where}: {words}"
 
 
 def _said(log: str) -> str:

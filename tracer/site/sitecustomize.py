@@ -16,7 +16,7 @@ _PARENT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH1
 def _attach(module: object) -> None:
     """Have the process record itself; *module* holds ``init_process_group``."""
     try:
-        from foretrace.tracer.attach import attach
+        from foretrace.tracer.record import attach
 
         attach(module)
     except Exception as error:  # the training goes on without a recording

@@ -1,7 +1,4 @@
-"""Tensors created from a list of other tensors: as on a GPU, the host reads the number of each of them.
-
-And lists of the numbers of a tensor: a fake tensor would be asked for each of millions by itself.
-"""
+"""Tensors created from a list of other tensors: as on a GPU, the host reads the number of each of them."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -18,9 +15,6 @@ if TYPE_CHECKING:
 NAMES: Final = ("tensor", "as_tensor", "asarray")
 """Functions of torch that create a tensor from numbers."""
 
-ONE_BY_ONE: Final = 4096
-"""Numbers of a tensor that are read one by one, since each may be told another one, as of counts."""
-
 
 def install(session: RehearsalSession) -> None:
     """Read the numbers of tensors in lists one by one. torch would read memory that does not exist."""
@@ -30,7 +24,6 @@ def install(session: RehearsalSession) -> None:
 
     anywhere: Any = torch
     _mapped(session)
-    _lists(session)
     _cuts()
     for name in NAMES:
         setattr(torch, name, _asking(getattr(anywhere, name)))
@@ -38,25 +31,6 @@ def install(session: RehearsalSession) -> None:
     anywhere.Tensor.__new__ = staticmethod(_after_class(anywhere.Tensor.__new__))
     kind: Any = FakeTensor
     kind.new = _after_class(kind.new)
-
-
-def _lists(session: RehearsalSession) -> None:
-    """Make ``tolist`` ask once for the numbers of a large tensor of which nothing is known."""
-    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-
-    kind: Any = FakeTensor
-    one_by_one = kind.tolist
-
-    def tolist(self: Any) -> Any:
-        own = session.stated.numbers.of(self)
-        if self.numel() <= ONE_BY_ONE or (own is None and session.stated.of(self).mean is not None):
-            with session.stated.unending.paused():
-                return one_by_one(self)
-        first = self.reshape(-1)[0].item()
-        with unset_fake_temporarily():
-            return (makers().full(tuple(self.shape), first) if own is None else own).tolist()
-
-    kind.tolist = tolist
 
 
 def _cuts() -> None:

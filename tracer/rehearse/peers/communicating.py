@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
+from foretrace.tracer.flows import PASSES
 from foretrace.tracer.operators import Operator, dtype_name, tensor_bytes
 from foretrace.tracer.records import Position
+from foretrace.tracer.rehearse.events.lane import GRADIENTS, INPUT
 from foretrace.tracer.rehearse.events.tape import WAIT, Message
 from foretrace.tracer.rehearse.operators.calls import tensors_in
 from foretrace.tracer.rehearse.peers import fitting, gathering, hearing
 from foretrace.tracer.rehearse.peers.letters import Address
 from foretrace.tracer.rehearse.peers.splits import EVEN, Exchange, Splits, exchange_of
 from foretrace.tracer.rehearse.peers.waits import work_class
-from foretrace.tracer.rehearse.values.known import EXCHANGE
 from foretrace.tracer.rehearse.values.questions import Kernel
+from foretrace.tracer.rehearse.values.shares import EXCHANGE
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -216,7 +218,17 @@ class Communications:
         if kind != "barrier":
             session.apart.sent(tensor, len(group.ranks))
             step = (position or session.position).step
-            session.trainings.averaged.count(kind, group, size, dtype_name(tensor), step)
+            phase, block = session.lane.owner
+            is_within = phase in PASSES and block not in {INPUT, GRADIENTS}
+            session.trainings.flows.count(
+                kind,
+                group,
+                size,
+                dtype_name(tensor),
+                step,
+                phase=phase if is_within else "",
+                is_uneven=splits is not EVEN,
+            )
         message = Message(kind, group.id, size, dtype_name(tensor), peer, is_async, name or kind, *splits)
         return session.tape.communication(message, sequence, position)
 

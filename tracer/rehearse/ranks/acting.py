@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from foretrace.tracer.rehearse.errors import RehearsalError, UnroutedError
 from foretrace.tracer.rehearse.ranks.together import MOST_SENDERS
@@ -25,6 +25,16 @@ from foretrace.traces.rehearsal import RankTables, read_rank
 
 Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
+
+
+STARTS: Final = """
+import sys
+sys.path[:] = [{root!r}, *(one for one in sys.path if one)]
+from foretrace.tracer.rehearse.ranks import child
+del sys.path[0]
+child.main({progress})
+"""
+"""What the process runs: it finds foretrace, and leaves no trace of that on the path of scripts."""
 
 
 class Loaded:
@@ -51,15 +61,13 @@ class Loaded:
         self.end(at_once=True)
         read, write = os.pipe()
         root = str(Path(__file__).parents[4])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "foretrace.tracer.rehearse.ranks.child", str(write)],
+            [sys.executable, "-c", STARTS.format(root=root, progress=write)],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             pass_fds=(write,),
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
         os.close(write)
         self._lines = os.fdopen(read, encoding="utf-8")

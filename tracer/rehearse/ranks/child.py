@@ -1,4 +1,4 @@
-"""The process that runs ranks: ``python -m tracer.rehearse.ranks.child N``, with tasks on its standard input.
+"""The process that runs ranks (``acting.Loaded`` starts it), with tasks on its standard input.
 
 It loads torch, and forks a child for every line of its input, which describes the task of one rank. The child
 prepares torch, runs the script, and writes what the rank would have issued, and its result to
@@ -34,16 +34,19 @@ from foretrace.tracer.rehearse.peers.letters import Letters, leave, left
 from foretrace.tracer.rehearse.ranks import launchers
 from foretrace.tracer.rehearse.ranks.accelerated import tell_accelerate
 from foretrace.tracer.rehearse.ranks.acting import letters_of, outcome_of, stages_of
-from foretrace.tracer.rehearse.script.main_file import run_file
+from foretrace.tracer.rehearse.script import main_file
 from foretrace.tracer.rehearse.words import ending
 
 POLL_S: Final = 0.02
 """Seconds between two checks whether a child has ended."""
 
 
-def main() -> None:
-    """Run a rank for every line of the input, each in its own process, until the input ends."""
-    progress = int(sys.argv[1])
+def main(progress: int) -> NoReturn:
+    """Run a rank for every line of the input, each in its own process, until the input ends.
+
+    Args:
+        progress: file descriptor to which is written what ranks do.
+    """
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     device = _load()
@@ -67,10 +70,13 @@ def main() -> None:
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 os.write(progress, f"ended {under_way.pop(number)} {code}\n".encode())
+    _end(0)  # unloading torch would take a second
 
 
 def _load() -> Any:
-    """Load the parts of torch that every rank needs, with the GPUs of a node; return these."""
+    """Load the parts of torch that every rank needs, with GPUs; return these."""
+    own = dict(os.environ)  # torch adds to it where it is loaded
+    os.environ["OMP_NUM_THREADS"] = "1"
     from foretrace.tracer.rehearse.device.driver import MOST_DEVICES
     from foretrace.tracer.rehearse.device.installing import install
 
@@ -81,6 +87,8 @@ def _load() -> Any:
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
+    os.environ.clear()
+    os.environ.update(own)
     return device
 
 
@@ -133,7 +141,6 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     for name in launchers.inherited(os.environ):
         del os.environ[name]
     os.environ.update(launchers.environment(spec))
-    sys.argv = launchers.words_of(spec)
     import torch
 
     from foretrace.tracer import internals
@@ -142,7 +149,6 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     from foretrace.tracer.rehearse.peers.world import World
     from foretrace.tracer.rehearse.script import files, started, threads
     from foretrace.tracer.rehearse.script.own_steps import RehearsedRecording
-    from foretrace.tracer.rehearse.script.programs import Programs
     from foretrace.tracer.rehearse.script.stuck import Watchdog
 
     device.driver.count = spec["local_world_size"] if spec["has_gpu"] else 0
@@ -154,9 +160,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     kept = _installed(spec, session)
     started.install(session, spec)
     watcher = Watcher(session)
-    guard = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
-    programs = Programs(spec)
-    programs.install()
+    guard = session.files = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
     guard.install()
     modes = (device.mode, watcher.mode())
     activate(RehearsedRecording(session, Path(spec["folder"])))
@@ -164,7 +168,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     with guard.cleared(session.notes), threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [*programs.said(), *session.steps.said(), *world.said()]
+    session.notes += [*session.steps.said(), *world.said()]
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "nothing to rehearse: the script called no torch.nn.Module and no optimizer of torch.optim "
@@ -231,7 +235,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
         pass
     except SystemExit as left:
         error = left if left.code not in {None, 0} else None
-    except Exception as found:
+    except BaseException as found:  # as those of distributed checkpoints are
         error = found
     error = session.failures.refusal() or error
     missed = sorted(session.letters.missed)
@@ -250,14 +254,13 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
+        main_file.begin(launchers.words_of(spec), is_module=spec["module"])
         if spec["stub"]:
             runpy.run_path(spec["stub"], run_name="__stub__")
         if spec["module"]:
-            sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(spec["command"][0], run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(spec["command"][0]).resolve().parent))
-            run_file(spec["command"][0])
+            main_file.run_file(spec["command"][0])
         session.is_over = True
         session.steps.finish()
 
@@ -280,15 +283,18 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     return {
         "groups": [asdict(group) for group in world.groups(session)],
         "layout": None if layout is None else layout.degrees,
-        "model": session.model,
-        "job": {**session.job, **session.trainings.counts(first_step)},
+        "model": session.whole_model(),
+        "job": {**session.job, "forwards_per_step": session.trainings.n_passes()},
+        "part": session.trainings.part(first_step),
+        "gathered": session.trainings.gathered(),
+        "uneven": session.trainings.loaded.uneven(),
         "first_step": first_step,
         "steps": max(min(spec["steps"], session.position.step - first_step), 1),
         "memory": session.memory.described(has_gpu=session.job.get("device") != "cpu"),
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
         "n_choices": 0 if routing is None else routing.n_choices,
         "dealt_among": [] if routing is None else routing.groups,
-        "notes": [*session.notes, *session.trainings.said(first_step), *session.stated.choices.doubts],
+        "notes": [*session.notes, *session.trainings.said(first_step)],
         "sent": described(shapes.found if shapes else {}),
         "missed": sorted(session.letters.missed),
         "taken": described(shapes.taken if shapes else {}),
@@ -297,8 +303,3 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "n_events": session.tape.n_events,
         "memory_used_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-
-
-if __name__ == "__main__":
-    main()
-    _end(0)  # unloading torch would take a second

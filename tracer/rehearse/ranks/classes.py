@@ -64,7 +64,7 @@ class Classes:
         first: int = 0,
         dealt: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        self._world_size = world_size
+        self._world_size, self._groups = world_size, groups
         self._stages = Line([group.ranks for group in groups if group.axis == "pp"], first)
         self._experts = Line(dealt, first)
         self.pipeline = self._stages.ranks
@@ -87,13 +87,42 @@ class Classes:
             found.append(rank if rank in acted else of_place.get(self.place(rank), nearest))
         return found
 
-    def samples(self, n: int) -> Iterator[tuple[int, int]]:
-        """Yield represented ranks, the last one of each class, with the rank that represents them."""
+    def samples(self, n: int, acted: Sequence[Group] = ()) -> Iterator[tuple[int, int]]:
+        """Yield represented ranks with the rank that represents them: of *n* classes, some along every group.
+
+        Along each group in which a representative communicates, that is the last other rank of its class. A
+        class whose representative communicates with none has the last rank of all.
+
+        Args:
+            n: classes to check: the first one, then the last.
+            acted: groups of ranks that have been acted out, such as of the last rank of the world.
+        """
         stands = self.representatives(self.members)
         for representative in [*dict.fromkeys((self.members[0], self.members[-1]))][:n]:
             members = [rank for rank, other in enumerate(stands) if other == representative != rank]
-            if members:
-                yield members[-1], representative
+            own = [group.ranks for group in self._groups if representative in group.ranks]
+            along = ([rank for rank in ranks if rank in members] for ranks in sorted(own, key=len))
+            ends = [*dict.fromkeys(ranks[-1] for ranks in along if ranks)] or members[-1:]
+            for end in self._with_corner(representative, ends, members, acted):
+                yield end, representative
+
+    def _with_corner(
+        self, representative: int, ends: list[int], members: Sequence[int], acted: Sequence[Group]
+    ) -> list[int]:
+        """Return *ends* with the last rank of the world, if that is of the class.
+
+        It has mostly been acted out beside the first, and may be in no group of the representative. It takes
+        the place of an end where it shares a group with another: along the axis of the first it differs from
+        the second, so that the first need not be run.
+        """
+        corner = self._world_size - 1
+        if corner not in members:
+            return ends
+        others = [end for end in ends if end != corner]
+        apart = [group.ranks for group in acted if representative not in group.ranks]
+        near = [end for end in others if any({end, corner} <= {*ranks} for ranks in apart)]
+        spare = [end for end in reversed(others) if end != near[0]][:1] if near else []
+        return [*(end for end in others if end not in spare), corner]
 
 
 def groups_of(outcomes: Mapping[int, Mapping[str, Any]], chain: Sequence[int] = ()) -> tuple[Group, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.tracer.rehearse.ranks.exported import started
-from foretrace.tracer.rehearse.ranks.installed import command_file, is_python
 
 LAUNCHERS: Final = ("torchrun", "accelerate", "deepspeed", "fabric", "python", "python3")
 """First words of commands that start a script; ``fabric run`` is Lightning's."""
@@ -42,6 +42,9 @@ BY_ARGUMENT: Final[Mapping[str, str]] = MappingProxyType({OLD: "--local-rank", "
 NO_ARGUMENT: Final = frozenset({"--use-env", "--use_env", "--no_local_rank"})
 """What they are told so that they do not."""
 
+MOST_READ: Final = 4096
+"""Bytes of a file that are read: its first lines name who runs it, by way of a shell if the name is long."""
+
 CPUS_PER_TASK: Final = 8
 """Processors that a task of SLURM is told to have; loaders, which ask for them, work in the rank itself."""
 
@@ -62,6 +65,8 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
     is_per_rank = not families or spec["launchers"][-1] not in {*OF_TASKS, "python", "python3"}
     if is_per_rank:
         found |= _of_torchrun(rank, n_ranks, n_local)
+        if n_local > 1:
+            found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     task = (rank // n_local, -(-n_ranks // n_local), 1) if is_per_rank else (rank, n_ranks, n_local)
     for family in families:
         found |= _OF_FAMILY[family](*task)
@@ -274,6 +279,25 @@ def _as_written(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
         if at and is_python(Path(file)):
             return (file, *command[at + 1 :]), False
     return tuple(command), False
+
+
+def is_python(file: Path) -> bool:
+    """Whether *file* says in its first lines that Python runs it."""
+    try:
+        with file.open("rb") as text:
+            first = text.read(MOST_READ).splitlines()[:2]
+    except OSError:
+        return False
+    return first[:1] != [] and first[0].startswith(b"#!") and any(b"python" in line for line in first)
+
+
+def command_file(word: str) -> str:
+    """Return the file of a command that a shell finds on its PATH and Python runs, else *word* itself.
+
+    A file of that name in the folder, or a name with folders in it, needs no PATH.
+    """
+    found = None if not word or "/" in word or Path(word).is_file() else shutil.which(word)
+    return found if found and is_python(Path(found)) else word
 
 
 def name_of(command: Sequence[str]) -> str:

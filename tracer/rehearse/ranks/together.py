@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.peers.gathering import KINDS
 from foretrace.tracer.rehearse.peers.letters import Address, left
 from foretrace.tracer.rehearse.ranks.classes import groups_of, shapes_that_differ
-from foretrace.tracer.rehearse.values.stated import SHARED
+from foretrace.tracer.rehearse.values.stated import SHARED, UNHEARD
 
 MOST_RANKS: Final = 64
 """Ranks of a group that are rehearsed only because what they tell each other differs."""
@@ -25,17 +26,12 @@ ALIKE: Final = (
 MOST_SENDERS: Final = 16
 """Ranks that are rehearsed only because others need what they send."""
 
-UNHEARD: Final = (
-    "numbers were needed from ranks that are not rehearsed ({}), and 1 was used for each: rehearse these "
-    "ranks too (--ranks)"
-)
-
 UNSETTLED: Final = "what ranks {} send each other still changed after {} rehearsals of each"
 
 
 def hear_senders(
     act: Callable[[Sequence[int]], None], outcomes: Mapping[int, Mapping[str, Any]], *, adds: bool
-) -> list[str]:
+) -> None:
     """Rehearse ranks again, in the order of stages, that assumed other shapes or numbers than are sent.
 
     Args:
@@ -43,8 +39,8 @@ def hear_senders(
         outcomes: what is known of ranks that have been rehearsed; *act* adds to it.
         adds: whether senders are rehearsed that have not been.
 
-    Returns:
-        What to say.
+    Raises:
+        RehearsalError: a script reads what a rank has sent that is not rehearsed.
     """
 
     def first_stage(rank: int) -> int:
@@ -59,8 +55,11 @@ def hear_senders(
         has_missed = not outcomes.keys().isdisjoint(outcomes[rank]["missed"])
         if has_missed or shapes_that_differ(outcomes, only=rank):
             act([rank])
-    missing = _senders(outcomes)
-    return [UNHEARD.format(", ".join(map(str, missing)))] if missing else []
+    if missing := _senders(outcomes):
+        lines = (line for one in outcomes.values() for line in one["stated"] if UNHEARD in line)
+        which = ", ".join(map(str, missing))
+        said = next(lines, "a script reads numbers").partition(" (")[0]
+        raise RehearsalError(f"{said}: rehearse also {which} (--ranks)")
 
 
 def _senders(outcomes: Mapping[int, Mapping[str, Any]]) -> list[int]:

@@ -1,4 +1,8 @@
-"""Checkpoints of a rehearsal: nothing is written or read, because tensors have no data."""
+"""Checkpoints of a rehearsal: what the script saves it can load again, with shapes and without numbers.
+
+What is written to a file, or to a buffer, describes each tensor. So a file can be renamed and copied, and
+others load what one rank has saved. No such file stays on the disk.
+"""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
@@ -6,63 +10,209 @@ from __future__ import annotations
 import functools
 import io
 import os
-import weakref
-from collections.abc import Callable, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.errors import AwaitedError, RehearsalError
+from foretrace.tracer.rehearse.operators.calls import storage_key
 from foretrace.tracer.rehearse.script import loading
+from foretrace.tracer.rehearse.script.libraries import when_imported
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
 
+MAGIC: Final = b"foretrace checkpoint\n"
+"""How such a file begins."""
 
-def install(session: RehearsalSession) -> None:
-    """Replace ``torch.save``, ``torch.load`` and their counterparts in ``torch.distributed.checkpoint``."""
+MOST_NUMBERS: Final = 1 << 16
+"""Known numbers of a tensor that are saved: states of random generators, lengths, counts of steps."""
+
+METADATA: Final = ".metadata"
+"""Name of the file of a distributed checkpoint that says what is in it."""
+
+SAID: Final = (
+    "what the script saves is kept without the numbers of weights, and removed in the end: saving and "
+    "loading take no time"
+)
+
+
+def install(session: RehearsalSession) -> list[Any]:
+    """Replace what saves and loads tensors in torch and safetensors; return objects to be kept alive."""
     import torch
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
     anywhere: Any = torch
-    anywhere.save, anywhere.load = _files(session, torch.load)
-    for name, function in _distributed(session.warn).items():
-        for module in (dcp, *_modules()):
+    kept = _Kept(session)
+    anywhere.save, anywhere.load = _files(kept, torch.save, torch.load)
+    for name, function in _distributed(kept, dcp.load).items():
+        for module in (dcp, state_dict_saver, state_dict_loader):
             if hasattr(module, name):
                 setattr(module, name, function)
     _shards()
     _told_states()
+    return [
+        *when_imported("safetensors", functools.partial(_opened_parts, kept)),
+        *when_imported("safetensors.torch", functools.partial(_safetensors, kept)),
+    ]
 
 
-def _files(session: RehearsalSession, original: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-    """Return the replacements of ``torch.save`` and ``torch.load``; *original* is the latter."""
-    import torch
+class _Kept:
+    """What has been saved, by file; other ranks are told.
 
-    saved: set[Path] = set()
-    buffers: weakref.WeakSet[Any] = weakref.WeakSet()
+    Args:
+        session: the rehearsal.
+    """
 
-    @functools.wraps(torch.save)
-    def save(obj: Any, f: Any = None, *args: Any, **kwargs: Any) -> None:
-        del obj, args, kwargs
-        if (path := _path(f)) is not None:
-            saved.add(path)
-        elif isinstance(f, io.BytesIO):
-            buffers.add(f)
-        session.warn("torch.save wrote nothing: in a rehearsal tensors have no data")
+    def __init__(self, session: RehearsalSession) -> None:
+        self.session = session
+        self.live: list[Any] = []  # what belongs to this process: meshes, process groups
 
-    @functools.wraps(original)
-    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        path = _path(f)
-        was_saved = path in saved if path is not None else isinstance(f, io.BytesIO) and f in buffers
-        if _is_empty(f if path is None else path):
-            session.steps.finish()  # which ends the rehearsal if that was the last step to keep
-            if was_saved:
-                raise RehearsalError(_refusal(_name(f), session.position.step))
-        where = kwargs.get("map_location", args[0] if args else None)
-        with loading.to(session, where):
-            return original(f, *args, **kwargs)
+    def write(self, obj: Any, file: Any) -> None:
+        """Write *obj* to *file*, a path, an open file or a buffer.
 
-    return save, load
+        Raises:
+            RuntimeError: the folder of the file does not exist.
+        """
+        self.session.warn(SAID)
+        content = self.described(obj)
+        path = _path(file)
+        if not isinstance(file, str | os.PathLike):
+            file.write(content)
+        elif path is not None and not path.parent.is_dir():
+            raise RuntimeError(f"Parent directory {Path(file).parent} does not exist.")
+        else:
+            Path(file).write_bytes(content)
+        if path is not None:
+            self.session.letters.leave(("file", str(path)), content)
+            if (files := self.session.files) is not None:
+                files.removes(path)
+                files.moved = self._moved
+
+    def _moved(self, old: str, new: str) -> None:
+        """Tell other ranks that the file, or the folder, *old* is *new* from now on."""
+        left = self.session.letters.left
+        for key in [key for key in left if key[0] == "file" and f"{key[1]}/".startswith(f"{old}/")]:
+            left["file", new + key[1].removeprefix(old)] = left.pop(key)
+
+    def described(self, obj: Any) -> bytes:
+        """Return what a file of *obj* contains; if it cannot be described, why."""
+        written = io.BytesIO(MAGIC)
+        written.seek(len(MAGIC))
+        try:
+            _Writer(written, self.session, self.live).dump(obj)
+        except Exception as error:  # of whatever the script saves
+            return MAGIC + pickle.dumps(TypeError(f"it cannot be described ({error})"))
+        return written.getvalue()
+
+    def content(self, file: Any) -> bytes | None:
+        """Return what the script, or another rank, has saved to *file*; None of any other file.
+
+        Raises:
+            AwaitedError: rank 0, which may save it, is to be rehearsed first.
+        """
+        path, letters = _path(file), self.session.letters
+        if not isinstance(file, str | os.PathLike):
+            at = file.tell()
+            if file.read(len(MAGIC)) == MAGIC:
+                return bytes(file.read())
+            file.seek(at)
+            return None
+        with suppress(OSError), Path(file).open("rb") as opened:
+            return opened.read() if opened.read(len(MAGIC)) == MAGIC else None
+        found = letters.read(("file", str(path)))
+        if found is None and self.session.rank and 0 in letters.coming:
+            raise AwaitedError(0)
+        return None if found is None else bytes(found[len(MAGIC) :])
+
+    def made(self, content: bytes, name: str, where: Callable[[str], str]) -> Any:
+        """Return what *content* describes.
+
+        Args:
+            content: of the file.
+            name: of the file, as the script has it.
+            where: returns the device of a tensor that was saved on another.
+
+        Raises:
+            RehearsalError: it could not be described when it was saved.
+        """
+        try:
+            found = _Reader(io.BytesIO(content), where, self).load()
+        except Exception as error:
+            raise RehearsalError(f"the script reads {name}, which it has saved: {error}") from error
+        if isinstance(found, TypeError):
+            raise RehearsalError(f"the script reads {name}, which it has saved, but {found}")
+        return found
+
+
+class _Writer(pickle.Pickler):
+    """Writes objects with their tensors described, and notes what belongs to this process."""
+
+    def __init__(self, file: io.BytesIO, session: RehearsalSession, live: list[Any]) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        super().__init__(file)
+        self._session, self._live, self._parameter = session, live, torch.nn.Parameter
+        self._real, self._fake = (torch.Tensor, torch.nn.Parameter), FakeTensor
+        self._numbers: dict[Any, int] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Return the description of a tensor, or where a mesh or a group is; None of anything else."""
+        if type(obj).__name__ in {"DeviceMesh", "ProcessGroup"}:
+            self._live.append(obj)
+            return "live", os.getpid(), len(self._live) - 1
+        is_real = type(obj) in self._real
+        if type(obj) is not self._fake and not is_real:
+            return None
+        shape, session = tuple(obj.shape), self._session
+        at = storage_key(obj)
+        key = id(obj) if at == -1 else (at, obj.storage_offset(), shape, obj.dtype)
+        number = self._numbers.setdefault(key, len(self._numbers))
+        real = obj.detach() if is_real else getattr(obj, "constant", None)
+        real = session.stated.numbers.of(obj) if real is None else real
+        listed = None
+        if real is not None and real.numel() <= MOST_NUMBERS:
+            with session.stated.numbers.really():
+                listed = real.tolist()
+        kind = obj.dtype, str(obj.device), obj.requires_grad, isinstance(obj, self._parameter)
+        return number, shape, *kind, listed
+
+
+class _Reader(pickle.Unpickler):
+    """Reads such objects, and makes their tensors."""
+
+    def __init__(self, file: io.BytesIO, where: Callable[[str], str], kept: _Kept) -> None:
+        super().__init__(file)
+        self._where, self._kept = where, kept
+        self._made: dict[int, Any] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return a tensor as described, or what belongs to this process."""
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if pid[0] == "live":
+            if pid[1] != os.getpid():
+                raise TypeError("it is in shards of another rank")
+            return self._kept.live[pid[2]]
+        number, shape, dtype, location, trains, is_parameter, listed = pid
+        if number not in self._made:
+            where = self._where(location)
+            if listed is None:
+                made = torch.empty(shape, dtype=dtype, device=where)
+            else:
+                made = torch.tensor(listed, dtype=dtype, device=where).reshape(shape)
+            if type(made) is FakeTensor and not where.startswith("meta"):
+                made = loading.put(self._kept.session, made, where)
+            if is_parameter:
+                made = torch.nn.Parameter(made, requires_grad=trains)
+            self._made[number] = made if is_parameter or not trains else made.requires_grad_()
+        return self._made[number]
 
 
 def _path(file: Any) -> Path | None:
@@ -79,23 +229,118 @@ def _name(file: Any) -> str:
     return "a buffer" if path is None else path.name
 
 
-def _is_empty(file: Any) -> bool:
-    """Whether nothing is in *file*, a path or a buffer, or there is none, as if states were saved there."""
-    if isinstance(file, io.BytesIO):
-        return not file.getbuffer().nbytes
-    return isinstance(file, Path) and not (file.exists() and file.stat().st_size)
+def _files(kept: _Kept, saves: Callable[..., Any], loads: Callable[..., Any]) -> tuple[Any, Any]:
+    """Return the replacements of ``torch.save`` and ``torch.load``, given those."""
+
+    @functools.wraps(saves)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        kept.write(obj, f)
+
+    @functools.wraps(loads)
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        mapped = kwargs.get("map_location", args[0] if args else None)
+        if (content := kept.content(f)) is not None:
+            return kept.made(content, _name(f), lambda location: loading.device_of(mapped, location))
+        with loading.to(kept.session, mapped):
+            return loads(f, *args, **kwargs)
+
+    return save, load
 
 
-def _refusal(name: str, n_done: int) -> str:
-    """Return what to say of a script that reads *name*, which it has saved, after *n_done* whole steps."""
-    if n_done > 0:
-        instead = f"keep only steps before that (--warmup {n_done - 1} --steps 1)"
-    else:
-        instead = "if no optimizer of torch.optim trains it, call foretrace.step() at the end of each step"
-    return (
-        f"the script reads {name}, which it has saved itself, but a rehearsal writes no checkpoints: "
-        f"turn saving or loading off with an argument of the script, or {instead}"
-    )
+def _safetensors(kept: _Kept, module: Any) -> None:
+    """Do the same for safetensors, which would read memory at the made-up addresses of tensors."""
+    file: Any = getattr(module, "load_file", None)
+    data: Any = getattr(module, "load", None)
+
+    def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
+        kept.write({"tensors": dict(tensors), "metadata": metadata}, filename)
+
+    def save(tensors: Mapping[str, Any], metadata: Any = None) -> bytes:
+        return kept.described({"tensors": dict(tensors), "metadata": metadata})
+
+    def load_file(filename: Any, device: Any = "cpu") -> Any:
+        if (content := kept.content(filename)) is None:
+            return file(filename, device)
+        return kept.made(content, _name(filename), lambda _: str(device))["tensors"]
+
+    def load(content: bytes) -> Any:
+        if not content.startswith(MAGIC):
+            return data(content)
+        return kept.made(content[len(MAGIC) :], "bytes", lambda _: "cpu")["tensors"]
+
+    module.save, module.save_file, module.load, module.load_file = save, save_file, load, load_file
+
+
+def _opened_parts(kept: _Kept, module: Any) -> None:
+    """Let ``safetensors.safe_open`` open what was saved."""
+    original = module.safe_open
+
+    def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
+        if (content := kept.content(filename)) is None:
+            return original(filename, framework=framework, device=device, **kwargs)
+        return _Parts(**kept.made(content, _name(filename), lambda _: str(device)))
+
+    module.safe_open = safe_open
+
+
+class _Parts:
+    """What ``safe_open`` returns of a file that the script has saved."""
+
+    def __init__(self, tensors: dict[str, Any], metadata: Any) -> None:
+        self._tensors, self._metadata = tensors, metadata
+
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors."""
+        return sorted(self._tensors)
+
+    offset_keys = keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def metadata(self) -> Any:
+        """Return what else was saved."""
+        return self._metadata
+
+    def get_tensor(self, name: str) -> Any:
+        """Return a tensor."""
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> Any:
+        """Return what slices a tensor."""
+        return _Slice(self._tensors[name])
+
+
+class _Slice:
+    """A tensor of a file of which parts are read."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._tensor[at]
+
+    def get_shape(self) -> list[int]:
+        """Return its sizes."""
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """Return its type as the format has it, such as ``BF16``."""
+        name = str(self._tensor.dtype).removeprefix("torch.")
+        return (
+            name.replace("bfloat", "BF")
+            .replace("float", "F")
+            .replace("uint", "U")
+            .replace("int", "I")
+            .upper()
+        )
 
 
 def _shards() -> None:
@@ -157,28 +402,31 @@ def _told_states() -> None:
     anywhere._broadcast_state_dict = user._broadcast_state_dict = broadcast
 
 
-def _modules() -> tuple[Any, ...]:
-    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+def _distributed(kept: _Kept, loads: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Return ``save``, ``async_save`` and ``load`` of ``torch.distributed.checkpoint``, given the last one.
 
-    return state_dict_saver, state_dict_loader
+    Saving collects states, which may communicate, and writes them without doing so.
+    """
 
-
-def _distributed(warn: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
-    """Return functions that save and load nothing. Saving still collects states, which may communicate."""
+    def metadata(kwargs: Mapping[str, Any], args: tuple[Any, ...], by: str) -> Path | None:
+        named = kwargs.get("checkpoint_id") or getattr(kwargs.get(by), "path", None) or (args or (None,))[0]
+        return Path(named) / METADATA if isinstance(named, str | os.PathLike) else None
 
     def save(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        warn(
-            "torch.distributed.checkpoint wrote nothing: in a rehearsal tensors have no data; copies to the "
-            "host and writing take no time"
-        )
-        for part in state_dict.values():
-            if hasattr(part, "load_state_dict") and hasattr(part, "state_dict"):
-                part.state_dict()
+        states = {name: one.state_dict() if _has_states(one) else one for name, one in state_dict.items()}
+        if (path := metadata(kwargs, args, "storage_writer")) is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept.write(states, path)
 
-    def load(*args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        warn("torch.distributed.checkpoint read nothing: weights keep their initial values")
+    def load(state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        path = metadata(kwargs, args, "storage_reader")
+        content = None if path is None else kept.content(path)
+        if path is not None and content is not None:
+            _merge(kept, state_dict, kept.made(content, str(path.parent), lambda _: "cpu"))
+        elif path is not None and path.parent.exists():
+            kept.session.warn("torch.distributed.checkpoint read nothing: weights keep their initial values")
+        else:
+            loads(state_dict, *args, **kwargs)
 
     def async_save(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Future[None]:
         save(state_dict, *args, **kwargs)
@@ -187,3 +435,28 @@ def _distributed(warn: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
         return done
 
     return {"save": save, "async_save": async_save, "load": load}
+
+
+def _has_states(value: Any) -> bool:
+    return hasattr(value, "load_state_dict") and hasattr(value, "state_dict")
+
+
+def _merge(kept: _Kept, own: dict[str, Any], saved: Mapping[str, Any], prefix: str = "") -> None:
+    """Give *own* what is *saved*, in place, as a distributed checkpoint is loaded.
+
+    Raises:
+        RuntimeError: something was not saved.
+    """
+    for name, value in own.items():
+        if name not in saved:
+            raise RuntimeError(f"Missing key in checkpoint state_dict: {prefix}{name}.")
+        if hasattr(value, "untyped_storage"):
+            kept.session.stated.forget([getattr(value, "_local_tensor", value)])
+        elif _has_states(value):
+            states = value.state_dict()
+            _merge(kept, states, saved[name], f"{prefix}{name}.")
+            value.load_state_dict(states)
+        elif isinstance(value, dict) and isinstance(saved[name], Mapping):
+            _merge(kept, value, saved[name], f"{prefix}{name}.")
+        else:
+            own[name] = saved[name]

@@ -67,6 +67,8 @@ def _make_loaders(session: RehearsalSession, iterators: _Iterators) -> None:
             session.warn(said)
             iterators.asked.again(said)
         iterators.pins[found], iterators.owners[found] = iterators.pins.get(self, False), id(self)
+        session.trainings.loaded.dealt[id(self)] = loaders.dealt_by(self)
+        session.trainings.loaded.lacking[id(self)] = loaders.uneven_of(self)
         return found
 
     loader.__init__, loader.__iter__ = init, iterate

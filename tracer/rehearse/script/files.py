@@ -42,6 +42,9 @@ class Files:
         folder: of the rehearsal; it holds the copies, and the list of files that its ranks have created.
         rank: the rank whose script it is.
         is_late: whether its first step is over.
+
+    Attributes:
+        moved: told of a path that gets another one.
     """
 
     def __init__(self, folder: Path, rank: int, is_late: Callable[[], bool]) -> None:
@@ -54,6 +57,7 @@ class Files:
         self._copies: dict[str, str] = {}
         self._n_copies = 0
         self._removed: set[str] = set()
+        self.moved: Callable[[str, str], None] = lambda old, new: None
         self._lexists, self._isfile = os.path.lexists, os.path.isfile
 
     def install(self) -> None:
@@ -171,10 +175,9 @@ class Files:
             at = self._at(path)
             if at in self._removed:
                 self._removed.discard(at)
-            elif self._hides(at):
-                self._note(at)
             else:
-                original(path, *args, **kwargs)
+                if not self._hides(at) or not self._lexists(at):
+                    original(path, *args, **kwargs)
                 self._note(at)
 
         return made
@@ -260,6 +263,8 @@ class Files:
         """Remember that the script has created *at*, or renamed *instead_of*; other ranks are told."""
         if at and not self._is_elsewhere(at):
             self._made.note(at, instead_of=instead_of)
+        if instead_of:
+            self.moved(instead_of, at)
 
     @contextmanager
     def _noted(self, path: Any) -> Iterator[None]:
@@ -269,6 +274,11 @@ class Files:
         yield
         if is_new:
             self._note(at)
+
+    def removes(self, path: Path) -> None:
+        """Remove *path*, which the script has saved, at the end; other ranks see it if it was made early."""
+        if (at := self._at(path)) not in self._copies and not self._is_elsewhere(at):
+            self._made.note(at, goes=True)
 
     def _hides(self, at: str) -> bool:
         """Whether *at* is not there for this rank: others made it after their first step."""

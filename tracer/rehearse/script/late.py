@@ -3,7 +3,7 @@
 In a real run all ranks are at the same step. In a rehearsal one may save its first checkpoint while another
 still begins and looks for checkpoints, and the next rehearsal would find them too. What is made before the
 end of the first step, such as prepared data that others read, is seen by all and stays. So is a single file,
-such as a table of results: weights, from which a script would resume, are not written in a rehearsal.
+such as a table of results; a checkpoint, from which a script would resume, goes in the end.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ class Made:
         self._list, self._is_late, self._own, self._open = folder / _LIST, is_late, own, open
         self._n_read = 0
         self._makers: dict[str, set[int]] = {}  # empty: made early
+        self._gone: set[str] = set()
         self._any_hidden = False
 
-    def note(self, at: str, *, instead_of: str = "") -> None:
+    def note(self, at: str, *, instead_of: str = "", goes: bool = False) -> None:
         """Remember that the script has made *at*, or given it the name *at* in place of *instead_of*.
 
-        Late are folders, and what is in them; a file in a folder from before stays.
+        Late are folders, what is in them, and what *goes* at the end in any case, as a checkpoint does.
+        Another file in a folder from before stays.
         """
+        goes = goes or instead_of in self._gone
         is_late = self._is_late() and self.makers(instead_of) != set()
-        is_late = is_late and (_isdir(at) or bool(self.makers(at)))
+        is_late = is_late and (goes or _isdir(at) or bool(self.makers(at)))
         with self._open(self._list, "a", encoding="utf-8") as file:
-            file.write(json.dumps([self._own if is_late else _EARLY, at]) + "\n")
+            file.write(json.dumps([self._own if is_late else _EARLY, at, goes]) + "\n")
 
     def makers(self, at: str) -> set[int] | None:
         """Return the processes that made *at*, or the folder it is in, late; None if none made it."""
@@ -87,6 +90,7 @@ class Made:
         """Remove what this rank alone has made late; for *own* = 0, what any rank has."""
         self._read()
         goes = [at for at, by in self._makers.items() if by and (not self._own or by == {self._own})]
+        goes += [at for at in self._gone if not self._own]
         stays = self._makers.keys() - set(goes)
         held = {str(folder) for at in stays for folder in Path(at).parents}
         for at in reversed(goes):
@@ -106,7 +110,8 @@ class Made:
             added = file.read()
         added = added[: added.rfind(b"\n") + 1]
         self._n_read += len(added)
-        for maker, at in map(json.loads, added.splitlines()):
+        for maker, at, goes in map(json.loads, added.splitlines()):
+            self._gone |= {at} if goes else set()
             self._makers[at] = {*self._makers.get(at, ()), maker} if maker != _EARLY else set()
             self._any_hidden |= maker not in {_EARLY, self._own}
 

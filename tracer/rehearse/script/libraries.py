@@ -53,17 +53,6 @@ def _transformers(session: RehearsalSession, module: Any) -> None:
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # threads would load real tensors, which are not moved
 
 
-def _safetensors(session: RehearsalSession, module: Any) -> None:
-    """Make safetensors write nothing: it would read memory at the made-up addresses of tensors."""
-
-    def nothing(*args: Any, **kwargs: Any) -> bytes:
-        del args, kwargs
-        session.warn("safetensors wrote nothing: in a rehearsal tensors have no data")
-        return b""
-
-    module.save = module.save_file = nothing
-
-
 def _distributions(session: RehearsalSession, module: Any) -> None:
     """Turn off argument validation in distributions: it needs the values of their parameters."""
     del session
@@ -176,7 +165,6 @@ _CHECKED: Final = (
 
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
-    "safetensors.torch": _safetensors,
     "accelerate.data_loader": _accelerate,
     "deepspeed.runtime.zero.utils": _deepspeed,
     "deepspeed.runtime.pipe.engine": pipeline_of_deepspeed,

@@ -18,8 +18,8 @@ SAMPLES: Final = (
     "views, or nodes of graphs: throughput counts the samples"
 )
 SEVERAL: Final = (
-    "loaders give {n} samples in a step, and the model is given {rows:,} rows, which throughput counts: how "
-    "many samples are in them is not known"
+    "loaders give {n} samples in a step, and the model is given {rows:,} rows: how many samples are in "
+    "them is not known"
 )
 NO_TOKENS: Final = (
     "no embedding looks up the matrix of whole numbers that is the model's input: these are not counted as "
@@ -67,6 +67,8 @@ class Loaded:
         position: where the training is.
 
     Attributes:
+        dealt: by loader, ``dealt_by`` of it.
+        lacking: by loader, ``uneven_of`` it.
         marks: by step, what tells each batch from others, in the order of their delivery.
         shapes: of the tensors in the last batch that has some.
     """
@@ -74,6 +76,8 @@ class Loaded:
     def __init__(self, position: Any) -> None:
         self._position = position
         self._given: dict[int, dict[int, list[_Batch]]] = {}  # by step and loader
+        self.dealt: dict[int, dict[str, int]] = {}
+        self.lacking: dict[int, dict[str, Any]] = {}
         self.marks: dict[int, list[Mark]] = {}
         self.shapes: list[list[int]] = []
 
@@ -92,8 +96,8 @@ class Loaded:
         given = [one for batches in self._given.get(step, {}).values() for one in batches]
         return not given or any(rows in one or (rows and one.size % rows == 0) for one in given)
 
-    def counted(self, shape: Sequence[int], rows: int, step: int) -> tuple[int, str]:
-        """Return the rows of *step* that throughput counts, with what is to be said of them, if anything.
+    def counted(self, shape: Sequence[int], rows: int, step: int) -> tuple[int, str, bool]:
+        """Return the rows of *step* that throughput counts, a note about them, and whether they are known.
 
         Args:
             shape: of the model's input, which has no tokens.
@@ -105,22 +109,32 @@ class Loaded:
         own = [sum(one.rows for one in batches) for batches in plain]
         if own:
             most = max(own)
-            return (most, AGAIN.format(rows=most, n=rows // most)) if most < rows else (rows, "")
+            said = AGAIN.format(rows=most, n=rows // most) if most < rows else ""
+            return min(most, rows), said, True
         sizes = [sum(one.size for one in batches) for batches in given.values()]
         if len(sizes) == 1 and sizes[0] < rows:
-            return sizes[0], SAMPLES.format(rows=rows, n=sizes[0])
+            return sizes[0], SAMPLES.format(rows=rows, n=sizes[0]), True
         said = SEVERAL.format(n=" and ".join(map(str, sizes)), rows=rows) if len(sizes) > 1 else ""
-        return rows, said
+        return rows, said, not said
 
     def told(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a rank tells of its batches: a digest of each, and whether the model is given them.
 
-        A text may be given without its last token, which is only predicted.
+        Of the loaders of the last step, ``dealt`` is to how many ranks rows are dealt out, by who says so. A
+        text may be given without its last token, which is only predicted.
         """
         shape = list(job.get("input_shape") or [])
         longer = [*shape[:-1], shape[-1] + 1] if len(shape) == TEXTS else shape
         marks = [list(mark) for step in sorted(self.marks) for mark in self.marks[step]]
-        return {"batches": marks[:MOST_TOLD], "is_batch": shape in self.shapes or longer in self.shapes}
+        used = self._given[max(self._given)] if self._given else {}
+        dealt = {words: n for loader in used for words, n in self.dealt.get(loader, {}).items()}
+        is_batch = shape in self.shapes or longer in self.shapes
+        return {"batches": marks[:MOST_TOLD], "is_batch": is_batch, "dealt": dealt}
+
+    def uneven(self) -> list[dict[str, Any]]:
+        """Return ``uneven_of`` the loaders of the last step that has a batch."""
+        used = self._given[max(self._given)] if self._given else {}
+        return [found for loader in used if (found := self.lacking.get(loader))]
 
     def shrunk(self, step: int, before: int) -> tuple[int, int] | None:
         """Return the samples of *step* and of the step *before* if a loader gives half of them at most.
@@ -146,6 +160,44 @@ class Loaded:
 def is_tokens(job: Mapping[str, Any]) -> bool:
     """Whether the input that *job* describes has tokens, by its shape."""
     return len(job.get("input_shape") or []) == (3 if job.get("input_is_embedded") else 2)
+
+
+DEALERS: Final = ("num_replicas", "num_processes")
+"""Attributes of samplers that say to how many ranks they deal rows out."""
+
+
+def dealt_by(loader: Any) -> dict[str, int]:
+    """Return to how many ranks the samplers of *loader* deal rows out, by the names of what says so."""
+    found = {}
+    for sampler in (getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")):
+        for name in DEALERS:
+            if type(n := getattr(sampler, name, None)) is int:
+                found[f"{type(sampler).__name__}.{name}"] = n
+    return found
+
+
+def uneven_of(loader: Any) -> dict[str, Any]:
+    """Return what does not come out even in an epoch of *loader*, nothing if all does or nobody knows.
+
+    ``rows`` in the data set, those ``repeated`` by a sampler so that all ranks have as many, those in the
+    ``last`` batch of a rank if it has fewer than ``batch_size``, and whether that ``is_dropped``.
+    """
+    try:
+        sampler, rows, size = loader.sampler, len(loader.sampler), loader.batch_size
+        n_all = len(loader.dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        return {}
+    repeated = getattr(sampler, "total_size", n_all) - n_all
+    last = rows % size if type(size) is int and size else 0
+    if repeated <= 0 and not last:
+        return {}
+    return {
+        "rows": n_all,
+        "repeated": max(repeated, 0),
+        "batch_size": size,
+        "last": last,
+        "is_dropped": bool(loader.drop_last),
+    }
 
 
 class AskedInVain:

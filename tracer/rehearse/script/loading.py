@@ -37,6 +37,25 @@ class _Read:
         return self
 
 
+def device_of(mapped: Any, location: str) -> str:
+    """Return the device of a storage that was saved at *location*, which ``map_location`` says, *mapped*."""
+    from torch.serialization import _get_restore_location
+
+    return str(_get_restore_location(mapped)(_Read(), location).device)
+
+
+def put(session: RehearsalSession, tensor: Any, where: str) -> Any:
+    """Let the fake *tensor*, which has been loaded, be on the device *where*; return it."""
+    import torch
+
+    device = torch.device(where)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    tensor.fake_device = device
+    session.host.settle(tensor)
+    return tensor
+
+
 @contextmanager
 def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
     """Inside this context ``torch.load`` puts storages where the file or *mapped* says.
@@ -49,7 +68,6 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
     """
     import torch
     from torch import _utils
-    from torch.serialization import _get_restore_location
 
     anywhere: Any = _utils
     if not hasattr(anywhere, "_restore_device_fake_mode"):
@@ -57,19 +75,14 @@ def to(session: RehearsalSession, mapped: Any) -> Iterator[None]:
             f"torch.load cannot be rehearsed with torch {torch.__version__}: use 2.7 or newer, or turn "
             "loading off with an argument of the script or a stub (--stub, docs/rehearse.md section 6)"
         )
-    original, restore = anywhere._restore_device_fake_mode, _get_restore_location(mapped)
+    original = anywhere._restore_device_fake_mode
 
     def restored(tensor: Any) -> Any:
         location = getattr(tensor.untyped_storage(), "_fake_device", None)
-        where = "meta" if location is None else str(restore(_Read(), location).device)
+        where = "meta" if location is None else device_of(mapped, location)
         if where.startswith("meta"):
             return original(tensor)
-        device = torch.device(where)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        tensor.fake_device = device
-        session.host.settle(tensor)
-        return tensor
+        return put(session, tensor, where)
 
     anywhere._restore_device_fake_mode = restored
     try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.rehearse.events import embedded
@@ -11,9 +12,7 @@ from foretrace.tracer.rehearse.script import (
     checkpoints,
     compiling,
     delivering,
-    exporting,
     libraries,
-    seeds,
     sparse,
     stand_ins,
 )
@@ -32,11 +31,10 @@ def install(session: RehearsalSession) -> list[Any]:
     compiling.install(session)
     delivering.install(session)
     embedded.install(session)
-    seeds.scatter(session.rank)
-    checkpoints.install(session)
+    _seeds(session.rank)
     scaler()
     empty.install()
-    exporting.install(session)
+    _exports(session)
     sparse.install(session)
     _storages(session)
     _join()
@@ -44,7 +42,44 @@ def install(session: RehearsalSession) -> list[Any]:
     _parameters(session)
     _stubs(session)
     session.bodies.install()
-    return [*libraries.install(session), *stand_ins.install(session), *jagged.install()]
+    return [
+        *checkpoints.install(session),
+        *libraries.install(session),
+        *stand_ins.install(session),
+        *jagged.install(),
+    ]
+
+
+_STEP: Final = 0x9E3779B97F4A7C15
+"""Between the seeds of two ranks: 2**64 over the golden mean, so that no two are near each other."""
+
+
+def _seeds(rank: int) -> None:
+    """Seed what Python, NumPy and torch draw from where a script seeds nothing; real ranks are not seeded.
+
+    A process that was forked would draw what every other one draws, in another order in each rehearsal.
+    """
+    import numpy as np
+    import torch
+
+    seed = (rank + 1) * _STEP % 2**63
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+
+
+def _exports(session: RehearsalSession) -> None:
+    """Ignore ``torch.export.export``, by which pipelines are split: nothing of it is on the device."""
+    import torch
+
+    anywhere: Any = torch.export
+    original = anywhere.export
+
+    def export(*args: Any, **kwargs: Any) -> Any:
+        with session.aside():
+            return original(*args, **kwargs)
+
+    anywhere.export = export
 
 
 def _multi_tensor_optimizers() -> None:

@@ -12,11 +12,14 @@ from foretrace.tracer.operators import dtype_name, tensor_bytes
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.events.tape import HOST_WAIT
 from foretrace.tracer.rehearse.gpu import elements, listed
+from foretrace.tracer.rehearse.hints import OLD_TYPES
 from foretrace.tracer.rehearse.operators.calls import tensors_in
 from foretrace.tracer.rehearse.operators.work import Work
 from foretrace.tracer.rehearse.peers.waits import install_futures
 from foretrace.tracer.rehearse.script import children, lazy
 from foretrace.tracer.rehearse.script.libraries import when_imported
+from foretrace.tracer.rehearse.values import unknown
+from foretrace.tracer.rehearse.values.unknown import Unknown, filled
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.session import RehearsalSession
@@ -34,6 +37,7 @@ def install(session: RehearsalSession) -> list[Any]:
     _shapes()
     listed.install(session)
     elements.install(session)
+    unknown.install(session.stated)
     _copies()
     _plain_tensors(session)
     lazy.install(session)
@@ -42,13 +46,14 @@ def install(session: RehearsalSession) -> list[Any]:
     _graphs(session)
     _shared()
     profile_host_only()
+    _old_types(session)
     synced_norms()
     _grouped_products()
     return when_imported(TRITON, lambda module: _triton(session, module))
 
 
 def _arrays(session: RehearsalSession) -> None:
-    """Make ``Tensor.numpy`` return known numbers, else the number that ``item()`` would return."""
+    """Make ``Tensor.numpy`` return known numbers, else objects like those that ``item()`` returns."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
@@ -59,7 +64,10 @@ def _arrays(session: RehearsalSession) -> None:
         if session.position.step >= 0 and not session.host.holds(tensor):
             session.tape.note(HOST_WAIT)
         own = session.stated.numbers.of(tensor)
-        value = session.stated.scalar(tensor) if own is None else 0
+        with session.stated.reading() as read:
+            value = session.stated.scalar(tensor) if own is None and tensor.numel() else 0
+        if read.said:
+            return filled(Unknown(session.stated, read.said), tensor.shape)
         with unset_fake_temporarily():
             if own is not None:
                 return numpy(own.clone())
@@ -255,6 +263,46 @@ def profile_host_only() -> None:
     anywhere.__init__ = init
     named: Any = ranges
     named.emit_nvtx = lambda *args, **kwargs: nullcontext()
+
+
+def _old_types(session: RehearsalSession) -> None:
+    """Let ``torch.cuda.FloatTensor`` and the like tell tensors apart, and do nothing else."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    class Kind(type):
+        """Class of such types."""
+
+        dtype: Any
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            is_there = type(value) is FakeTensor and session.host.on_device(value)
+            return is_there and value.dtype == cls.dtype
+
+        def __call__(cls, *args: Any) -> Any:
+            raise RehearsalError(OLD_TYPES)
+
+    anywhere: Any = torch
+    for name in [name for name in vars(torch.cuda) if name.endswith("Tensor")]:
+        if (dtype := getattr(getattr(torch, name, None), "dtype", None)) is not None:
+            setattr(torch.cuda, name, Kind(f"torch.cuda.{name}", (), {"dtype": dtype}))
+    original = anywhere.set_default_tensor_type
+
+    def set_default(kind: Any) -> None:
+        if "torch.cuda." in str(kind):
+            raise RehearsalError(OLD_TYPES)
+        original(kind)
+
+    anywhere.set_default_tensor_type = set_default
+    kinds: Any = FakeTensor
+    cast = kinds.type
+
+    def typed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "torch.cuda." in str((args, kwargs)):
+            raise RehearsalError(OLD_TYPES)
+        return cast(self, *args, **kwargs)
+
+    kinds.type = typed
 
 
 def synced_norms() -> None:

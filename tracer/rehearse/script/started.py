@@ -2,27 +2,31 @@
 
 Command lines of libraries start torchrun, ``accelerate launch`` or Python on the training script, once per
 node or once per GPU, or call torch's launcher themselves. That would start a real training, which the
-rehearsal could not see. Every other program is really started.
+rehearsal could not see. A program that installs packages is refused: a rehearsal changes nothing on the
+machine. Every other program is really started.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import runpy
+import shlex
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import dropwhile, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.hints import STUB
 from foretrace.tracer.rehearse.ranks import accelerated, launchers
 from foretrace.tracer.rehearse.ranks.exported import exported, started
 from foretrace.tracer.rehearse.ranks.fabric import told_by_fabric
-from foretrace.tracer.rehearse.script import shell
-from foretrace.tracer.rehearse.script.main_file import run_file
+from foretrace.tracer.rehearse.script.main_file import begin, run_file
 from foretrace.tracer.rehearse.script.own_rank import is_anothers
 from foretrace.tracer.rehearse.words import asker
 
@@ -31,6 +35,18 @@ if TYPE_CHECKING:
 
 CAPTURED: Final = ("stdin", "stdout", "stderr")
 """Arguments by which a caller asks for a pipe to a program; a caller that starts a training does not."""
+
+SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash"})
+"""Shells, which take a line after ``-c``."""
+
+JOINS: Final = frozenset("();<>|&")
+"""Letters of the words that join commands in a line for a shell, or lead to a file."""
+
+INSTALLS: Final = re.compile(
+    r"(pip3?|uv( pip)?|conda|mamba|micromamba|apt|apt-get) (env )?"
+    r"(install|uninstall|sync|add|remove|purge|create|update|upgrade|dist-upgrade|full-upgrade|build-dep)\b"
+)
+"""Commands, without their options, that change the packages of the machine."""
 
 LOCAL_RANK: Final = "${local_rank}"
 """Text that torch's launcher replaces by the local rank of a process (``macros`` of its elastic API)."""
@@ -44,14 +60,15 @@ def install(session: RehearsalSession, spec: Mapping[str, Any]) -> None:
 
     def init(self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
         is_captured = any(kwargs.get(name) == subprocess.PIPE for name in CAPTURED) or len(rest) > 1
-        code = None if is_captured else trainings.start(_commands(args), kwargs.get("env"), kwargs.get("cwd"))
+        found = _allowed(args)
+        code = None if is_captured else trainings.start(found, kwargs.get("env"), kwargs.get("cwd"))
         if code is None:
             starts(self, args, *rest, **kwargs)
         else:
             _be_over(self, args, code)
 
     def system(command: Any) -> int:
-        code = trainings.start(_commands(command), None, None)
+        code = trainings.start(_allowed(command), None, None)
         return run_line(command) if code is None else code << 8
 
     anywhere.__init__, os.system = init, system
@@ -80,7 +97,7 @@ def _replacing(original: Callable[..., Any], trainings: _Trainings) -> Callable[
 
     def become(file: Any, args: Sequence[Any], *env: Any) -> None:
         words = [os.fspath(file), *map(str, args[1:])]
-        code = trainings.start(_commands(words), env[0] if env else None, None)
+        code = trainings.start(_allowed(words), env[0] if env else None, None)
         if code is None:
             original(file, args, *env)
         sys.exit(code)
@@ -88,11 +105,41 @@ def _replacing(original: Callable[..., Any], trainings: _Trainings) -> Callable[
     return become
 
 
+def _allowed(command: Any) -> list[list[str]]:
+    """Return the words of each command in *command*. Raises RehearsalError if one installs packages."""
+    found = _commands(command)
+    for words in found:
+        if INSTALLS.match(" ".join(_program(words))):
+            raise RehearsalError(
+                f"{asker()} starts {shlex.join(words)}: a rehearsal installs nothing; install what the "
+                "script needs beforehand, and leave that out, by an argument of the script or a stub file "
+                f"({STUB})"
+            )
+    return found
+
+
 def _commands(command: Any) -> list[list[str]]:
-    """Return the words of each command in *command*, a line or words as ``subprocess`` accepts them."""
+    """Return the words of each command in *command*, a line or words as ``subprocess`` accepts them.
+
+    A line whose quotes do not close has none.
+
+    >>> _commands("cd 'my runs' && A=1 torchrun a.py -n 2; echo done")
+    [['cd', 'my runs'], ['A=1', 'torchrun', 'a.py', '-n', '2'], ['echo', 'done']]
+    >>> _commands(["bash", "-lc", "torchrun a.py"]), _commands("echo 'open")
+    ([['torchrun', 'a.py']], [])
+    """
     if isinstance(command, str):
-        return [words for found in shell.commands(command) for words in shell.opened(found)]
-    return shell.opened([str(word) for word in command]) if isinstance(command, Sequence) else []
+        line = os.path.expandvars(command.replace("\n", ";"))
+        read = shlex.shlex(line, posix=True, punctuation_chars=True)
+        read.whitespace_split = True
+        try:
+            return [[*one] for joins, one in groupby(read, lambda word: set(word) <= JOINS) if not joins]
+        except ValueError:
+            return []
+    words = [str(word) for word in command] if isinstance(command, Sequence) else []
+    if len(words) > 2 and Path(words[0]).name in SHELLS and re.fullmatch(r"-\w*c", words[1]):
+        return _commands(words[2])
+    return [words] if words else []
 
 
 def _be_over(program: Any, args: Any, code: int) -> None:
@@ -181,6 +228,23 @@ class _Trainings:
             return entrypoint(*args)
 
 
+def _program(command: Sequence[str]) -> list[str]:
+    """Return what *command* runs and is told, without ``sudo``, folders and options.
+
+    >>> _program(["sudo", "-E", "/usr/bin/apt-get", "-y", "install", "x"])
+    ['apt-get', 'install', 'x']
+    >>> _program(["A=1", "python3", "-I", "-m", "pip", "install", "-q", "x"])
+    ['pip', 'install', 'x']
+    """
+    words = [*started(command)]
+    if words and Path(words[0]).name == "sudo":
+        words = [*dropwhile(lambda word: word.startswith("-"), words[1:])]
+    if words and is_interpreter(words[0]):
+        words = past_options(words[1:])
+        words = words[1:] if words[:1] == ["-m"] else []
+    return [Path(word).name if at == 0 else word for at, word in enumerate(words) if not word.startswith("-")]
+
+
 def _unclear(command: Sequence[str], where: str = "") -> str:
     """Return what to say of a *command* that trains, and does not tell what, and of *where* it stands."""
     starts = f"{asker()} starts {' '.join(command[:2])}{where}"
@@ -250,8 +314,7 @@ def _surroundings(
     with _own(env):
         if cwd is not None:
             os.chdir(cwd)
-        sys.argv = list(script)
-        sys.path.insert(0, str(Path.cwd() if is_module else Path(script[0]).resolve().parent))
+        begin(script, is_module=is_module)
         yield
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from foretrace.tracer.averaged import Averaged
-from foretrace.tracer.parallelism import SHARDING, data_parallel
+from foretrace.tracer.flows import Flows
+from foretrace.tracer.parallelism import SHARDING, data_parallel, gathered
 from foretrace.tracer.rehearse.operators.calls import is_wrapped, parts_of
 from foretrace.tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, Loaded, is_tokens
 from foretrace.tracer.shape import describe_model
@@ -35,6 +37,9 @@ NEXT: Final = (
 )
 """Notes about trainings before the kept steps, beginning with them, or after them."""
 
+NO_INPUT: Final = "no tensor was seen among the arguments of the model"
+"""Why rows and tokens are unknown."""
+
 
 class _Described(NamedTuple):
     """A model that trains.
@@ -57,7 +62,7 @@ class Trainings:
     Attributes:
         loaded: rows that loaders have delivered.
         begun: the first steps of trainings after the first one.
-        averaged: told of each communication; finds groups over which the script sums gradients by itself.
+        flows: told of each communication; finds what groups are for that nobody has named.
     """
 
     def __init__(self, session: RehearsalSession) -> None:
@@ -69,8 +74,11 @@ class Trainings:
         self.begun: list[int] = []
         self._shapes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parameters: list[dict[int, tuple[int, ...]]] = []
-        self.averaged = Averaged(
-            session.groups, self._trained_shapes, lambda: max(session.by_step.values(), default=1)
+        self.flows = Flows(
+            session.groups,
+            self._trained_shapes,
+            lambda: max(session.by_step.values(), default=1),
+            lambda: prod((session.job.get("input_shape") or [0])[: 1 + is_tokens(session.job)]),
         )
 
     def meet(self, model: Any) -> None:
@@ -112,7 +120,7 @@ class Trainings:
     def layout(self, rank: int) -> Layout | None:
         """Return the parallel degrees that the groups of *rank* tell, now that the last step is over."""
         session = self._session
-        self.averaged.settle(max(session.position.step - 1, 0))
+        self.flows.settle(max(session.position.step - 1, 0))
         return session.groups.layout(rank)
 
     def _trained_shapes(self) -> list[Counter[tuple[int, ...]]]:
@@ -132,20 +140,28 @@ class Trainings:
         session.model = self._known[inner].model
         session.note_job(**self._known[inner].settings)
 
-    def counts(self, first: int) -> dict[str, int]:
-        """Return passes of the last step, rows and tokens of those from *first* on, for ``RunInfo.job``.
+    def n_passes(self) -> int:
+        """Return the passes of the model in the last step."""
+        session = self._session
+        return session.by_step.get(self._last_step(), session.forwards)
 
-        Only what these passes of the input's shape do not tell. Say what is counted where that is not plain.
+    def part(self, first: int) -> dict[str, Any]:
+        """Return what this rank trains on in a step, of those from *first* on.
+
+        ``rows``, ``tokens`` (0: the input has none) and the product that they are, in ``words``; or why they
+        are ``unknown``. Beside these, ``given`` are the rows that the model is given. Says what is counted
+        where that is not plain.
         """
-        session, job = self._session, self._session.job
-        step = max(session.by_step, default=session.position.step)
-        found = {"forwards_per_step": session.by_step.get(step, session.forwards)}
+        session, job, step = self._session, self._session.job, self._last_step()
         shape = job.get("input_shape")
-        if not shape or "n_microbatches" in job:
-            return found
+        if not shape:
+            return {"unknown": NO_INPUT}
+        if session.is_pipelined:
+            return _plain(shape, session.pipeline.microbatches_in(step), has_tokens=is_tokens(job))
+        n_passes = self.n_passes()
         sizes, by_shape = session.learning.sizes(first), is_tokens(job)
-        rows = shape[0] * found["forwards_per_step"] if sizes is None else sizes.rows
-        tokens = rows * shape[1] * by_shape if sizes is None else sizes.tokens
+        rows = shape[0] * n_passes if sizes is None else sizes.rows
+        tokens, given = rows * shape[1] * by_shape if sizes is None else sizes.tokens, rows
         if tokens and job.get("input_is_embedded") and not self.loaded.fits(shape[0], step):
             tokens = 0
         samples = self.loaded.only(step)
@@ -157,14 +173,23 @@ class Trainings:
         elif tokens and job.get("input_is_embedded"):
             session.warn(FRAMES.format(n=shape[1], width=shape[2]))
         elif not tokens:
-            rows, said = self.loaded.counted(shape, rows, step)
+            rows, said, is_known = self.loaded.counted(shape, rows, step)
+            if not is_known:
+                return {"unknown": said, "given": given}
             session.warn(said) if said else None
-        plain = shape[0] * found["forwards_per_step"]
-        if rows != plain:
-            found["rows_per_step"] = rows
-        if tokens != (plain * shape[1] if by_shape else 0):
-            found["tokens_per_step"] = tokens
-        return found
+        plain = _plain(shape, n_passes, has_tokens=tokens > 0 and len(shape) > 1)
+        if (rows, tokens) == (plain["rows"], plain["tokens"]):
+            return plain
+        words = f"{tokens:,} tokens in {rows:,} rows of a rank" if tokens else f"{rows:,} rows of a rank"
+        return {"rows": rows, "tokens": tokens, "words": words, "given": given}
+
+    def gathered(self) -> tuple[int, int]:
+        """Return how much FSDP gathers of the described model, and how much of that pads."""
+        model = None if self._now is None else self._now()
+        return (0, 0) if model is None else gathered(self._session.groups, model)
+
+    def _last_step(self) -> int:
+        return max(self._session.by_step, default=self._session.position.step)
 
     def begin(self) -> None:
         """A new optimizer, created since the last step, ends the steps from now on; it has stepped once."""
@@ -185,3 +210,12 @@ class Trainings:
             found.append(BEFORE.format(**told, other=other["name"], n_others=other["n_params"]))
         goes_on = session.steps.made and n_done >= session.kept.warmup + session.kept.n_steps
         return [*found, NEXT.format(next=n_done + 1)] if goes_on else found
+
+
+def _plain(shape: Sequence[int], n_passes: int, *, has_tokens: bool) -> dict[str, Any]:
+    """Return the part of a rank of which every pass is given an input of this *shape*."""
+    rows = int(shape[0]) * n_passes
+    words = f"{shape[0]:,} rows" + (f" × {shape[1]:,}" if has_tokens else "")
+    words += f" × {n_passes} micro-batches" if n_passes > 1 else ""
+    tokens = rows * int(shape[1]) if has_tokens else 0
+    return {"rows": rows, "tokens": tokens, "words": words, "given": rows}

@@ -6,18 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from foretrace.tracer.rehearse.errors import UnroutedError
-from foretrace.tracer.rehearse.values.known import Known
-from foretrace.tracer.rehearse.values.loads import MOST_EXPERTS, Loads
+from foretrace.tracer.rehearse.values.loads import Loads
 from foretrace.tracer.rehearse.values.routing import Routing
+from foretrace.tracer.rehearse.values.shares import Known
 
 EVEN: Final = Loads("zipf:0")
 """The shape of loads of which all experts have the same."""
-
-DOUBTED: Final = (
-    "{} reads choices of one among {} columns, told {} each: if those are experts, all tokens go to one of "
-    "them; say --expert-load with the share of each expert, as 1,1,..."
-)
-"""What to say where a script reads choices of which nothing says that they are of experts."""
 
 
 def asked(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
@@ -47,14 +41,12 @@ class Choices:
     Attributes:
         inside: returns the module that runs, None outside of all modules.
         n_routed: choices of experts of which only even shares are known.
-        doubts: warnings about choices that the script read.
     """
 
     def __init__(self, routing: Routing | None, *, asks: bool = False) -> None:
         self._routing, self.asks = routing, asks
         self.inside: Callable[[], Any] = lambda: None
         self.n_routed = 0
-        self.doubts: list[str] = []
 
     def choose(self, name: str, args: Sequence[Any], results: Sequence[Any], asker: str) -> Known | None:
         """Return what is known of the places that *name* chooses, the last of *results*; None if made up."""
@@ -62,8 +54,7 @@ class Choices:
         scores, places = args[0], results[-1]
         if dim is None:  # max makes the largest number then, not its place
             return Known(n_values=int(scores.numel()) if name == "aten.argmax" else 0)
-        is_across = dim not in (-1, scores.dim() - 1)
-        is_last = not is_across and scores.is_floating_point() and scores.dim() > 0
+        is_last = dim in (-1, scores.dim() - 1) and scores.is_floating_point() and scores.dim() > 0
         routing = self._routing
         is_made_up = is_last and routing is not None and (routing.is_even or name != "aten.sort")
         of = scores, places, n_chosen, asker
@@ -73,7 +64,7 @@ class Choices:
         n_tokens = places.numel() // max(n_chosen, 1)
         is_routed = is_last and routing is None and self._is_routed(n_values, n_tokens)
         self.n_routed += is_routed
-        return Known(n_values=n_values, is_routed=is_routed, is_across=is_across)
+        return Known(n_values=n_values, is_routed=is_routed)
 
     def _is_routed(self, n_values: int, n_tokens: int) -> bool:
         module = self.inside()
@@ -89,12 +80,3 @@ class Choices:
         """
         if self._routing is None and self.asks:
             raise UnroutedError(asker)
-
-    def doubt(self, tensor: Any, known: Known, value: Any, asker: str) -> None:
-        """Note that the line *asker* reads a choice of *tensor* that may be an expert, and gets *value*."""
-        n_values = known.n_values
-        n_read = tensor.untyped_storage().nbytes() // tensor.element_size()
-        said = DOUBTED.format(asker, n_values, value)
-        is_one = not known.is_across and 1 < n_values <= min(n_read, MOST_EXPERTS)
-        if is_one and said not in self.doubts:
-            self.doubts.append(said)

@@ -1,7 +1,7 @@
-"""Checks that end a script if they fail: if their numbers are unknown, the answer is the one that passes.
+"""What the source of a script says of a number that it reads: whether it decides anything, and how it must.
 
-``if not (right >= left).all(): raise ValueError(...)`` and ``assert mask.any()`` hold in a training that goes
-well. Such a check is found in the source of the line that asks. This module does not import torch.
+``if not (right >= left).all(): raise ValueError(...)`` and ``assert mask.any()`` hold in every step that is
+made. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import ast
 import linecache
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any, Final
+
+ADDS: Final = frozenset({"add", "append", "extend", "insert", "update"})
+"""Methods by which a container gets what they are given."""
 
 
 @lru_cache(maxsize=1024)
@@ -28,11 +32,7 @@ def passing(name: str, line: int) -> bool | None:
 @lru_cache(maxsize=64)
 def _checks(name: str) -> tuple[tuple[ast.expr, bool], ...]:
     """Return what the checks of a file ask, each with the truth that does not end the script."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(name)))
-    except (SyntaxError, ValueError):
-        return ()
-    return tuple(_found(tree))
+    return tuple(_found(_tree(name)))
 
 
 def _found(tree: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
@@ -60,3 +60,75 @@ def _truths(test: ast.expr, line: int, *, wanted: bool) -> Iterator[bool]:
             yield from _truths(one, line, wanted=wanted)
     elif _covers(test, line):
         yield wanted
+
+
+@lru_cache(maxsize=1024)
+def may_decide(name: str, line: int) -> bool:
+    """Whether a number that is made in *line* of the file *name* may decide what is done there.
+
+    It does if a condition, a comparison, an index or a whole number is made of it, or of something that it is
+    given to. Names are compared, whatever function they are in.
+    """
+    nodes = [*ast.walk(_tree(name))]
+    uses = [use for node in nodes for use in _uses(node)]
+    if any(isinstance(one, ast.Call) and _covers(one, line) for use in uses for one in ast.walk(use)):
+        return True
+    given = [one for node in nodes for one in _given(node)]
+    found = {one for node, names in given if _covers(node, line) for one in names}
+    n_before = -1
+    while len(found) > n_before:
+        n_before = len(found)
+        found |= {one for node, names in given if not found.isdisjoint(_named(node)) for one in names}
+    return any(not found.isdisjoint(_named(use)) for use in uses)
+
+
+def _uses(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what decides something in *node*."""
+    if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+        yield node.test
+    elif isinstance(node, ast.Compare):
+        yield node
+    elif isinstance(node, ast.Subscript):
+        yield node.slice
+    elif isinstance(node, ast.comprehension):
+        yield from node.ifs
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"int", "range"}:
+        yield from node.args
+
+
+def _given(node: ast.AST) -> Iterator[tuple[Any, set[str]]]:
+    """Yield expressions in *node*, and the names by which what they make is known."""
+    if isinstance(node, ast.Assign):
+        yield node.value, {one for target in node.targets for one in _own(target)}
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        yield node.value, _own(node.target)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADDS:
+        yield node, _own(node.func.value)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        for one in ast.walk(node):
+            if isinstance(one, ast.Return) and one.value is not None:
+                yield one.value, {node.name}
+
+
+def _own(target: ast.AST) -> set[str]:
+    """Return the names of what is assigned: of an attribute its own, of an element that of its container."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return {name for one in target.elts for name in _own(one)}
+    while isinstance(target, ast.Subscript | ast.Starred):
+        target = target.value
+    return {target.attr} if isinstance(target, ast.Attribute) else _named(target)
+
+
+def _named(node: ast.AST) -> set[str]:
+    """Return the names, and those of attributes, in *node*."""
+    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return found | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+
+
+@lru_cache(maxsize=64)
+def _tree(name: str) -> ast.Module:
+    """Return the source of a file as a tree, an empty one where it has none."""
+    try:
+        return ast.parse("".join(linecache.getlines(name)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])

@@ -7,14 +7,17 @@ depends on how it asks. Pure functions of arguments; this module does not import
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 NEVER: Final = frozenset({"aten.isnan", "aten.isinf", "aten.isposinf", "aten.isneginf"})
 """Operators that are true of numbers that are not finite only."""
 
-COMPARED: Final[Mapping[str, float]] = {"aten.eq": 1.0, "aten.ne": 0.0}
-"""Operators by which a number is compared with itself, and the truth of it for all but NaN."""
+COMPARED: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    f"aten.{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+"""Operators by which numbers are compared: with themselves, or with infinity."""
 
 NEGATES: Final = frozenset({"aten.logical_not", "aten.bitwise_not"})
 BOTH: Final = frozenset({"aten.mul", "aten.logical_and", "aten.bitwise_and", "aten.all", "aten._is_all_true"})
@@ -37,8 +40,8 @@ def truth_of(name: str, args: Sequence[Any]) -> float | None:
         return None
     one, other = args[:2]
     if one is other or are_same(one, other):
-        return COMPARED[name]
-    return 1.0 - COMPARED[name] if isinstance(other, float) and math.isinf(other) else None
+        return float(COMPARED[name](0.0, 0.0))
+    return float(COMPARED[name](0.0, other)) if isinstance(other, float) and math.isinf(other) else None
 
 
 def joined(name: str, truths: Sequence[float | None]) -> float | None:

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from foretrace.tracer.rehearse.operators.calls import tensors_in
-from foretrace.tracer.rehearse.values.algebra import is_followed
-from foretrace.tracer.rehearse.values.computed import FOLLOWED
+from foretrace.tracer.rehearse.values.computed import FOLLOWED, is_followed
 
 if TYPE_CHECKING:
     from foretrace.tracer.rehearse.values.questions import Kernel

@@ -10,25 +10,28 @@ read. Results of trained parameters and of activations stay unknown.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from foretrace.tracer.internals import makers
 from foretrace.tracer.rehearse.operators.calls import storage_key, tensors_in
-from foretrace.tracer.rehearse.values.algebra import is_laborious
 from foretrace.tracer.rehearse.values.computed import (
     ABSORBS,
     BLANK,
+    DRAWS,
     FACTORIES,
     FILLED,
     FRESH,
     LIKE,
+    MOST_FRACTIONS,
     OVERWRITES,
+    is_laborious,
 )
-from foretrace.tracer.rehearse.values.held import Held, is_seen_as, seen
 from foretrace.tracer.rehearse.values.ranges import Constant, Data, Range, filled, is_rule
+from foretrace.tracer.rehearse.words import is_first_value
 
 MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
@@ -36,6 +39,28 @@ nobody looks at so many one by one."""
 
 MOST_ROUTED: Final = 1 << 24
 """As many, where choices of experts are stated: a table has an element for each token, choice and expert."""
+
+
+class Held(NamedTuple):
+    """The numbers of a storage.
+
+    Attributes:
+        numbers: its elements; shape ``(n,)``, a ``Constant`` or a ``Range``.
+        is_shared: whether they came from other ranks, which are assumed to have the same numbers as this one.
+        storage: a weak reference to the storage; the entry is removed with it.
+    """
+
+    numbers: Any
+    is_shared: bool
+    storage: Any
+
+
+def seen(numbers: Any, tensor: Any) -> Any:
+    """Return the real *numbers* of a whole storage as the fake *tensor* views them, without a copy."""
+    flat = numbers if numbers.dtype == tensor.dtype else numbers.view(tensor.dtype)
+    found = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    found = found.conj() if tensor.is_conj() else found
+    return found._neg_view() if tensor.is_neg() else found
 
 
 class _UnknownError(Exception):
@@ -65,9 +90,9 @@ class Numbers:
         """Return the elements of *tensor* as a real one of its shape, None if they are not known."""
         key = storage_key(tensor) if self._held else -1
         found = self._held.get(key)
-        if found is None or not is_seen_as(found.numbers.dtype, tensor.dtype):
+        if found is None:
             return None
-        with self.really():
+        with self.really(), suppress(RuntimeError):  # of a dtype that the storage holds no whole number of
             numbers = found.numbers
             if is_rule(numbers, self.most):
                 is_few = tensor.numel() <= self.most and numbers.dtype == tensor.dtype
@@ -76,6 +101,7 @@ class Numbers:
                 numbers = self._make.full((numbers.n_elements,), numbers.fill, dtype=numbers.dtype)
                 self._held[key] = found._replace(numbers=numbers)
             return seen(numbers, tensor)
+        return None
 
     def held(self, tensor: Any) -> Held | None:
         """Return what is known of the elements of the storage of *tensor*."""
@@ -100,10 +126,18 @@ class Numbers:
         n_elements = storage.nbytes() // real.element_size()
         if real.numel() > self.most or (n_elements != real.numel() and not is_new):
             return
+        if self._is_unknown(real):
+            self.forget([tensor])
+            return
         with self.really():
             flat = self._make.zeros(n_elements, dtype=real.dtype)
             flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
         self._hold(storage, flat, is_shared=is_shared)
+
+    def _is_unknown(self, real: Any) -> bool:
+        """Whether *real*, which the script has made, is made of an ``Unknown``."""
+        with self.really():
+            return bool(real.is_floating_point() and real.isnan().any())
 
     def adopt(self, view: Any, real: Any) -> None:
         """Keep the numbers of a *real* tensor, such as that of a mesh, for its fake *view*.
@@ -157,15 +191,19 @@ class Numbers:
     def follow(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Keep the numbers that *func*, called *name*, has computed, in new tensors or in place."""
         results = out if isinstance(out, list | tuple) else (out,)
+        if getattr(out, "constant", None) is not None and self._is_unknown(out.constant):
+            out.constant = None
         if name in ABSORBS and self._is_decided(args, results[0], by=ABSORBS[name]):
             self._decide(results[0], by=ABSORBS[name])
             return
-        if name in FILLED and self._is_filled(name, args, results[0]):
-            return
-        if self._is_ranged(name, func, args, results):
+        is_filled = name in FILLED and self._is_filled(name, args, results[0])
+        if is_filled or self._is_ranged(name, func, args, results):
             return
         is_fresh = name in FRESH or (name in OVERWRITES and not self._is_known(args[:1]))
         if any(type(one) is not self._kind or one.numel() > self.most for one in results):
+            return
+        if name in DRAWS and (results[0].numel() > MOST_FRACTIONS or is_first_value()):
+            self.forget(results)
             return
         if is_fresh:
             args = [*self._shapes(args[:1]), *args[1:]] if name in LIKE or name in OVERWRITES else args
@@ -239,7 +277,8 @@ class Numbers:
             if rest or tensor.dtype != real.dtype or (n > 1 and kind != "all_gather"):
                 return False
             with self.really():
-                whole = (real.reshape(-1) * factor).to(real.dtype).repeat(n).reshape(tensor.shape)
+                scaled = real if factor == 1.0 else (real * factor).to(real.dtype)
+                whole = scaled.reshape(-1).repeat(n).reshape(tensor.shape)
             self.keep(tensor, whole, is_shared=True)
         return bool(outputs)
 
@@ -287,6 +326,8 @@ class Numbers:
         if isinstance(value, list | tuple):
             return type(value)([self._real(one) for one in value])
         if not hasattr(value, "element_size"):
+            if isinstance(value, float) and math.isnan(value):  # an ``Unknown``
+                raise _UnknownError
             return value
         if type(value) is not self._kind:
             if type(value) is not self._torch.Tensor or value.numel() > self.most:

@@ -122,7 +122,7 @@ class Questions:
         return self._sized(func, args, kwargs, lambda data: (n_bins,), dtype=args[0].dtype, waits=False)
 
     def isin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a search for given numbers, such as the end token of a generation: none is found."""
+        """Handle a search for given numbers, such as the end token of a generation."""
         if not any(isinstance(tensor, self._FakeTensor) for tensor in tensors_in(args)):
             return func(*args, **kwargs)
         real = self._session.stated.numbers.computed(func, args, kwargs)
@@ -131,7 +131,6 @@ class Questions:
         else:
             shape = getattr(args[0], "shape", ())
             out = tensors_in(args)[0].new_empty(shape, dtype=self._torch.bool)
-            self._session.stated.absent(out, is_inverted=kwargs.get("invert", False))
         self._write(func, args, kwargs, out)
         return out
 
@@ -144,34 +143,21 @@ class Questions:
         if one.shape != other.shape or are_same(one, other):
             self._wait(one)
             return bool(one.shape == other.shape)
-        is_positive = self._session.stated.of(one).is_positive
-        if is_positive is None or one.dtype is not other.dtype:
-            return self.other(func, args, kwargs)
-        return self._checked(one, other, is_positive=is_positive)
-
-    def _checked(self, one: Any, other: Any, *, is_positive: bool) -> bool:
-        """Return whether the truths *one* and *other* are equal: torch asks so about what it is given.
-
-        The window of ``istft`` must not vanish, nor the weights of ``cov``: numbers are positive.
-        """
-        self._wait(one)
-        stated = self._session.stated
-        stated.tell(f"{asker()} lets torch compare a number with zero: told that it is positive")
-        return stated.of(other).mean in {None, float(is_positive)}
+        return self.other(func, args, kwargs)
 
     def ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle the CTC loss: its table has ``2 n + 1`` places for the longest target of *n* labels.
 
-        CUDA's kernel needs lengths on the host. If they are unknown, targets are as long as their padding.
+        CUDA's kernel needs lengths on the host.
         """
         if not isinstance(args[0], self._FakeTensor):
             return func(*args, **kwargs)
         self._wait()
-        scores, targets, lengths = args[0], args[1], args[3]
+        scores, lengths = args[0], args[3]
         n_steps, batch, _ = scores.shape
         longest = self._session.stated.largest_of(lengths)
         if longest is None:
-            longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // batch)
+            raise self._depends(func)
         out = (scores.new_empty(batch), scores.new_empty((batch, n_steps, 2 * longest + 1)))
         self._write(func, args, kwargs, out)
         return out

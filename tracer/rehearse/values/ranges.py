@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -106,6 +107,6 @@ def filled(name: str, args: Sequence[Any], result: Any) -> Constant | None:
         return Constant(0, n_bytes // element_bytes, result.dtype) if is_whole else None
     at, fill = FILLS[name]
     fill = args[at] if fill is None else fill
-    if not isinstance(fill, int | float) or n_bytes != result.numel() * element_bytes:
+    if not isinstance(fill, int | float) or math.isnan(fill) or n_bytes != result.numel() * element_bytes:
         return None
     return Constant(fill, result.numel(), result.dtype)

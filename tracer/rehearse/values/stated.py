@@ -1,37 +1,53 @@
-"""Answers to a script that reads numbers which were not computed.
+"""Answers to a script that reads numbers of tensors.
 
-A fake tensor has no elements. Numbers that the script makes by itself are computed anyway (``numbers``). Of
-some other tensors the mean is known: a histogram of ``n`` choices over ``e`` bins has ``n / e`` in each bin.
-Such means are followed through the operators that routers of experts consist of. This gives an even load; or,
-if so stated, this rank has the fullest experts, to which others send more than an even share. If the share of
-each expert is stated (``loads``), the choices themselves are made up, and are known numbers like others. The
-answer to everything else is in ``DEFAULTS``. Each answer is kept, with the line of the script that asked.
+A number is answered if it is known: the script has made it by itself (``numbers``), it counts choices of
+routers, whose shares are stated (``shares``, ``loads``), it says whether numbers are finite (``finite``), or
+it is a check that would end the script (``ending``). Any other number is an ``Unknown``, which the script
+may print, and which ends the rehearsal where it is needed. Answers that a real run may not give are kept,
+with the line of the script that asked.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import local
+from types import SimpleNamespace
 from typing import Any, Final
 
 from foretrace.tracer.internals import makers
+from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.hints import STUB
 from foretrace.tracer.rehearse.operators.calls import is_in_part, storage_key, tensors_in
 from foretrace.tracer.rehearse.peers.letters import Letters
 from foretrace.tracer.rehearse.values.choosing import Choices
 from foretrace.tracer.rehearse.values.ending import passing
-from foretrace.tracer.rehearse.values.even import COPIED, COPIES, KEEPS, PUTS_TOGETHER, put_together, share
 from foretrace.tracer.rehearse.values.finite import CHECKS, JOINS, joined, truth_of
-from foretrace.tracer.rehearse.values.known import CHOOSES, DEFAULTS, EXCHANGE, Known
 from foretrace.tracer.rehearse.values.loads import Loads, parsed
-from foretrace.tracer.rehearse.values.means import OF_MEANS, made
 from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
 from foretrace.tracer.rehearse.values.routing import Routing, heard
-from foretrace.tracer.rehearse.values.unending import Unending
+from foretrace.tracer.rehearse.values.shares import (
+    CHOOSES,
+    COPIED,
+    COPIES,
+    EXCHANGE,
+    KEEPS,
+    OF_MEANS,
+    PUTS_TOGETHER,
+    Known,
+    made,
+    put_together,
+    share,
+)
 from foretrace.tracer.rehearse.words import amount, asked_at, asker, is_first_value, number
 
 SHARED: Final = "as if other ranks had what this one has"
 """Why a script is told a number that ranks have exchanged."""
+
+UNHEARD: Final = "that a rank has sent which is not rehearsed"
+"""What is said of such numbers, for whoever rehearses ranks again when it is."""
 
 FOLLOWED: Final = KEEPS | CHOOSES | CHECKS | JOINS | OF_MEANS
 """Operators of whose results something may be known."""
@@ -50,7 +66,8 @@ class Stated:
         choices: choices of experts and others.
         numbers: tensors whose elements are known.
         routing: makes up choices of experts; None if the expert load is one number.
-        told: each answer that the script got, as a sentence, and how often; ``unending`` counts them.
+        told: each answer that the script got, as a sentence, and how often.
+        finish: ends the step that is over, and the rehearsal if that was the last one to keep.
     """
 
     def __init__(
@@ -65,7 +82,8 @@ class Stated:
         self._real = unset_fake_temporarily
         self.numbers = Numbers(MOST_ELEMENTS if shape is None else MOST_ROUTED)
         self.told: dict[str, int] = {}
-        self.unending = Unending()
+        self._asking = local()
+        self.finish: Callable[[], None] = lambda: None
         self.routing = None if shape is None else Routing(shape, self.numbers, self.tell, self.told)
         self.choices = Choices(self.routing, asks=asks_choices)
         self._known: dict[int, tuple[Known, Any]] = {}
@@ -80,7 +98,8 @@ class Stated:
         if numbers is None or not numbers.numel() or numbers.is_complex():
             return Known()
         with self._real():
-            return Known(mean=float(numbers.double().mean()), is_own=True)
+            first = numbers.flatten()[0]
+            return Known(mean=float(first), is_own=True) if bool((numbers == first).all()) else Known()
 
     def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> None:
         """Follow a collective: other ranks are assumed to send what *source* holds on this one.
@@ -167,8 +186,6 @@ class Stated:
             known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
         if known.each is not None and (name not in COPIED or known.each.numel() != result.numel()):
             return
-        if known.is_drawn and name not in COPIED:
-            known = replace(known, is_drawn=False)
         if known.mean is not None or known.n_values:
             self._set(result, known)
 
@@ -195,58 +212,87 @@ class Stated:
         with self._real():
             self.numbers.keep(result, makers().full(tuple(result.shape), bool(truth)))
 
-    def absent(self, found: Any, *, is_inverted: bool) -> None:
-        """Let *found*, the result of a search among unknown numbers, say that none was found.
-
-        Args:
-            found: one truth for each number.
-            is_inverted: whether true means that the number is not there.
-        """
-        self.tell(f"{asker()} looks for given numbers: told that none is there")
-        self._truths(found, float(is_inverted))
-
     def scalar(self, tensor: Any) -> Any:
-        """Return the answer to a script that reads the only element of *tensor*, or any of several."""
+        """Return the answer to a script that reads the only element of *tensor*, or any of several.
+
+        Raises:
+            RehearsalError: it is unknown, and the script needs it.
+        """
         kind = _kind(tensor)
         if tensor.numel() == 1 and (own := self.numbers.of(tensor)) is not None:
             return self._own(tensor, own, kind)
         if is_first_value():
-            return DEFAULTS[kind]
+            return kind()
         known = self.of(tensor)
-        mean = known.mean
-        if mean is None or (known.is_routed and kind is bool):
-            value, why = self._unknown(tensor, known, kind)
-        elif known.is_own:
-            value, why = kind(mean), SHARED
-        elif kind is int:
-            at = int(tensor.storage_offset())
-            with self._real():
-                value = share(mean, at) if known.each is None else int(known.each.view(-1)[at])
-            why = "an even share"
-        else:
-            value, why = (mean >= 0.5, "the likelier") if kind is bool else (kind(mean), "a mean")
+        value, why = self._follows(tensor, known, kind)
+        if value is None:
+            return self._unknown(tensor, known, kind)
         if why == "an even share":
             shares = "even shares" if known.load == 1.0 else f"{known.load:g} times even shares"
-            self.tell(f"{asker()} reads counts: told {shares}, {mean:g} on average")
-        else:
+            self.tell(f"{asker()} reads counts: told {shares}, {known.mean:g} on average")
+        elif why:
             self.tell(f"{asker()} reads {amount(tensor)}: told {number(value)} ({why})")
         return value
 
-    def _unknown(self, tensor: Any, known: Known, kind: type) -> tuple[complex, str]:
-        """Return what a script is told of *tensor*, of which not its mean is *known*, and why."""
+    def _follows(self, tensor: Any, known: Known, kind: type) -> tuple[Any, str]:
+        """Return the element of *tensor* that follows of what is *known*, and why; None if none does."""
+        mean, is_vague = known.mean, known.is_routed and kind is bool
+        if mean is not None and not is_vague and (kind is not bool or mean in {0.0, 1.0}):
+            if known.is_own or kind is bool:
+                return kind(mean), SHARED if known.is_own else "a share"
+            if kind is not int:
+                return kind(mean), "a mean"
+            at = int(tensor.storage_offset())
+            with self._real():
+                value = share(mean, at) if known.each is None else int(known.each.view(-1)[at])
+            return value, "an even share"
         holds = passing(*asked_at()) if kind is bool else None
         if holds is not None:
             return holds, "a check that would end the script"
         if known.is_routed and kind is not float:
             self.choices.need(asker())
+        return (0, "") if known.n_values == 1 else (None, "")
+
+    def _unknown(self, tensor: Any, known: Known, kind: type) -> Any:
+        """Let the script have an ``Unknown`` for *tensor* if it can, and return what stands for it.
+
+        What a rank has sent that is rehearsed later is 1 until then: in a ring, one rank has to begin.
+
+        Raises:
+            RehearsalError: the script needs it at once.
+        """
+        if known.sender >= 0:
+            self.finish()
+            self.letters.await_(known.sender)
+            self.tell(f"{asker()} reads {amount(tensor)} {UNHEARD}")
+            return kind(1)
+        said = amount(tensor)
         if known.n_values:
-            value = min(DEFAULTS[kind], known.n_values - 1)
-            self.choices.doubt(tensor, known, value, asker())
-            return value, f"one of {known.n_values}" if known.n_values > 1 else "there is no other"
-        if known.mean is not None:
-            return known.mean >= 0.5, "the likelier"
-        self.letters.await_(known.sender)
-        return DEFAULTS[kind], "another rank has sent it" if known.sender >= 0 else "nothing is known of it"
+            said += f", a choice among {known.n_values} (of experts? --expert-load says the share of each)"
+        reads: list[SimpleNamespace] = getattr(self._asking, "reads", [])
+        if not reads:
+            raise self.needed(said)
+        reads[-1].said = f"{said} that {asker()} reads"
+        return kind()
+
+    @contextmanager
+    def reading(self) -> Iterator[SimpleNamespace]:
+        """Inside this context, who reads a number can take an ``Unknown``; ``said`` says what it is."""
+        reads = self._asking.__dict__.setdefault("reads", [])
+        reads.append(SimpleNamespace(said=""))
+        try:
+            yield reads[-1]
+        finally:
+            reads.pop()
+
+    def needed(self, said: str) -> RehearsalError:
+        """Return the error of a script that needs to know a number, of which is *said* what it is."""
+        self.finish()
+        said = said.removesuffix(f" that {asker()} reads")
+        return RehearsalError(
+            f"{asker()} needs {said}, which a rehearsal does not compute: say in a stub file what it is, or "
+            f"leave out what depends on it ({STUB})"
+        )
 
     def count_true(self, mask: Any) -> int | None:
         """Return how many elements of *mask* are not zero, None if unknown."""
@@ -288,7 +334,6 @@ class Stated:
     def tell(self, sentence: str) -> None:
         """Keep a *sentence* about an answer that the script got."""
         self.told[sentence] = self.told.get(sentence, 0) + 1
-        self.unending.asked(sentence)
 
 
 def _kind(tensor: Any) -> type:

@@ -1,0 +1,345 @@
+"""What stands for GPUs and NCCL: what torch says of devices, where tensors go, groups, wrappers of models."""
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from foretrace.tracer.on_cpu import accelerators, autocast, devices, streams
+from foretrace.tracer.rehearse.gpu.meter import Meter
+from foretrace.tracer.rehearse.script import compiling, shims, stand_ins
+from foretrace.tracer.rehearse.script.libraries import everywhere
+
+
+class _Nowhere:
+    """Where waits of streams are recorded in a rehearsal: everything has been computed when it is issued."""
+
+    def mark(self, stream: int | None = None) -> int:
+        """Return a mark that nothing needs to wait for."""
+        del stream
+        return -1
+
+    def note(self, *args: Any, **kwargs: Any) -> None:
+        """Forget a wait."""
+
+    def switch(self, stream: int) -> None:
+        """Forget a stream."""
+
+
+ALONE: Final = {"is_initialized": False}
+"""Answers that differ from those of a rehearsal: recordings would describe a GPU that is initialized."""
+
+
+class Gpus:
+    """The *n_gpus* GPUs of one process; *chosen* is the number of the current one."""
+
+    def __init__(self, n_gpus: int) -> None:
+        self.n_gpus, self.chosen = n_gpus, 0
+
+    def install(self, torch: Any) -> None:
+        """Make *torch* tell of these GPUs."""
+        meter, nowhere = Meter(lambda: 0), _Nowhere()
+        devices.stand_in(streams.Streams(nowhere), meter)  # type: ignore[arg-type]  # what streams need of it
+        for name, answer in ALONE.items():
+            setattr(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer)
+        torch.cuda.device_count = torch.cuda._device_count_nvml = lambda: self.n_gpus
+        torch.cuda.current_device = torch.accelerator.current_device_index = lambda: self.chosen
+        torch.cuda.set_device = torch.accelerator.set_device_index = self.choose
+        torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = self._exchange
+        torch.cuda._initialized = False
+        accelerators.tell_versions()
+        accelerators.tell_generators()
+        accelerators.tell_memory(meter)
+        accelerators.tell_profilers()
+        self._accelerator(torch)
+        torch.backends.cudnn.is_available = lambda: True
+        autocast.install(torch, devices.is_foreign)
+
+    def choose(self, device: Any) -> None:
+        """Make *device*, as ``torch.cuda.set_device`` takes it, the current one."""
+        number = devices.number_of(device)
+        if number is None:
+            return
+        if number >= self.n_gpus:
+            raise RuntimeError(
+                f"invalid device ordinal {number}: --on-cpu says that there are {self.n_gpus} GPUs"
+            )
+        if number >= 0:
+            self.chosen = number
+
+    def _exchange(self, device: int) -> int:
+        before = self.chosen
+        if device >= 0:
+            self.choose(device)
+        return before
+
+    def _accelerator(self, torch: Any) -> None:
+        """Tell scripts and libraries of the GPUs; torch's own code finds the processor."""
+        importlib.import_module("torch.utils._device")
+        accelerators.tell_accelerator()
+
+
+OWN_PLACE: Final = ("cuda", "pin_memory", "is_pinned", "record_stream")
+"""Methods of tensors that have nothing to do where there is one memory."""
+
+
+def placed(device: Any) -> Any:
+    """Return *device*, or the processor if it names a GPU, a bare number included."""
+    import torch
+
+    is_named = isinstance(device, str | int | torch.device) and devices.is_foreign(device)
+    return torch.device("cpu") if is_named else device
+
+
+def replace_devices(torch: Any) -> None:
+    """Replace devices in all that this process asks of *torch*, in all its threads."""
+    mode = _mode(torch)
+    devices.differentiate_in(mode)
+    devices.save_in(mode, torch.autograd.graph)
+    mode.__enter__()
+    _in_threads(mode)
+    _without_mode(torch)
+
+
+def _mode(torch: Any) -> Any:
+    """Return the mode in which functions of torch take the processor for a GPU."""
+    from torch.overrides import TorchFunctionMode
+
+    kept = {getattr(torch.Tensor, name): name for name in OWN_PLACE}
+    named = torch.device
+
+    class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
+        """Replaces devices in arguments."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            given = dict(kwargs or {})
+            if func in kept:
+                return True if kept[func] == "is_pinned" else args[0]
+            if func is named:
+                is_bare = len(args) == 1 and isinstance(args[0], int)
+                return named(*(("cuda", *args) if is_bare else args), **given)
+            if given.get("device") is not None:
+                given["device"] = placed(given["device"])
+            if given.get("pin_memory"):
+                given["pin_memory"] = False
+            if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+                args = (args[0], placed(args[1]), *args[2:])
+            if func is torch.Tensor.type and len(args) > 1 and isinstance(args[1], str):
+                args = (args[0], args[1].replace("torch.cuda.", "torch."), *args[2:])
+            args = tuple(placed(one) if isinstance(one, str | torch.device) else one for one in args)
+            return func(*args, **given)
+
+    return OnCpu()
+
+
+def _in_threads(mode: Any) -> None:
+    """Run threads of Python inside *mode*, which torch keeps for each thread."""
+    anywhere: Any = threading.Thread
+    run = anywhere.run
+
+    @functools.wraps(run)
+    def inside(self: Any) -> None:
+        with mode:
+            run(self)
+
+    anywhere.run = inside
+
+
+def _without_mode(torch: Any) -> None:
+    """Replace devices in what torch does not offer to modes: files, storages, generators."""
+    load = torch.load
+
+    @functools.wraps(load)
+    def loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return load(f, _mapped(torch, map_location), *args, **kwargs)
+
+    class Generator(torch.Generator):  # type: ignore[misc]
+        """A generator of the processor, whatever device is named."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return super().__new__(cls, placed(device))
+
+    torch.load, torch.Generator = loaded, Generator
+    for kind in (torch.UntypedStorage, torch.TypedStorage):
+        kind.cuda = kind.pin_memory = lambda self, *args, **kwargs: self
+
+
+def _mapped(torch: Any, location: Any) -> Any:
+    """Return where ``torch.load`` puts what a file holds, for its argument *location*."""
+    if location is None:  # where it was, which may be a GPU
+        return "cpu"
+    if isinstance(location, Mapping):
+        return lambda storage, _: storage
+    return location if callable(location) else placed(location)
+
+
+GLOO: Final = "gloo"
+
+MAKERS: Final = (
+    "init_process_group",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "split_group",
+)
+"""Functions that make a process group."""
+
+AVERAGING: Final = ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter_single")
+"""Functions that can average, which gloo cannot."""
+
+GATHERING: Final = ("all_gather_into_tensor", "all_gather_single")
+"""Functions that NCCL does below autograd, for tensors of any shape."""
+
+
+def replace_groups() -> None:
+    """Replace backends, devices and averages."""
+    import torch.distributed as dist
+    from torch.distributed import device_mesh, distributed_c10d
+
+    for name in MAKERS:
+        _replace(distributed_c10d, name, _of_gloo)
+    for name in AVERAGING:
+        _replace(distributed_c10d, name, _averaging)
+    for name in GATHERING:
+        _replace(distributed_c10d, name, _gathering)
+    _replace(distributed_c10d, "barrier", _anywhere)
+    everywhere("is_nccl_available", dist.is_nccl_available, lambda: True)
+    _meshes(device_mesh)
+
+
+def _replace(module: Any, name: str, around: Callable[[Any], Any]) -> None:
+    original = getattr(module, name, None)
+    if original is not None:
+        everywhere(name, original, functools.wraps(original)(around(original)))
+
+
+def _of_gloo(original: Any) -> Any:
+    """Return what makes a group of gloo in place of any that names another backend."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if original.__name__ == MAKERS[0]:
+            backend, *rest = args or (kwargs.pop("backend", None),)
+            args = (_gloo(backend), *rest)
+            kwargs.pop("device_id", None)
+        elif kwargs.get("backend") is not None:
+            kwargs["backend"] = _gloo(kwargs["backend"])
+        kwargs.pop("pg_options", None)
+        return original(*args, **kwargs)
+
+    return made
+
+
+def _gloo(backend: Any) -> Any:
+    """Return *backend*, or gloo if it is NCCL, or one per kind of device."""
+    return GLOO if backend is None or "nccl" in str(backend).lower() else backend
+
+
+def _averaging(original: Any) -> Any:
+    """Return what sums parts of an average: each rank divides what it gives."""
+    import torch.distributed as dist
+
+    signature = inspect.signature(original)
+
+    def averaged(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        found = given.arguments
+        if found.get("op") == dist.ReduceOp.AVG:
+            n_ranks = dist.get_world_size(found.get("group"))
+            found["op"] = dist.ReduceOp.SUM
+            if "tensor" in found:
+                found["tensor"].div_(n_ranks)
+            else:
+                found["input"] = found["input"] / n_ranks
+        return original(*given.args, **given.kwargs)
+
+    return averaged
+
+
+def _gathering(original: Any) -> Any:
+    """Return what gathers numbers, of any shape, with gradients or without: gloo looks at both."""
+    import torch
+
+    signature = inspect.signature(original)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        for name in ("output_tensor", "input_tensor"):
+            given.arguments[name] = given.arguments[name].view(-1)
+        return original(*given.args, **given.kwargs)
+
+    return gathered
+
+
+def _anywhere(original: Any) -> Any:
+    """Return a barrier that names no GPU: gloo refuses those."""
+
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device_ids", None)
+        return original(*args[:2], **kwargs)
+
+    return barrier
+
+
+def _meshes(module: Any) -> None:
+    """Make meshes those of the processor, which use the group of all ranks where those of NCCL do."""
+    kind = module.DeviceMesh
+    made, backend = kind.__init__, module.get_backend
+    module.get_backend = lambda group=None: "nccl" if backend(group) == GLOO else backend(group)
+
+    @functools.wraps(made)
+    def init(self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, str(placed(device_type)), *args, **kwargs)
+
+    kind.__init__ = init
+
+
+def replace_wrappers(torch: Any) -> None:
+    """Replace wrappers of models, gradient scalers, norms over ranks, loaders."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, _init_utils
+    from torch.utils.data import DataLoader
+
+    cpu = torch.device("cpu")
+    _given(torch.nn.parallel.DistributedDataParallel, device_ids=None, output_device=None)
+    _given(FullyShardedDataParallel, device_id=cpu)
+    names: Any = _init_utils
+    names._check_module_states_for_sync_module_states = lambda module: None  # requires parameters on a GPU
+    _given(DataLoader, pin_memory=False, pin_memory_device="")
+    torch.compile, torch.nn.Module.compile = _compiled, lambda self, *args, **kwargs: None
+    shims.scaler()
+    stand_ins.synced_norms()
+
+
+def _compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Return *model* as it is, or what ``torch.compile`` would put around a module; compile nothing."""
+    import torch
+
+    if model is None:
+        return functools.partial(_compiled, **kwargs)
+    return compiling.wrapper()(model) if isinstance(model, torch.nn.Module) else model
+
+
+def _given(kind: Any, **values: Any) -> None:
+    """Give the constructor of *kind* these *values*, whatever the script says; they are set by name."""
+    made = kind.__init__
+    names = list(inspect.signature(made).parameters)
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        found = list(args)
+        for name, value in values.items():
+            at = names.index(name) - 1 if name in names else len(found)
+            if at < len(found):
+                found[at] = value
+            elif name in names:
+                kwargs[name] = value
+        made(self, *found, **kwargs)
+
+    kind.__init__ = init
