@@ -100,7 +100,12 @@ class Loaded:
         self._log.seek(0)
         status = self._process.wait() if self._process is not None else 0
         last = _last_line(self._log.read().decode(errors="replace"))
+        if status == REFUSED:
+            raise RehearsalError(last)
         raise RehearsalError(f"the process of all ranks died with status {status}: {last}")
+
+
+REFUSED: Final = 2  # exit status of the process of all ranks where its last line says what is missing
 
 
 class Troupe:

@@ -33,7 +33,7 @@ from foretrace.tracer.rehearse.errors import (
 from foretrace.tracer.rehearse.peers.letters import Letters, leave, left
 from foretrace.tracer.rehearse.ranks import launchers
 from foretrace.tracer.rehearse.ranks.accelerated import tell_accelerate
-from foretrace.tracer.rehearse.ranks.acting import letters_of, outcome_of, stages_of
+from foretrace.tracer.rehearse.ranks.acting import REFUSED, letters_of, outcome_of, stages_of
 from foretrace.tracer.rehearse.script import main_file
 from foretrace.tracer.rehearse.words import ending
 
@@ -49,7 +49,11 @@ def main(progress: int) -> NoReturn:
     """
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    device = _load()
+    try:
+        device = _load()
+    except RehearsalError as error:
+        sys.stderr.write(f"{error}\n")
+        _end(REFUSED)
     under_way: dict[int, int] = {}
     rest, is_open = b"", True
     while is_open or under_way:

@@ -194,7 +194,6 @@ class _Reader(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         """Return a tensor as described, or what belongs to this process."""
         import torch
-        from torch._subclasses.fake_tensor import FakeTensor
 
         if pid[0] == "live":
             if pid[1] != os.getpid():
@@ -207,8 +206,6 @@ class _Reader(pickle.Unpickler):
                 made = torch.empty(shape, dtype=dtype, device=where)
             else:
                 made = torch.tensor(listed, dtype=dtype, device=where).reshape(shape)
-            if type(made) is FakeTensor and not where.startswith("meta"):
-                made = loading.put(self._kept.session, made, where)
             if is_parameter:
                 made = torch.nn.Parameter(made, requires_grad=trains)
             self._made[number] = made if is_parameter or not trains else made.requires_grad_()
