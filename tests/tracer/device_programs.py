@@ -177,6 +177,31 @@ def attention() -> Any:
 
 
 @program
+def which_kernels_of_attention() -> Any:
+    from torch.backends import cuda
+
+    asked = (
+        cuda.can_use_flash_attention,
+        cuda.can_use_efficient_attention,
+        getattr(cuda, "can_use_cudnn_attention", None),
+    )
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        params = cuda.SDPAParams(*qkv(dtype=dtype), None, 0.0, False, False)
+        found.append([ask(params) for ask in asked if ask])
+    return found
+
+
+@program
+def settings() -> Any:
+    before = torch.backends.cudnn.benchmark_limit
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, benchmark_limit=3):
+        inside = torch.backends.cudnn.benchmark_limit
+    torch.cuda.set_sync_debug_mode("warn")
+    return [before, inside, torch.backends.cudnn.benchmark_limit, torch.cuda.get_sync_debug_mode()]
+
+
+@program
 def no_attention_left() -> Any:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return F.scaled_dot_product_attention(*qkv(dtype=torch.float32))
@@ -252,7 +277,7 @@ def layers_of_cudnn() -> Any:
         lstm, gru = nn.LSTM(8, 6, num_layers=2, bidirectional=True), nn.GRU(8, 6)
         out, (hidden, cell) = lstm(x)
         packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 3], device="cpu"))
-        shapes = [out, hidden, cell, gru(x)[0], lstm(packed)[0].data]
+        shapes = [out, hidden, cell, gru(x)[0], lstm(packed)[0].data, gru(packed)[0].data]
         out.sum().backward()
         scores = torch.randn(50, 16, 20, requires_grad=True)
         loss = F.ctc_loss(

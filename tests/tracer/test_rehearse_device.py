@@ -62,8 +62,10 @@ VALUES: dict[str, Any] = {
     "pinned": [True, True, False, False, "cuda:3"],
     "values_on_the_device": [3, [4, 2], [4], [[4], [8, 2], [4]], "cuda:3"],
     "layers_of_cudnn": [
-        *([[5, 2, 12], [4, 2, 6], [4, 2, 6], [5, 2, 6], [6, 12]], [5, 2, 8], [50, 16, 20], "cuda:3"),
+        *([[5, 2, 12], [4, 2, 6], [4, 2, 6], [5, 2, 6], [6, 12], [6, 6]], [5, 2, 8], [50, 16, 20], "cuda:3"),
     ],
+    "which_kernels_of_attention": [[True, True, True], [False, True, False]],
+    "settings": [10, 3, 10, 1],
     "fully_sharded": [[[1, 64], "cuda:3", "cuda:3"], [[1, 64], "cpu", "cpu"]],
     "flat_sharded": ["cuda:3"],
     "reducer_of_ddp": [[3 * (64 * 64 + 64)], "cuda:3"],

@@ -119,12 +119,17 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
             return self._called(func, types, args, kwargs)
 
     def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
-        """Return a copy of *tensor* in the same mode: PyTorch would copy the mode, too."""
+        """Return a copy of *tensor* in the same mode.
+
+        PyTorch would copy the mode, too, which sometimes crashes the process: ``WeakIdKeyDictionary`` in
+        torch/utils/weak.py reads storages that have been freed (valgrind names ``THPStorage_fix_weakref``).
+        """
         if (known := memo.get(id(tensor))) is not None:
             return known
         if not tensor.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
-        out = tensor.detach().clone()
+        with torch.no_grad():
+            out = tensor.detach().clone()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         out = torch.nn.Parameter(out) if is_parameter else out
         memo[id(tensor)] = out.requires_grad_(tensor.requires_grad)

@@ -152,36 +152,17 @@ def _shapes() -> None:
 
 
 def _copies() -> None:
-    """Make models copyable: torch would copy storages that do not exist, and the mode of all fake tensors.
-
-    Copying the mode sometimes also crashes the process: ``WeakIdKeyDictionary.__deepcopy__`` in
-    torch/utils/weak.py reads storages that have been freed (valgrind names ``THPStorage_fix_weakref``).
-    """
+    """Copy a real tensor, such as the ranks of a mesh, as it is: its storage is real, too."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import _disable_current_modes
 
-    def copied(self: Any, memo: dict[int, Any]) -> Any:
-        if id(self) not in memo:
-            with torch.no_grad():
-                found = self.detach().clone()
-            found.requires_grad_(self.requires_grad)
-            if getattr(self, "_is_param", False):
-                found._is_param = True
-            if self.grad is not None:
-                found.grad = copied(self.grad, memo)
-            memo[id(self)] = found
-        return memo[id(self)]
-
-    anywhere: Any = FakeTensor
-    anywhere.__deepcopy__ = copied
     tensors: Any = torch.Tensor
     original = tensors.__deepcopy__
 
     def of_numbers(self: Any, memo: dict[int, Any]) -> Any:
         if type(self) is not torch.Tensor:
             return original(self, memo)
-        with _disable_current_modes():  # a real tensor, such as the ranks of a mesh
+        with _disable_current_modes():
             return original(self, memo)
 
     tensors.__deepcopy__ = of_numbers
