@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -132,6 +133,7 @@ PASSED_ON: Final = frozenset(signal.valid_signals()) - {
 GRACE_S: Final = 0.1
 """Time in which a signal that was sent to every process of a group, one by one, reaches all of them."""
 
+LATE_S: Final = 1.0  # time after which nobody asks any more for a signal that is pending
 POLL_S: Final = 0.002  # time between two looks of the witness
 
 
@@ -283,18 +285,40 @@ def _attest(asked: int, answer: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # whoever reads our output waits for its end
         os.dup2(nowhere, stream)
-    with os.fdopen(asked, encoding="ascii") as words:
-        command = int(words.readline() or 0)
-        for number in map(int, words if command else ()):
-            if not number:
-                return
-            until = time.monotonic() + GRACE_S
-            while number not in signal.sigpending() and time.monotonic() < until:
-                time.sleep(POLL_S)
-            has_seen = number in signal.sigpending()
-            if has_seen:
-                signal.sigwait({number})
-            os.write(answer, b"01"[has_seen : has_seen + 1])
+    words, command = _words(asked), 0
+    for number in words:
+        if not number:
+            return
+        if not command:
+            command = number
+            continue
+        until = time.monotonic() + GRACE_S
+        while number not in signal.sigpending() and time.monotonic() < until:
+            time.sleep(POLL_S)
+        has_seen = number in signal.sigpending()
+        if has_seen:
+            signal.sigwait({number})
+        os.write(answer, b"01"[has_seen : has_seen + 1])
     if command:
         with suppress(ProcessLookupError):
             os.kill(command, signal.SIGTERM)
+
+
+def _words(asked: int) -> Iterator[int]:
+    """Yield the numbers that come in until nobody can send any more.
+
+    Nobody has asked for a signal that is pending for long: of two to the group, we may have received one. It
+    goes, or the next one of its kind that is for us alone would be taken for it, and lost.
+    """
+    late, rest = set[int](), b""
+    while True:
+        if not select.select([asked], [], [], LATE_S)[0]:
+            for number in late & signal.sigpending():
+                signal.sigwait({number})
+            late = signal.sigpending()
+            continue
+        said = os.read(asked, 1 << 10)
+        if not said:
+            return
+        *lines, rest = (rest + said).split(b"\n")
+        yield from map(int, lines)

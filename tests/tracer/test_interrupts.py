@@ -154,7 +154,8 @@ def counting(tmp_path: Path, ranks: Any) -> Iterator[subprocess.Popen[str]]:
         text=True,
         process_group=0,
     ) as process:
-        timer = threading.Timer(TIMEOUT_S, process.kill)
+        # All who hold its output: the command lives on where the recorder is killed.
+        timer = threading.Timer(TIMEOUT_S, os.killpg, (process.pid, signal.SIGKILL))
         timer.start()
         try:
             assert process.stdout is not None
@@ -178,6 +179,24 @@ def test_each_signal_reaches_the_command_once(counting: subprocess.Popen[str]) -
     assert counting.stdout.readline() == f"{signal.SIGTERM:d}\n"
     os.kill(child_of(counting.pid), signal.SIGALRM)
     assert counting.stdout.read() == ""
+    assert counting.wait() == 0
+
+
+def test_a_signal_that_nobody_asks_the_witness_for_swallows_no_later_one(
+    counting: subprocess.Popen[str],
+) -> None:
+    """As where two to the group reach the recorder as one."""
+    command = child_of(counting.pid)
+    (witness,) = {*children_of(counting.pid)} - {command}
+    os.kill(witness, signal.SIGUSR1)
+    status = Path(f"/proc/{witness}/status")
+    until = time.monotonic() + TIMEOUT_S
+    while "ShdPnd:\t0000000000000000" not in status.read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.kill(counting.pid, signal.SIGUSR1)
+    assert counting.stdout is not None
+    assert counting.stdout.readline() == f"{signal.SIGUSR1:d}\n"
+    os.kill(command, signal.SIGALRM)
     assert counting.wait() == 0
 
 
@@ -211,9 +230,13 @@ def state_of(process: int) -> str:
 def child_of(recorder: int) -> int:
     """Return the process of the command; the other child of a recorder is its witness, a fork of it."""
     own = Path(f"/proc/{recorder}/cmdline").read_bytes()
-    children = Path(f"/proc/{recorder}/task/{recorder}/children").read_text().split()
-    (command,) = [int(one) for one in children if Path(f"/proc/{one}/cmdline").read_bytes() != own]
+    (command,) = [one for one in children_of(recorder) if Path(f"/proc/{one}/cmdline").read_bytes() != own]
     return command
+
+
+def children_of(process: int) -> list[int]:
+    """Return the children of *process*."""
+    return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
 
 
 def test_a_recorder_has_one_thread_while_its_command_runs(counting: subprocess.Popen[str]) -> None:
