@@ -294,6 +294,16 @@ def layers_of_cudnn() -> Any:
     ]
 
 
+@program
+def memory_of_layers() -> Any:
+    layers, x = nn.LSTM(8, 64, num_layers=2).cuda(), torch.ones(16, 4, 8, device="cuda")
+    before = torch.cuda.memory_allocated()
+    out, states = layers(x)
+    held = torch.cuda.memory_allocated() - before
+    out.sum().backward()
+    return [held, len(states)]
+
+
 def world(size: int = 64) -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -22,6 +22,8 @@ pytest.importorskip("torch")
 PROGRAMS = Path(__file__).with_name("device_programs.py")
 TORCH = tuple(map(int, version("torch").split("+")[0].split(".")[:2]))
 BLOCK = 512
+OF_LSTM = 4 * 64 * (16 * 4 * (2 * 5 + 1) + 4 * 2 * 4)
+"""Bytes of four gates and a cell per token and layer, of the results, and of four states of each layer."""
 
 
 def has_compiler() -> bool:
@@ -65,6 +67,7 @@ VALUES: dict[str, Any] = {
         *([[5, 2, 12], [4, 2, 6], [4, 2, 6], [5, 2, 6], [6, 12], [6, 6]], [5, 2, 8], [50, 16, 20], "cuda:3"),
     ],
     "which_kernels_of_attention": [[True, True, True], [False, True, False]],
+    "memory_of_layers": [OF_LSTM, 2],
     "settings": [10, 3, 10, 1],
     "fully_sharded": [[[1, 64], "cuda:3", "cuda:3"], [[1, 64], "cpu", "cpu"]],
     "flat_sharded": ["cuda:3"],
