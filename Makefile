@@ -41,7 +41,7 @@ types: $(VENV)/.ready
 # Two processes take the files of the suite in turns, in the order of tests/conftest.py; all tests of a file run
 # in one, to share its trainings.
 suite: $(VENV)/.ready
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 clean:
 	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
