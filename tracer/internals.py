@@ -804,6 +804,7 @@ RELIED_ON: Final[Mapping[str, str]] = {
     "torch.autograd.Variable._execution_engine.queue_callback": "be called at the end of a backward pass",
     "torch.distributed.ProcessGroup._start_coalescing": "see batches of transfers begin",
     "torch.distributed.ProcessGroup._end_coalescing": "see batches of transfers end",
+    "torch.distributed.ProcessGroup._device_types": "say for which devices a rehearsed group has a backend",
     "torch.distributed.distributed_c10d._get_default_store": "let ranks of a recording talk to each other",
     "torch.distributed._broadcast_coalesced": "time the buffers that DDP sends",
     "torch.distributed.Reducer._rebuild_buckets": "time how DDP agrees on its buckets",
