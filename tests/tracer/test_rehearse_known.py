@@ -107,15 +107,6 @@ def test_places_that_are_not_there_and_large_operands_leave_the_result_unknown()
     assert numbers.computed(aten.add.Tensor, (large, 1), {}) is None
 
 
-def test_constants_that_torch_keeps_itself_are_known() -> None:
-    numbers = Numbers()
-    with fakes.FakeTensorMode():
-        made, result = torch.tensor(1), torch.empty((), dtype=LONG)
-    assert made.constant is not None
-    numbers.follow("aten.add", aten.add.Tensor, (made, 1), {}, result)
-    assert elements(numbers, result) == 2
-
-
 @pytest.mark.parametrize(
     ("kind", "factor", "shape", "dtype", "expected"),
     [

@@ -18,7 +18,7 @@ WAITS = {
         [("record", 0, 7), ("record", 1, 7), ("wait", 2, 7)],
         [(MARK, 0), (MARK, 1), (WAIT_MARK, 2)],
     ),
-    "the host": ([("switch", 3, 0), ("synchronize_stream", 3, 0)], [(HOST_WAIT, 3)]),
+    "the host": ([("synchronize_stream", 3, 0)], [(HOST_WAIT, 3)]),
     "memory": ([("allocate", 0, 1 << 40), ("used_by", 1, 1 << 40), ("free", 0, 1 << 40)], []),
 }
 """What happens: kind, stream, number; and what is written down of it: kind of event and stream."""
@@ -28,9 +28,10 @@ WAITS = {
 def test_a_wait_is_written_down_where_it_holds_something_up(what: str) -> None:
     """For an event that nobody has recorded, nobody waits; who waits does so for the last record."""
     happens, expected = WAITS[what]
-    tape, coming = Tape(IssueLane(), Position()), list[Entry]()
-    driver: Any = SimpleNamespace(take=lambda: [coming.pop(0) for _ in coming[:]])
-    streams = Streams(tape, driver)
+    lane, coming = IssueLane(), list[Entry]()
+    tape = Tape(lane, Position())
+    driver: Any = SimpleNamespace(take=lambda: [coming.pop(0) for _ in coming[:]], stream=lambda device: 3)
+    streams = Streams(tape, lane, driver)
     coming += [Entry(kind, 0, stream, number, 0) for kind, stream, number in happens]
     streams.follow()
     rows = tape.rows_from(0).tolist()

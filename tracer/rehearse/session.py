@@ -101,7 +101,8 @@ class RehearsalSession(Training[IssueLane]):
         self.meter = Meter(self._empty_cache)
         self.host, self.fused = Host(self, device), Fused(self)
         self.meter.tell(device.driver)
-        self.streams = Streams(self.tape, device.driver)
+        self.streams = Streams(self.tape, self.lane, device.driver)
+        self.tape.follow = self.streams.follow
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
         self.rounds, self.learning = Rounds(self), Learning(self)
         self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -83,12 +83,14 @@ class Tape:
 
     Attributes:
         allocated_bytes: memory in use now.
+        follow: brings what streams did up to now; called before an event that depends on it.
         n_marks: marks so far.
         n_repeated: events that ``repeat`` has appended.
     """
 
     def __init__(self, lane: IssueLane, position: Position) -> None:
         self.allocated_bytes = 0
+        self.follow: Callable[[], None] = lambda: None
         self.n_marks = self.n_repeated = 0
         self._n_forgotten = 0
         self._lane = lane
@@ -196,6 +198,7 @@ class Tape:
 
     def communication(self, message: Message, sequence: int, position: Position | None = None) -> int:
         """Record a communication; return its event number."""
+        self.follow()
         item = self._messages.number(message)
         place = self._place(position)
         self._events.extend((COMMUNICATION, item, place, self._lane.stream, sequence, self.allocated_bytes))
@@ -203,6 +206,8 @@ class Tape:
 
     def note(self, what: int, item: int = -1, number: int = -1, stream: int | None = None) -> None:
         """Record an event that orders streams or holds the host."""
+        if stream is None:
+            self.follow()
         on = self._lane.stream if stream is None else stream
         self._events.extend((what, item, self._place(), on, number, self.allocated_bytes))
 

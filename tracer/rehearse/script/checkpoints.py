@@ -173,8 +173,7 @@ class _Writer(pickle.Pickler):
         at = storage_key(obj)
         key = id(obj) if at == -1 else (at, obj.storage_offset(), shape, obj.dtype)
         number = self._numbers.setdefault(key, len(self._numbers))
-        real = obj.detach() if is_real else getattr(obj, "constant", None)
-        real = session.stated.numbers.of(obj) if real is None else real
+        real = obj.detach() if is_real else session.stated.numbers.of(obj)
         listed = None
         if real is not None and real.numel() <= MOST_NUMBERS:
             with session.stated.numbers.really():

@@ -191,8 +191,6 @@ class Numbers:
     def follow(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Keep the numbers that *func*, called *name*, has computed, in new tensors or in place."""
         results = out if isinstance(out, list | tuple) else (out,)
-        if getattr(out, "constant", None) is not None and self._is_unknown(out.constant):
-            out.constant = None
         if name in ABSORBS and self._is_decided(args, results[0], by=ABSORBS[name]):
             self._decide(results[0], by=ABSORBS[name])
             return

@@ -167,7 +167,7 @@ def install(stated: Stated) -> None:
     def tolist(self: Any) -> Any:
         if self.numel() <= ONE_BY_ONE or stated.of(self).mean is not None:
             return self.item() if not self.dim() else [tolist(one) for one in self.unbind()]
-        own = stated.numbers.of(self) if getattr(self, "constant", None) is None else self.constant
+        own = stated.numbers.of(self)
         first = self.reshape(-1)[0].item()
         if own is None:
             return filled(first, self.shape).tolist()
