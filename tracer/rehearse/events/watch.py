@@ -68,14 +68,17 @@ class Watcher:
 
     def mode(self) -> Any:
         """Return a mode that passes every operator on plain tensors to its handler."""
+        from torch._ops import HigherOrderOperator
         from torch.utils._python_dispatch import TorchDispatchMode
 
         handlers, made, plain, fake = self._handlers, self._handler, self._plain, self._FakeTensor
         device_of, session = self._torch.ops.prim.device.default, self._session
-        follow = session.streams.follow
+        follow, higher = session.streams.follow, HigherOrderOperator
 
         class WatchMode(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
             """Skips operators on other tensors, such as DTensor: they come again with their parts."""
+
+            supports_higher_order_operators = True
 
             @classmethod
             def _should_skip_dynamo(cls) -> bool:
@@ -91,6 +94,8 @@ class Watcher:
                 for kind in types:
                     if kind not in plain:
                         return NotImplemented
+                if isinstance(func, higher):
+                    return _drawn(self, func, args, kwargs or {})
                 follow()
                 if session.asides and get_ident() in session.asides:
                     return func(*args, **(kwargs or {}))
@@ -335,6 +340,19 @@ class Watcher:
 
 _UNSHARDS: Final = frozenset({"fsdp.split_with_sizes_copy"})
 """Operators whose results are whole parameters, assembled from shards."""
+
+
+DRAWING: Final = frozenset({"run_dtensor_rng_op", "run_with_rng_state"})
+"""Operators that call another one, their third or second operand, with a state of the generator."""
+
+
+def _drawn(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what a higher operator *func* draws numbers by; any other is for the fake tensors to answer."""
+    if func.name() not in DRAWING:
+        return func(*args, **kwargs)
+    at = next(at for at, one in enumerate(args) if hasattr(one, "overloadpacket"))
+    with mode:
+        return args[at](*args[at + 1 :], **kwargs)
 
 
 def _through(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
