@@ -178,6 +178,7 @@ class RehearsalSession(Training[IssueLane]):
     def step_ended(self) -> None:
         """A step is over: forget it if it is a warm-up step; end the rehearsal if it is the last one."""
         self.failures.step_ended()
+        self.trainings.gathered()
         self.rounds.step_ended()
         n_unused = self.learning.step_ended(None if self._model is None else self._model())
         self.by_step[self.position.step - 1] = self.forwards - n_unused

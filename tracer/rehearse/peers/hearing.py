@@ -37,6 +37,8 @@ def arrive(stated: Stated, address: Address, tensor: Any) -> None:
     if found is not None and len(found) == tensor.numel():
         with stated.numbers.really():
             real = makers().tensor(found, dtype=tensor.dtype).reshape(tensor.shape)
+        if stated.numbers.write_part(tensor, real):
+            return
         stated.forget([tensor])
         if stated.numbers.fill([tensor], real, is_shared=is_like):
             return

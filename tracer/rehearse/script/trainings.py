@@ -68,6 +68,7 @@ class Trainings:
     def __init__(self, session: RehearsalSession) -> None:
         self._session, self.loaded = session, Loaded(session.position)
         self._known: weakref.WeakKeyDictionary[Any, _Described] = weakref.WeakKeyDictionary()
+        self._gathered: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._now: weakref.ref[Any] | None = None
         self._trained: dict[int, tuple[int, dict[str, Any]]] = {}  # of each step: the model, its description
         self._called: dict[int, set[int]] = {}  # the models that each step calls
@@ -184,9 +185,14 @@ class Trainings:
         return {"rows": rows, "tokens": tokens, "words": words, "given": given}
 
     def gathered(self) -> tuple[int, int]:
-        """Return how much FSDP gathers of the described model, and how much of that pads."""
+        """Return how much FSDP gathers of the described model, and how much of that pads.
+
+        Asked for in a step, as a script may destroy its groups at its end.
+        """
         model = None if self._now is None else self._now()
-        return (0, 0) if model is None else gathered(self._session.groups, model)
+        if model is not None and model not in self._gathered:
+            self._gathered[model] = gathered(self._session.groups, model)
+        return (0, 0) if model is None else self._gathered[model]
 
     def _last_step(self) -> int:
         return max(self._session.by_step, default=self._session.position.step)

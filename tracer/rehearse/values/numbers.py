@@ -280,6 +280,15 @@ class Numbers:
             self.keep(tensor, whole, is_shared=True)
         return bool(outputs)
 
+    def write_part(self, tensor: Any, real: Any) -> bool:
+        """Write *real* over the numbers of *tensor*, a part of its storage; return whether they are known."""
+        is_whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        own = None if is_whole else self.of(tensor)
+        if own is not None:
+            with self.really():
+                own.copy_(real)
+        return own is not None
+
     def fill(self, tensors: Sequence[Any], real: Any | None, *, is_shared: bool = True) -> bool:
         """Keep *real* as the elements of each of *tensors*, sent by other ranks; return whether they fit.
 
