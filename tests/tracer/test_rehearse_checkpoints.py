@@ -137,7 +137,7 @@ def test_what_a_script_saves_it_loads_as_a_real_one_does(
     done = ranks.run([sys.executable, str(script), how, str(real)], ranks.env())
     assert done.status == (0, 0), done.errors
     command = (str(script), how, str(fake))
-    asked = Asked(command=command, world_size=2, ranks=(0, 1), warmup=0, steps=9)
+    asked = Asked(command=command, world_size=2, ranks=(0, 1), warmup=0, steps=9, has_gpu=False)
     rehearse(asked, tmp_path / "run", on=loaded)
     tables = rehearsal_folder(tmp_path / "run")
     said = "".join((tables / f"rank-{rank:05d}" / "output.log").read_text() for rank in (0, 1))

@@ -267,6 +267,9 @@ class Numbers:
     def exchange(self, kind: str, source: Any, outputs: Sequence[Any], factor: float | None) -> bool:
         """Follow a collective as ``Stated.exchange`` does; return whether *outputs* are known."""
         real = self.of(source)
+        if real is not None and factor == 1.0 and len(outputs) == 1 and self.write_part(outputs[0], real):
+            self._shared(outputs[0], is_shared=True)
+            return True
         self.forget(outputs)
         if real is None or factor is None:
             return False
