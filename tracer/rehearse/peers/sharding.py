@@ -8,6 +8,8 @@ on the elements at the same place of the other lists alone, so that equal layers
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +47,30 @@ def install(session: RehearsalSession) -> None:
         return found
 
     kind.propagate_op_sharding_non_cached, kind._propagate_tensor_meta_non_cached = propagate, unseen
+    _offsets()
+
+
+def _offsets() -> None:
+    """Compute the places of a shard that is cut twice as torch does: on the host, on lists of whole numbers.
+
+    Random numbers of a GPU ask for them. Nobody needs to follow the operators, of which there are many.
+    """
+    from torch.distributed.tensor import placement_types
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    kind: Any = placement_types._StridedShard
+    name = "local_shard_size_and_offset"
+    original = getattr(kind, name, None)
+    if original is None:  # of an older torch
+        return
+
+    @functools.wraps(original)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return original(*args, **kwargs)
+
+    is_static = isinstance(inspect.getattr_static(kind, name), staticmethod)
+    setattr(kind, name, staticmethod(computed) if is_static else computed)
 
 
 def _places(op_schema: Any) -> list[int] | None:
