@@ -125,6 +125,19 @@ def _random_states(session: RehearsalSession) -> None:
 
     anywhere.set_rng_state = anywhere.random.set_rng_state = take
     anywhere.Generator = Generator
+    for module in (anywhere.cuda, anywhere.cuda.random):
+        module.get_rng_state = lambda device="cuda": _state()
+        module.get_rng_state_all = lambda: [_state() for _ in range(anywhere.cuda.device_count())]
+        module.set_rng_state = module.set_rng_state_all = lambda *args, **kwargs: None
+
+
+def _state() -> Any:
+    """Return the state of a generator of a GPU, seed and offset of Philox: nothing is drawn by it."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        return makers().zeros(16, dtype=torch.uint8)
 
 
 def _texts() -> None:
