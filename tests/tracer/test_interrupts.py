@@ -175,6 +175,8 @@ def test_each_signal_reaches_the_command_once(counting: subprocess.Popen[str]) -
             number = int(getattr(signal, name))
             send(counting.pid, number)
             assert counting.stdout.readline() == f"{number}\n", name
+        for process in (counting.pid, *children_of(counting.pid)):  # two of a kind that wait are one
+            until_nothing_waits(process)
     counting.send_signal(signal.SIGTERM)  # the end of what was sent before
     assert counting.stdout.readline() == f"{signal.SIGTERM:d}\n"
     os.kill(child_of(counting.pid), signal.SIGALRM)
@@ -189,10 +191,7 @@ def test_a_signal_that_nobody_asks_the_witness_for_swallows_no_later_one(
     command = child_of(counting.pid)
     (witness,) = {*children_of(counting.pid)} - {command}
     os.kill(witness, signal.SIGUSR1)
-    status = Path(f"/proc/{witness}/status")
-    until = time.monotonic() + TIMEOUT_S
-    while "ShdPnd:\t0000000000000000" not in status.read_text() and time.monotonic() < until:
-        time.sleep(0.05)
+    until_nothing_waits(witness)
     os.kill(counting.pid, signal.SIGUSR1)
     assert counting.stdout is not None
     assert counting.stdout.readline() == f"{signal.SIGUSR1:d}\n"
@@ -220,6 +219,14 @@ def test_ctrl_z_stops_the_recorder_with_the_command(
     assert counting.stdout.readline() == f"{signal.SIGCONT:d}\n"
     os.kill(command, signal.SIGALRM)
     assert counting.wait() == 0
+
+
+def until_nothing_waits(process: int) -> None:
+    """Wait until no signal is pending for *process*."""
+    until = time.monotonic() + TIMEOUT_S
+    status = Path(f"/proc/{process}/status")
+    while "ShdPnd:\t0000000000000000" not in status.read_text() and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def state_of(process: int) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from foretrace.traces.columns import int64
 from foretrace.traces.layout import Group
 from foretrace.traces.rehearsal import WHAT, RankTables
+from foretrace.traces.report.format import format_share
 
 LEAST_PADDING: Final = 0.1
 """Share of padding in what FSDP gathers from which it is said."""
@@ -45,8 +46,9 @@ def _padding(outcomes: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
     rank = max(shares, key=lambda one: shares[one])
     if shares[rank] < LEAST_PADDING:
         return []
+    pads = format_share(shares[rank], ".0f")
     words = (
-        f"FSDP pads {100 * shares[rank]:.0f} % of what it gathers: dimensions of parameters are rounded up "
+        f"FSDP pads {pads} of what it gathers: dimensions of parameters are rounded up "
         "to a multiple of the ranks that they are cut over; cut them over fewer ranks, or along another one"
     )
     return [{"finding": "padding", "share": shares[rank], "rank": rank, "words": words}]
