@@ -261,3 +261,23 @@ def test_a_command_lists_private_names_that_are_missing() -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(f"lacks 0 of {len(internals.RELIED_ON)} names\n")
+
+
+def test_without_a_compiler_a_rehearsal_ends_in_one_line(tmp_path: Path) -> None:
+    """That says what to install; nothing is written."""
+    script, nowhere = tmp_path / "train.py", tmp_path / "bin"
+    script.touch()
+    nowhere.mkdir()
+    kept = {name: value for name, value in os.environ.items() if name != "CXX"}
+    env = {**kept, "PATH": str(nowhere), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = ["rehearse", "--world-size", "2", "-o", str(tmp_path / "run"), "--", str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "foretrace", *words],
+        cwd=ROOT / "src", env=env, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "Error: a rehearsal needs a C++ compiler, once for each version of PyTorch:"
+    )
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
