@@ -17,6 +17,7 @@ from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.records import Block
 from foretrace.tracer.shape import find_blocks, untimed
 from foretrace.tracer.stamps import ComputeStreams
+from foretrace.tracer.wrapped import inside
 
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
@@ -143,6 +144,7 @@ class ModuleHook:
             self._learn(module, None)
             return None
         blocks = find_blocks(module)
+        blocks.setdefault(inside(module), blocks[module])  # without its wrapper it is called to be evaluated
         for part in module.modules():
             self._learn(part, blocks.get(part))
         if next(module.parameters(), None) is None:

@@ -143,6 +143,27 @@ def test_an_evaluation_between_steps_is_in_none(tmp_path: Path, evaluate: Callab
         assert any(0 <= row["start_ns"] - one["start_ns"] < one["duration_ns"] for one in ours)
 
 
+def test_a_model_of_one_layer_is_evaluated_without_its_wrapper(tmp_path: Path) -> None:
+    """As a script calls ``model.module``, which has no parts of its own that would be blocks."""
+
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def training(script: Script) -> None:
+        script.model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+        script.optimizer = SGD(script.model.parameters(), lr=0.1)
+        for _ in range(2):
+            script.train(2)
+            script.evaluate(script.model.module)
+        script.train()
+
+    try:
+        done, found, _ = recorded(tmp_path / "run", training)
+    finally:
+        dist.destroy_process_group()
+    assert found == done
+
+
 def test_shares_add_up_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     def training(script: Script) -> None:
         periodically(Script.evaluate)(script)
