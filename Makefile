@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
 #   make demo   runs the main job and writes its reports to demo/
 #   make test   lint, types, layering, and the test suite
+#   make fuzz   10,000 damaged inputs and absurd flags
 # Both build their own virtual environment in $(VENV) first.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -14,7 +15,7 @@ WORKERS ?= 2
 CONSTRAINTS ?= -c constraints.txt $(shell command -v nvidia-smi >/dev/null 2>&1 || echo -c constraints-torch-cpu.txt)
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test lint types suite clean
+.PHONY: demo test lint types suite lowest fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,5 +44,18 @@ types: $(VENV)/.ready
 suite: $(VENV)/.ready
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
+# 10,000 damaged inputs and absurd flags in two processes, some ten minutes; CASES and SEED choose others.
+fuzz: $(VENV)/.ready
+	$(RUN) -m tests.fuzzing --cases $(or $(CASES),10000) --seed $(or $(SEED),0) --workers $(WORKERS)
+
+# A short part of the suite with the lowest versions of pyproject.toml, without torch: on the lowest Python.
+LOWEST ?= .venv-lowest
+lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
+		--editable ".[fast]" pytest pytest-xdist hypothesis hatchling
+	$(LOWEST)/bin/python -m pytest tests/traces tests/topologies tests/test_cli.py tests/test_installed.py \
+		tests/simulator/test_analysed.py tests/simulator/test_simulate.py -n $(WORKERS) --dist loadfile
+
 clean:
-	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis

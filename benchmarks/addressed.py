@@ -21,8 +21,8 @@ from foretrace.simulator.compute.timing import memory_s
 from foretrace.simulator.rehearsed.works import op_of
 from foretrace.simulator.workload.ops import Op
 from foretrace.topologies.catalog import load_cluster
-from foretrace.tracer.rehearse.operators.pricing import Pricing
-from foretrace.tracer.rehearse.operators.work import Work
+from foretrace.tracer.rehearse.tape.pricing import Pricing
+from foretrace.tracer.rehearse.tape.works import Work
 
 TABLE: Final = Path(__file__).parent / "tables" / "addressed_kernels.csv"
 MACHINES: Final = {"h100-sxm": "dgx-h100", "a100-80gb": "dgx-a100"}

@@ -1,6 +1,6 @@
 """The allocator of a rehearsal beside that of PyTorch itself: ``allocator.py TORCH... --cuda INCLUDE...``.
 
-Random requests go through ``tracer.rehearse.gpu.allocator`` and through ``libc10_cuda.so`` of each
+Random requests go through ``tracer.rehearse.device.allocator`` and through ``libc10_cuda.so`` of each
 installation of PyTorch for CUDA that is named (the folder ``site-packages/torch``). No GPU is needed: a
 library of stand-ins takes the place of CUDA. Needs ``g++``, ``nm`` and ``readelf``, and the headers of CUDA:
 those of the packages ``nvidia-cuda-runtime-cu12`` and ``nvidia-cuda-nvcc-cu12`` (``--cuda`` for each folder
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from foretrace.tracer.rehearse.gpu.allocator import MIB, CachingAllocator
+from foretrace.tracer.rehearse.device.allocator import MIB, CachingAllocator
 
 HERE: Final = Path(__file__).parent / "allocator"
 

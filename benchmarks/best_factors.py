@@ -2,10 +2,11 @@
 
     python benchmarks/best_factors.py steps.csv
 
-For each reading of ``simulator.validate.one_run``: the score of all runs but one per cluster as they are
-predicted; calibrated on the middle run; on a run drawn at random; on the run that is the best for it in
-hindsight; and with the best factor, or two (computing and communicating), that there are. The last three know
-every label. Nobody can calibrate like this, so they say what one run could reach at most.
+For each of ``measured.judge.READINGS``: the score of all runs but one per cluster as they are
+predicted; calibrated on the middle run; on two and three, evenly over predicted times; on a run drawn at
+random; on the run that is the best for it in hindsight; and with the best factor, or two (computing and
+communicating), that there are. The last three know every label. Nobody can calibrate like this, so they say
+what one run could reach at most.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from measured.judge import (
     READINGS,
     Step,
     after,
+    after_some,
     evenly,
     is_main,
     middle,
@@ -55,16 +57,22 @@ Cluster = list[Step]
 
 def main() -> None:
     """Print the table."""
-    args = table_parser(__doc__).parse_args()
+    parser = table_parser(__doc__)
+    parser.add_argument("--least", type=int, default=1, help="Only clusters of at least so many runs.")
+    args = parser.parse_args()
     found = run_rows(read_table(args.table, COLUMNS), args.workers)
     steps = [step for step in found if isinstance(step, Step) and is_main(step)]
-    print("| a cluster is a | how many | before | middle run | any run | best run | one factor | two |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| a cluster is a | how many | before | middle run | two runs | three | any run | best run "
+        "| one factor | two |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name, key in READINGS.items():
         groups: dict[object, Cluster] = defaultdict(list)
         for step in steps:
             groups[key(step)].append(step)
-        print(f"| {name} | {len(groups)} | " + " | ".join(_figures(list(groups.values()))) + " |")
+        some = [runs for runs in groups.values() if len(runs) >= args.least]
+        print(f"| {name} | {len(some)} | " + " | ".join(_figures(some)) + " |")
 
 
 def _figures(clusters: Sequence[Cluster]) -> list[str]:
@@ -73,6 +81,7 @@ def _figures(clusters: Sequence[Cluster]) -> list[str]:
     return [
         format_share(score(one for runs in clusters for one in runs if one is not middle(runs)) or 0.0),
         format_share(_score(clusters, middle)),
+        *(format_share(_of_several(clusters, n)) for n in (2, 3)),
         f"{format_share(fmean(drawn))} ± {100 * pstdev(drawn):.1f}",
         format_share(_score(clusters, _best)),
         format_share(_bound(clusters, (1.0,))),
@@ -83,6 +92,18 @@ def _figures(clusters: Sequence[Cluster]) -> list[str]:
 def _score(clusters: Iterable[Cluster], chosen: Callable[[Cluster], Step]) -> float:
     """Return the score of all runs but the *chosen* one of each cluster, calibrated on that one."""
     return score(step for runs in clusters for step in after(runs, chosen(runs))) or 0.0
+
+
+def _of_several(clusters: Iterable[Cluster], n: int) -> float:
+    """Return the score of all runs but *n* of each cluster, evenly over predicted times, calibrated on those.
+
+    Of clusters with at least one run beside them.
+    """
+    found = []
+    for runs in clusters:
+        ordered = sorted(runs, key=lambda step: (step.scored.predicted, step.scored.id))
+        found += after_some(ordered, evenly(ordered, n))
+    return score(found) or 0.0
 
 
 def _best(runs: Cluster) -> Step:

@@ -21,7 +21,7 @@ LINES = 16
 """Lines of an output that the page keeps."""
 
 COMMANDS = {
-    "zero": "advise --model llama2-7b --cluster dgx-a100 --gpus 4 --seq-len 4096",
+    "zero": "advise --model llama2-7b --cluster dgx-a100 --gpus 4 --seq-len 4096 --global-batch 32",
     "bubble": "bubble --stages 32 --micro-batches 8,16,32,64 --schedule 1f1b,interleaved-1f1b,zb-h1",
     "layout": "search --model llama3-405b --cluster dgx-h100 --gpus 2048 --global-batch 2048 --seq-len 8192 "
     "--tp 8 --pp 16,32,64 --micro-batch 1 --schedule 1f1b,zb-v --sharding zero1 --recompute none --top 3 "

@@ -18,7 +18,7 @@ import numpy as np
 from fitting import Floats, log_error, minimize, split
 from measured.table import read_table
 
-from foretrace.simulator.compute.tiling import Rates, tiled_s
+from foretrace.simulator.compute.gemm import Rates, tiled_s
 from foretrace.topologies.catalog import load_device
 from foretrace.topologies.device import Device
 from foretrace.topologies.kernel import GemmTiles

@@ -24,7 +24,7 @@ from measured.judge import evenly
 from measured.table import Row, read_table
 from published import by_source, counted, log_ratio, score, table_parser, together
 
-from foretrace.simulator.profiles import load_framework
+from foretrace.simulator.framework import load_framework
 from foretrace.topologies.catalog import load_device
 from foretrace.traces.report.format import format_share
 

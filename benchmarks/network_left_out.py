@@ -20,7 +20,7 @@ from unittest.mock import patch
 from measured import collectives as rows_of
 from measured.machines import machine
 
-from foretrace.simulator.network import rates
+from foretrace.simulator.network import algorithms as rates
 from foretrace.simulator.validate.collectives import _network
 from foretrace.simulator.validate.scores import Scored
 from foretrace.topologies.catalog import load_cluster

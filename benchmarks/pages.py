@@ -21,8 +21,7 @@ from accuracy import replaced
 from measured.collectives import score_collectives
 from measured.kernels import validate_kernels
 
-from foretrace.simulator.framework import Framework
-from foretrace.simulator.profiles import framework_names, load_framework
+from foretrace.simulator.framework import Framework, framework_names, load_framework
 from foretrace.traces.report.format import format_share
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -30,8 +29,8 @@ TABLES: Final = Path(__file__).parent / "tables"
 KEYS: Final = (
     *("overlap_grad_reduce", "overlap_param_gather", "reduces_in_16_bit", "fused_wgrad", "copies_gathered"),
     *("joins_gradients", "buckets_first_chunk_only", "pipeline_keeps_whole"),
-    *("async_tp", "overlap_tp_backward", "p2p_scattered", "context", "attention", "eager", "rotary"),
-    *("autocast", "stops_early", "host_work"),
+    *("async_tp", "batch_first", "overlap_tp_backward", "p2p_scattered", "context", "attention", "eager"),
+    *("rotary", "autocast", "stops_early", "host_work"),
     *("host_per_tensor_rank", "expert_dispatch", "expert_tp", "overlap_shared_experts", "fused_experts"),
     *("loss_all_reduce", "selective", "fp8_recipe", "amax_ranks"),
 )
@@ -55,8 +54,7 @@ def pages() -> dict[Path, str]:
 
 def tables() -> dict[str, Lines]:
     """Return the lines of each table by the name of its mark."""
-    with (TABLES / "public_scripts.csv").open(encoding="utf-8", newline="") as file:
-        scripts = list(csv.DictReader(file))
+    scripts = _scripts()
     with (TABLES / "rehearsed_ratios.csv").open(encoding="utf-8", newline="") as file:
         ratios = {row["name"]: row for row in csv.DictReader(file)}
     runs = tomllib.loads((TABLES / "rehearsed_times.toml").read_text(encoding="utf-8"))["run"]
@@ -71,6 +69,15 @@ def tables() -> dict[str, Lines]:
     }
 
 
+def _scripts() -> list[dict[str, str]]:
+    """Return the rows of all samples of public scripts; a table may begin with the rule of its choice."""
+    rows = list[dict[str, str]]()
+    for path in sorted(TABLES.glob("public_scripts*.csv")):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        rows += csv.DictReader(line for line in lines if not line.startswith("#"))
+    return rows
+
+
 def _outcomes(scripts: Sequence[Mapping[str, str]]) -> Lines:
     first, now = (Counter(row[when] for row in scripts) for when in ("first", "now"))
     rows = [(name, first[name], now[name]) for name in OUTCOMES]
@@ -78,12 +85,14 @@ def _outcomes(scripts: Sequence[Mapping[str, str]]) -> Lines:
 
 
 def _samples(scripts: Sequence[Mapping[str, str]]) -> Lines:
+    """Return one line per kind of sample: ``language, second`` is of the kind ``language``."""
     rows = []
-    for sample in dict.fromkeys(row["sample"] for row in scripts):
-        own = [row for row in scripts if row["sample"] == sample]
+    kinds = [row["sample"].rpartition(", ")[0] or row["sample"] for row in scripts]
+    for kind in dict.fromkeys(kinds):
+        own = [row for row, its in zip(scripts, kinds, strict=True) if its == kind]
         first, now = (Counter(row[when] for row in own) for when in ("first", "now"))
-        rows.append((sample, len(own), *(first[name] or "" for name in OUTCOMES), now["right"]))
-    return _table(("sample", "scripts", *OUTCOMES, "right now"), rows)
+        rows.append((kind, len(own), *(first[name] or "" for name in OUTCOMES), now["right"]))
+    return _table(("samples", "scripts", *OUTCOMES, "right now"), rows)
 
 
 def _step_times(runs: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[str, str]]) -> Lines:

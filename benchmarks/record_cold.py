@@ -54,7 +54,7 @@ def hooked(way: str, session: Any) -> Iterator[None]:
             modules.register_module_forward_hook(lambda *call: None, with_kwargs=True, always_call=True),
         ]
     elif way == "recorded":
-        session.hook()
+        import_module("foretrace.tracer.hooks").install(session)
     yield
     for handle in handles:
         handle.remove()

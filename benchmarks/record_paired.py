@@ -169,7 +169,7 @@ def measured(step: Step, session: Any, n_pairs: int, depth: str) -> tuple[Times,
         for way in chance.sample(ways, len(ways)):
             running = None
             if way == "recorded":
-                session.hook()
+                import_module("foretrace.tracer.hooks").install(session)
             if way == "profiler" or (way == "recorded" and depth == "kernels"):
                 running = profiler.profile(activities=[profiler.ProfilerActivity.CPU], record_shapes=True)
                 running.start()

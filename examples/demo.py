@@ -1,7 +1,8 @@
-"""The whole loop on this machine: predict a big run; record small ones, predict those too, and compare.
+"""The whole loop on this machine: record one small job, calibrate on it, predict two others, record, compare.
 
-Runs the commands a user would type, and prints each one. Without a GPU for every process the recorded
-runs talk over gloo, with enough of them over NCCL.
+Before that it predicts a step of 512 GPUs, which takes no GPU at all. Runs the commands that a user would
+type, and prints each one. Without a GPU for every process the recorded runs talk over gloo, with enough of
+them over NCCL.
 
     python examples/demo.py --output demo
 """
@@ -18,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import click
@@ -26,7 +28,7 @@ from foretrace.traces.report.format import format_share
 
 EXAMPLES = Path(__file__).resolve().parent
 MODEL = EXAMPLES / "tiny-llama.json"
-STEPS = 6
+STEPS = 12
 SEQ_LEN = 128
 
 
@@ -42,18 +44,23 @@ class SmallRun:
 
 
 def small_runs(n_processes: int) -> list[SmallRun]:
-    """Return the runs of the demo: one sharded, one pipelined."""
+    """Return the runs of the demo: one to calibrate on, then two that are predicted."""
     shape = ("--seq-len", str(SEQ_LEN))
+    replicas = ("--micro-batch", "4", "--global-batch", str(4 * n_processes), *shape)
     return [
         SmallRun(
+            name="ddp",
+            title=f"a small Llama under DDP on {n_processes} processes",
+            script="train_ddp.py",
+            script_flags=("--micro-batch", "4", *shape),
+            simulate_flags=("--sharding", "ddp", *replicas),
+        ),
+        SmallRun(
             name="fsdp2",
-            title=f"a small Llama under FSDP2 on {n_processes} processes",
+            title="the same model under FSDP2",
             script="train_fsdp2.py",
             script_flags=("--micro-batch", "4", *shape),
-            simulate_flags=(
-                *("--sharding", "fsdp", "--micro-batch", "4", "--global-batch", str(4 * n_processes)),
-                *shape,
-            ),
+            simulate_flags=("--sharding", "fsdp", *replicas),
         ),
         SmallRun(
             name="pipeline",
@@ -83,11 +90,14 @@ def main(output: Path) -> None:
     heading("2. Measure this machine, to predict on it")
     machine = output / "this-machine.toml"
     foretrace("topology", "detect", "--processes", str(n_processes), "-o", machine)
-    small = []
-    for number, run in enumerate(small_runs(n_processes), start=3):
-        heading(f"{number}. Record, predict and compare: {run.title}")
-        small.append((run, record_and_compare(run, n_processes, machine, output)))
-    conclude(big, small, output, time.monotonic() - started)
+    first, *others = small_runs(n_processes)
+    heading(f"3. Record {first.title}, and calibrate on it")
+    calibration = calibrate(first, n_processes, machine, output)
+    found = []
+    for number, run in enumerate(others, start=4):
+        heading(f"{number}. Predict, record and compare: {run.title}")
+        found.append(predict_and_record(run, n_processes, machine, calibration, output))
+    conclude(big, found, output, time.monotonic() - started)
 
 
 def predict_big(output: Path) -> dict[str, Any]:
@@ -99,35 +109,62 @@ def predict_big(output: Path) -> dict[str, Any]:
     return foretrace("simulate", *flags.split(), "-o", run, "--report", run.with_suffix(".html"))
 
 
-def record_and_compare(run: SmallRun, n_processes: int, machine: Path, output: Path) -> dict[str, Any]:
-    """Record *run* here, simulate it on this machine's description, and report on both."""
-    recorded, simulated = fresh(output / f"{run.name}-recorded"), fresh(output / f"{run.name}-simulated")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run that was predicted, then recorded.
+
+    Attributes:
+        run: what it was.
+        comparison: what ``compare`` says of prediction and recording.
+        noise: by which part of their median the recorded steps differ, between the quartiles.
+    """
+
+    run: SmallRun
+    comparison: dict[str, Any]
+    noise: float
+
+
+def calibrate(run: SmallRun, n_processes: int, machine: Path, output: Path) -> Path:
+    """Record *run* here and fit the constants of *machine* to it; return the file of factors."""
+    recorded, _ = record(run, n_processes, output)
+    calibration = output / "calibration.toml"
+    foretrace("calibrate", recorded, *where(machine, n_processes), *run.simulate_flags, "-o", calibration)
+    return calibration
+
+
+def predict_and_record(
+    run: SmallRun, n_processes: int, machine: Path, calibration: Path, output: Path
+) -> Outcome:
+    """Simulate *run* on the calibrated machine, then record it, and report on both."""
+    simulated = fresh(output / f"{run.name}-simulated")
+    flags = [*where(machine, n_processes), *run.simulate_flags, "--calibration", calibration]
+    foretrace("simulate", *flags, "-o", simulated, "--report", simulated.with_suffix(".html"))
+    recorded, told = record(run, n_processes, output)
+    foretrace("report", recorded, "-o", recorded.with_suffix(".html"))
+    foretrace("report", simulated, recorded, "-o", output / f"{run.name}-compared.html")
+    steps_s = sorted(step["step_time_s"] for step in told["steps"] if step["averaged"])
+    low_s, median_s, high_s = quantiles(steps_s, n=4)
+    comparison = foretrace("compare", simulated, recorded)
+    return Outcome(run=run, comparison=comparison, noise=(high_s - low_s) / median_s)
+
+
+def record(run: SmallRun, n_processes: int, output: Path) -> tuple[Path, dict[str, Any]]:
+    """Record *run* here; return where, and what ``record`` says."""
+    recorded = fresh(output / f"{run.name}-recorded")
     script: list[str | Path] = [EXAMPLES / run.script, "--steps", str(STEPS), *run.script_flags]
     launch: list[str | Path] = ["torchrun", "--standalone", "--nproc-per-node", str(n_processes), *script]
-    foretrace("record", "-o", recorded, "--", *launch)
-    foretrace("report", recorded, "-o", recorded.with_suffix(".html"))
-    where: list[str | Path] = [
-        "--model",
-        MODEL,
-        "--cluster",
-        machine,
-        "--gpus",
-        str(n_processes),
-        "--precision",
-        "fp32",
-        "--framework",
-        "torchtitan",  # plain PyTorch: eager kernels, FSDP2 as it comes
+    return recorded, foretrace("record", "-o", recorded, "--", *launch)
+
+
+def where(machine: Path, n_processes: int) -> list[str | Path]:
+    """Return the flags that say what trains on what: plain PyTorch, eager kernels, fp32."""
+    return [
+        *("--model", MODEL, "--cluster", machine, "--gpus", str(n_processes)),
+        *("--precision", "fp32", "--framework", "torchtitan"),
     ]
-    foretrace(
-        "simulate", *where, *run.simulate_flags, "-o", simulated, "--report", simulated.with_suffix(".html")
-    )
-    foretrace("report", simulated, recorded, "-o", output / f"{run.name}-compared.html")
-    return foretrace("compare", simulated, recorded)
 
 
-def conclude(
-    big: dict[str, Any], small: Sequence[tuple[SmallRun, dict[str, Any]]], output: Path, elapsed_s: float
-) -> None:
+def conclude(big: dict[str, Any], found: Sequence[Outcome], output: Path, elapsed_s: float) -> None:
     """Print what the runs say and where the reports are."""
     heading(f"What came out, after {elapsed_s:.0f} s")
     click.echo(
@@ -138,12 +175,14 @@ def conclude(
         f"{big['peak_memory_bytes'] / 1e9:.0f} GB at most on a GPU, "
         f"{'which fits' if big['fits'] else 'which does not fit'}."
     )
-    for run, answer in small:
+    for one in found:
+        answer, title = one.comparison, one.run.title
         a_ms, b_ms = answer["a"]["step_time_s"] * 1e3, answer["b"]["step_time_s"] * 1e3
         worst = max(answer["causes"], key=lambda cause: abs(cause["difference_s"]))
         click.echo(
-            f"{run.title[0].upper()}{run.title[1:]}: {a_ms:.0f} ms simulated, {b_ms:.0f} ms recorded "
-            f"({format_share(answer['ratio'] - 1, '+.0f')}); most of the difference is "
+            f"{title[0].upper()}{title[1:]}: {a_ms:.0f} ms predicted, then {b_ms:.0f} ms recorded "
+            f"({format_share(answer['ratio'] - 1, '+.0f')}; half of the steps lie within "
+            f"{format_share(one.noise, '.0f')}); most of the difference is "
             f"{worst['name'].replace(':', ' ')} ({worst['difference_s'] * 1e3:+.0f} ms)."
         )
     click.echo("\nOpen in a browser:")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from foretrace.door import json_text
 from foretrace.simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
-from foretrace.simulator.flags import JobCommand, job_settings_options
+from foretrace.simulator.flags import JobCommand, energy_options, job_settings_options
 from foretrace.traces.console import telling
 
 if TYPE_CHECKING:
     from foretrace.simulator.job import Job
+    from foretrace.simulator.recorded.calibrate import Error
+    from foretrace.simulator.simulate import Simulation
+    from foretrace.simulator.validate.runs import Nearest
 
 
 @click.command(cls=JobCommand)
@@ -58,6 +62,12 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Path(), help="Run directory to write. [default: none]")
 @click.option("--report", type=click.Path(dir_okay=False), help="HTML page to write.")
 @click.option("--price", help="Price of a GPU, e.g. '2.5 USD/h'. [default: that of the machine, if known]")
+@energy_options
+@click.option(
+    "--measured",
+    type=click.Path(dir_okay=False),
+    help="Table of measured runs, as validate steps takes it: the nearest one is shown beside.",
+)
 @click.option(
     "--picture/--no-picture", default=None, help="Draw the schedule as text. [default: in a terminal]"
 )
@@ -76,6 +86,9 @@ def simulate(
     tokens_per_step: int | None,
     calibration: str | None,
     price: str | None,
+    pue: float | None,
+    grid: str | None,
+    measured: str | None,
     picture: bool | None,
     as_json: bool,
     **flags: Any,
@@ -96,26 +109,34 @@ def simulate(
 
         foretrace simulate --rehearsal runs/script --cluster dgx-h100
     """
+    from foretrace.simulator.energy import supply
     from foretrace.simulator.price import usd_per_gpu_hour
+    from foretrace.simulator.recorded.cli import show_errors
+    from foretrace.simulator.recorded.operators import forward_only
     from foretrace.simulator.rehearsed.cli import timed
     from foretrace.simulator.render import document, show
     from foretrace.simulator.simulate import simulate as run_simulation
     from foretrace.traces.replacing import check_can_write
 
     usd_per_gpu_hour(price, None)  # a price that is none is refused before anything is simulated
+    power = supply(pue, grid)
     configs = settings_files(file, config, files)
     _check_sources(configs, like_run, rehearsal)
-    if tokens_per_step is not None and rehearsal is None:
-        raise click.UsageError(
-            "--tokens-per-step is of a rehearsal: give --rehearsal DIR, or a batch instead"
-        )
     check_can_write(Path(report) if report else None)
     given = {name: value for name, value in flags.items() if value is not None}
     read: list[dict[str, Any]] = []
+    beside = None
     with telling("simulating", quiet=as_json) as tell:
-        if rehearsal is not None:
+        script = rehearsal if rehearsal is not None else _as_traced(like_run, given)
+        if tokens_per_step is not None and script is None:
+            raise click.UsageError(
+                "--tokens-per-step is of a rehearsal: give --rehearsal DIR, or a batch instead"
+            )
+        if script is not None:
+            if measured is not None:
+                raise click.UsageError("--measured is for jobs that settings describe, not for scripts")
             simulation = timed(
-                rehearsal,
+                script,
                 given,
                 tell,
                 calibration=calibration,
@@ -124,18 +145,66 @@ def simulate(
             )
         else:
             job, read = _job(configs, like_run, given, calibration)
+            beside = _nearest(job, measured)
             simulation = run_simulation(job, tell, expanded=ranks == "all", engine=engine)
+            if like_run is not None and (said := forward_only(like_run)):
+                info = replace(simulation.info, warnings=(*simulation.info.warnings, said))
+                simulation = replace(simulation, info=info)
     if output is not None:
         simulation.write(output)
     if report is not None:
         from foretrace.traces.report.html import write_report
 
         write_report(report, simulation.run)
+    errors = _against(like_run, given, calibration, simulation) if like_run and script else ()
     if as_json:
-        click.echo(json.dumps(document(simulation, output, report, price=price) | {"configs": read}))
+        found = document(simulation, output, report, price=price, power=power) | {"configs": read}
+        found |= {"nearest": asdict(beside)} if beside else {}
+        click.echo(json_text(found | ({"against": [one.to_dict() for one in errors]} if errors else {})))
     else:
         show_read(read)
-        show(simulation, output, report, picture=picture, price=price)
+        show(simulation, output, report, picture=picture, price=price, power=power)
+        if beside:
+            click.echo(beside.words)
+        if errors:
+            show_errors(errors)
+
+
+def _nearest(job: Job, table: str | None) -> Nearest | None:
+    """Return the measured run of *table* that is nearest to *job*, if there is a table."""
+    if table is None:
+        return None
+    from foretrace.simulator.validate.runs import nearest
+
+    return nearest(job, table)
+
+
+def _as_traced(like_run: str | None, given: Mapping[str, Any]) -> str | None:
+    """Return the trace that is simulated operator by operator: one of which only the machine is changed."""
+    from foretrace.simulator.recorded.operators import is_traced
+    from foretrace.simulator.rehearsed.cli import TAKEN
+    from foretrace.traces.store import open_run
+
+    if not like_run or set(given) - set(TAKEN) or not is_traced(like_run):
+        return None
+    # more replicas of one rank reduce gradients, which its trace has nothing of: those of a model do
+    return None if "dp" in given and open_run(like_run).info.world_size == 1 else like_run
+
+
+def _against(
+    like_run: str, given: Mapping[str, Any], calibration: str | None, simulation: Simulation
+) -> tuple[Error, ...]:
+    """Return how far off a simulated trace is, if the machine is that of the trace; else nothing."""
+    from foretrace.simulator.recorded.operators import errors_of, is_same_device
+    from foretrace.simulator.rehearsed.cli import machine_of
+    from foretrace.traces.store import open_run
+
+    if "dp" in given:
+        return ()
+    machine = machine_of(given["cluster"], calibration, given.get("gpus", simulation.info.world_size))
+    if calibration is None and not is_same_device(open_run(like_run), machine):
+        return ()
+    return errors_of(like_run, machine, simulation)
 
 
 def _check_sources(configs: Sequence[str], like_run: str | None, rehearsal: str | None) -> None:
@@ -151,11 +220,7 @@ def _job(
 ) -> tuple[Job, list[dict[str, Any]]]:
     """Return the job that a run or files describe, changed by flags, and how files of other tools were read.
 
-    Args:
-        configs: files of settings.
-        like_run: a run whose job it is, instead.
-        given: flags by name.
-        calibration: file of what was calibrated of the machine, if any.
+    *calibration*: file of what was calibrated of the machine, if any.
     """
     from foretrace.simulator.recorded.calibration import read_calibration
     from foretrace.simulator.recorded.like import job_like

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from foretrace.door import load
 from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.framework import OVERRIDABLE, load_framework, profile
 from foretrace.simulator.job import Job, check_chunks, check_heads, possible_expert_tp
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import (
@@ -18,9 +20,9 @@ from foretrace.simulator.models.sources import (
     load_model,
     model_fields,
     model_from_fields,
+    published,
 )
 from foretrace.simulator.nearest import near_name
-from foretrace.simulator.profiles import OVERRIDABLE, load_framework, profile
 from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked, near_setting
 from foretrace.simulator.variation import Variation
 from foretrace.topologies.catalog import load_cluster
@@ -37,28 +39,22 @@ NEEDED: Final[Mapping[str, str]] = MappingProxyType(
 
 _OF_JOB: Final = (
     *("global_batch", "micro_batch", "seq_len", "document_len", "schedule", "virtual_stages", "overlap_p2p"),
-    *("layers_per_stage", "counted_ends", "overlap_pairs", "deallocate_outputs"),
+    *("images", "image_tokens", "layers_per_stage", "counted_ends", "overlap_pairs", "deallocate_outputs"),
     *("ranks_per_node", "placement", "nccl_algo", "nccl_proto", "framework"),
     *TABLES["training"],
+    *TABLES["outer"].values(),
 )
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the settings in the TOML file *path*; those it does not give are left out.
 
-    Paths of a model, a cluster or a schedule are taken from the directory of the file.
-
-    Raises:
-        ConfigError: the file cannot be read, is not TOML, or describes no job but, for example, a machine; a
-            key is unknown or given twice, or a value has the wrong type.
+    Paths of a model, a cluster or a schedule are taken from the directory of the file. Raises ConfigError if
+    the file cannot be read, is not TOML, or describes no job but, for example, a machine; a key is unknown or
+    given twice, or a value has the wrong type.
     """
     path = Path(path)
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    document = load(path, "TOML", ConfigError)
     if said := other_file(str(path), document):
         raise ConfigError(said)
     settings = {
@@ -87,20 +83,24 @@ def write_config(settings: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+PUBLISHED_WITH: Final = frozenset({"model", "cluster", "gpus", "steps"})
+"""Settings beside which a run is the published one of its model."""
+
+
 def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
     """Return the job that *settings* describe, with *model* in place of one that they name.
 
     Without ``dp`` the data-parallel degree is what fills ``gpus``; without ``gpus`` the machine has as many
-    as the layout needs.
-
-    Raises:
-        ConfigError: a setting is unknown, has the wrong type, or one that is needed is missing.
-        SimulationError, TopologyError, TraceError: the job, its model, machine or layout is not possible.
+    as the layout needs. Raises ConfigError if a setting is unknown, has the wrong type, or one that is needed
+    is missing. Raises SimulationError, TopologyError, TraceError if the job, its model, machine or layout is
+    not possible.
     """
     given = {name: checked(name, name, value) for name, value in settings.items() if value is not None}
+    given, fields, source = _as_published(given) if model is None else (given, {}, "")
     _check_enough(given, model)
-    model = _model(given) if model is None else model
+    model = replace(_model(given), **fields) if model is None else model
     degrees: dict[str, int] = {name: given[name] for name in TABLES["layout"] if name in given}
+    # Before dp is inferred: that tp does not fit the heads says more than that some GPUs are left over.
     check_heads(max(degrees.get("tp", 1), 1), model)
     if "gpus" in given and "dp" not in given:
         degrees["dp"] = inferred_dp(given["gpus"], degrees)
@@ -113,14 +113,26 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
         n_steps=given.get("steps", 1),
         variation=Variation(**{name: given[name] for name in TABLES["variation"] if name in given}),
         expert_tp_from=origin,
+        published=source,
         conventions=tuple(
             (name, tuple(value) if isinstance(value, list) else value)
             for name, value in given.get(CONVENTIONS, {}).items()
         ),
-        **{**_of_framework(given), **{name: given[name] for name in _OF_JOB if name in given}},
+        **{**of_framework(given), **{name: given[name] for name in _OF_JOB if name in given}},
     )
     check_chunks(job)
+    check_sites(job)
     return job
+
+
+def check_sites(job: Job) -> None:
+    """Raise JobError if sites are to meet, and there is one alone."""
+    # Only here, not where a Job is made: a job of one site is what each of several sites runs.
+    if job.outer_every and job.n_sites == 1:
+        raise JobError(
+            f"outer_every={job.outer_every} needs GPUs on several sites: {job.cluster.n_gpus} are on one of "
+            f"{job.cluster.name}, which has {job.cluster.fabric_spec.group_nodes * job.cluster.gpus_per_node}"
+        )
 
 
 def _check_enough(given: Mapping[str, Any], model: Model | None) -> None:
@@ -138,6 +150,19 @@ def _check_enough(given: Mapping[str, Any], model: Model | None) -> None:
         load_cluster(given["cluster"])
     names = f"{', '.join(missing[:-1])} and {missing[-1]} are" if len(missing) > 1 else f"{missing[0]} is"
     raise ConfigError(f"{names} missing: {'; '.join(NEEDED[name] for name in missing)}")
+
+
+def _as_published(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return settings, fields of the model, and the source of those that nobody gave.
+
+    A run that says no more than its model and as many GPUs as the published one had is that one.
+    """
+    recipe = published(given.get("model", ""))
+    if not recipe or set(given) - PUBLISHED_WITH or given.get("gpus") != recipe["gpus"]:
+        return given, {}, ""
+    fields, source = recipe.pop("model", {}), recipe.pop("source")
+    settings = {name: checked(f"[recipe] {name}", name, value) for name, value in recipe.items()}
+    return {**settings, **given}, fields, source
 
 
 def _model(given: Mapping[str, Any]) -> Model:
@@ -174,9 +199,14 @@ def with_expert_tp(
     return {**degrees, "expert_tp": tp}, "open"
 
 
-def _of_framework(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that the framework decides where they are not *given*: the dtype of gradients."""
+def of_framework(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a job has by its framework where it is not *given*: the dtype of gradients.
+
+    Where no framework is given either, what stays open is ``unsaid``.
+    """
     if "framework" not in given:
+        return {"unsaid": tuple(name for name in ("framework", "fp32_gradients") if name not in given)}
+    if "fp32_gradients" in given:
         return {}
     fp32 = load_framework(given["framework"]).fp32_gradients
     return {"fp32_gradients": given.get("precision", "bf16") in fp32}
@@ -185,7 +215,8 @@ def _of_framework(given: Mapping[str, Any]) -> dict[str, Any]:
 def job_settings(job: Job) -> dict[str, Any]:
     """Return every setting of *job* by name, defaults included; ``job_from`` makes the same job of them.
 
-    What is left to the schedule is left out. A model that is no preset is given by its fields. A machine that
+    What is left to the schedule is left out, and whose conventions hold where nobody said it, with what they
+    decide: that stays as open as it is. A model that is no preset is given by its fields. A machine that
     came from a file is given by its name, not by its path.
     """
     settings: dict[str, Any] = {
@@ -199,7 +230,11 @@ def job_settings(job: Job) -> dict[str, Any]:
         **settings,
         **job.layout.degrees,
         **({"expert_tp": job.layout.etp} if job.model.n_experts and job.expert_tp_from != "open" else {}),
-        **{name: _plain(value) for name in _OF_JOB if (value := getattr(job, name)) not in (None, ())},
+        **{
+            name: _plain(value)
+            for name in _OF_JOB
+            if (value := getattr(job, name)) not in (None, ()) and name not in job.unsaid
+        },
         "steps": job.n_steps,
         **({CONVENTIONS: dict(job.conventions)} if job.conventions else {}),
         **job.variation.settings(),
@@ -222,7 +257,6 @@ def inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
 
 
 def _taken(document: dict[str, Any], table: str, setting: str, names: Collection[str]) -> dict[str, Any]:
-    """Take what a table of *document* gives by *names* out of it, and return it as one setting."""
     inside = document.get(table)
     if not isinstance(inside, dict):
         return {}
@@ -249,7 +283,6 @@ def _flattened(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
 
 
 def _plain(value: object) -> object:
-    """Return *value* as JSON has it."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -257,16 +290,16 @@ def _toml(value: object) -> str:
     """Return a setting as TOML writes it: JSON's spelling of text, numbers, flags and lists is TOML's too."""
     if isinstance(value, float):
         return str(value)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in value.items())} }}"
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 
 class _Kind(NamedTuple):
     """A kind of TOML file that is not a job.
 
-    Attributes:
-        what: what it describes.
-        any_of: keys that such files have and jobs do not; one of them tells.
-        hint: where the file goes instead, with its path as ``{path}``.
+    *any_of*: keys that such files have and jobs do not; one of them tells. *hint*: where the file goes
+    instead, with its path as ``{path}``.
     """
 
     what: str

@@ -1,18 +1,5 @@
 """Errors a user can cause with a simulation.
 
-SimulationError
-├── ModelError     an unknown model, or a config that does not describe one
-├── JobError       a layout, batch or schedule that cannot run on these GPUs
-├── ScheduleError  a pipeline schedule that does not allow these stages or micro-batches
-├── ConfigError    a run.toml or a setting that cannot be understood
-├── LikeError      a run that does not tell what --like or calibrate need to know
-├── CalibrationError  a run that constants cannot be fitted on, or a file that does not hold them
-├── GoodputError   failures, checkpoints or a budget with which training never ends
-├── SearchError    a search whose workers cannot be reached, or are lost again and again
-├── TableError     a table of measurements that cannot be read, or a cell of it
-├── EngineError    an engine that does not exist, or cannot run here
-└── ProgramError   a program that cannot run to its end: a cycle, or somebody who never arrives
-
 Each message says what is wrong, the value, and what would work. Only the root command catches them.
 """
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from foretrace.simulator.flag_help import SETTINGS
+from foretrace.simulator.settings import LISTED
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -16,8 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def tool(value: str) -> str:
     """Return *value*, the name of a tool that jobs are written for; the list is only loaded for that.
 
-    Raises:
-        click.BadParameter: no tool has that name.
+    Raises click.BadParameter if no tool has that name.
     """
     from foretrace.simulator.configs.write import TARGETS
 
@@ -29,8 +28,7 @@ def tool(value: str) -> str:
 def dollars(value: str) -> float:
     """Return an amount of US dollars that a person writes: ``200000``, ``250k``, ``1.5M USD``.
 
-    Raises:
-        click.BadParameter: *value* is no amount.
+    Raises click.BadParameter if *value* is no amount.
     """
     from foretrace.topologies.errors import UnitError
     from foretrace.topologies.units import parse_usd
@@ -41,6 +39,14 @@ def dollars(value: str) -> float:
         raise click.BadParameter(str(error)) from None
 
 
+def energy_options(command: Command) -> Command:
+    """Add the flags that say where the power comes from; None where they are not given."""
+    grid = "CO2 of a kWh, e.g. '400 gCO2/kWh'. [default: the world's average]"
+    command = click.option("--grid", help=grid)(command)
+    pue = "Power of the building over that of its machines, e.g. 1.2. [default: 1, machines alone]"
+    return click.option("--pue", type=float, help=pue)(command)
+
+
 _CONVENTIONS: Final = "Framework and network"
 """Heading of ``--set``, the flag of what is not a setting of its own."""
 
@@ -49,10 +55,10 @@ class JobCommand(click.Command):
     """A command with a flag for every setting of a job: its own options first, those below headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options below the headings of ``SETTINGS``."""
-        headings = {flag.split("/")[0]: heading for heading, rows in SETTINGS.items() for flag, *_ in rows}
+        """Write the options below the headings of ``simulator.settings.LISTED``."""
+        headings = {flag_of(name): heading for heading, rows in LISTED.items() for name in rows}
         headings["--set"] = _CONVENTIONS
-        sections: dict[str, list[tuple[str, str]]] = {"Options": [], **{heading: [] for heading in SETTINGS}}
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], **{heading: [] for heading in LISTED}}
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:
                 sections[headings.get(option.opts[0], "Options")].append(record)
@@ -71,9 +77,19 @@ def job_settings_options(command: Command) -> Command:
         callback=_conventions,
         help="Set one convention of the framework, e.g. overlap_grad_reduce=false. Repeatable.",
     )(command)
-    for flag, kind, text in reversed([row for rows in SETTINGS.values() for row in rows]):
-        command = click.option(flag, type=None if "/" in flag else kind, default=None, help=text)(command)
+    for name, (kind, text) in reversed([row for rows in LISTED.values() for row in rows.items()]):
+        flag = flag_of(name)
+        if kind == "bool":
+            option = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=text)
+        else:  # a list is one word, which simulator.settings.checked takes apart
+            option = click.option(flag, type={"int": int, "float": float}.get(kind, str), help=text)
+        command = option(command)
     return command
+
+
+def flag_of(name: str) -> str:
+    """Return a setting as it is typed: ``--global-batch``."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _conventions(

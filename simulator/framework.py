@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
+from importlib import resources
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from foretrace.simulator.errors import JobError
+from foretrace.simulator.nearest import near_name
 
 SELECTIVE: Final = ("core", "operations")
 SPLITS: Final = ("even", "cost")
@@ -17,6 +21,11 @@ DISPATCHES: Final = ("copies", "once")
 EXPERT_TPS: Final = ("tp", "one", "open")
 AMAX_RANKS: Final = ("stage", "tp")
 ROTARIES: Final = ("complex", "halves")
+GRAPHED: Final = ("attention", "mlp", "router", "dispatch", "step")
+COUNTS: Final = (
+    *("host_work", "host_per_tensor_rank", "bucket_mib", "step_host_s", "allocator_slack", "update_launches"),
+    *("router_launches", "dispatch_launches", "latent_launches", "dispatch_processors"),
+)
 
 EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -39,8 +48,9 @@ EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
 class Framework:
     """Conventions of one training framework.
 
+    docs/frameworks.md says what each means; those of memory, and units, are below.
+
     Attributes:
-        name: name of the profile.
         matches: what a table or a person calls it; lower case, a part of the text is enough.
         library: names of libraries that run on an engine, which count where no engine is named.
         technique: words that any framework may be described with, which count where none is named.
@@ -55,76 +65,25 @@ class Framework:
         logits_working_bytes: per logit, for one micro-batch at a time.
         compiles_loss: where kernels are fused the loss is compiled as well: logits and their gradient in the
             precision of the job, nothing in fp32.
-        pads_vocabulary: embeddings have rows beside the vocabulary, so that rows of logits begin where tensor
-            cores can be fed from, on every tensor-parallel rank.
-        keeps_gathered_inputs: inputs of column-parallel matrices are kept as gathered over tensor-parallel
-            ranks, rather than gathered again.
         keeps_gate_output: the activated gate is kept beside gate, up and their product: no fused kernel.
         keeps_norm_in_fp32: inputs of norms are kept in fp32 too: no fused kernel.
-        selective: what ``recompute="selective"`` keeps: all but the attention ``"core"``, or only the results
-            of every other matrix product and of attention (``"operations"``).
-        split: stages have an ``"even"`` number of layers, or an equal share of the ``"cost"``, head included.
-        even_chunks: virtual stages have the same number of layers each, or a list says how many.
-        eager: what runs as separate kernels, of ``EAGER_PARTS``.
-        rotary: a separate rotary embedding is a ``"complex"`` product in fp32, or turns ``"halves"`` of a
-            head in the precision of the job.
-        autocast: under ``ddp`` parameters and what runs between blocks are in fp32, and every product casts
-            its operands (``torch.autocast``).
-        stops_early: recomputation of whole layers ends before what no backward needs: the last product.
-        grouped: how products of experts run, of ``simulator.compute.gemm.GROUPED``.
-        fp8_recipe: how products in 8 bits are quantised unless a job says, of
-            ``simulator.workload.recipes.RECIPES``.
-        amax_ranks: who agrees on delayed 8-bit scales after every forward and backward: all ranks of a
-            ``"stage"``, or ``"tp"``.
         allocator_slack: share of the allocated peak that the caching allocator reserves beside it.
-        attention: fused attention kernels, of which the first one that the device lists is called; empty
-            for the device's own.
         host_work: time of the host per operation, over that of Megatron-DeepSpeed, on which the ``launch`` of
             devices was measured.
-        host_per_tensor_rank: share of that time that each further tensor-parallel rank adds in a pipeline
-            that leaves the node.
-        fused_wgrad: products of weight gradients add to the sums in place; otherwise a kernel of its own adds
-            each 16-bit gradient to them.
-        overlap_grad_reduce: buckets of gradients are reduced while backward goes on; otherwise after it.
-        overlap_param_gather: parameters that others have updated are gathered while the next forward goes on;
-            otherwise before it.
-        fp8_param_gather: weights that recipes quantise once per step are there in few bits only, without the
-            copy in 16 bits, where a replica has all of them.
-        reduces_in_16_bit: gradients travel in the precision of the job although their sums are in fp32.
-        no_sync: gradients are reduced once per step; otherwise in every backward (stages that share out
-            gradients always do).
-        bucket_mib: size of a bucket of gradients; 0: 25 MiB under ``ddp``, otherwise as Megatron-LM.
-        buckets_first_chunk_only: only the layers that come first in a model have buckets; gradients of any
-            other stage, or chunk of a stage, leave in one message.
-        async_tp: tensor-parallel gathers and scatters run in slices beside the products that use them.
-        overlap_tp_backward: in backward, column-parallel matrices communicate beside their products.
-        p2p_scattered: without sequence parallelism, a tensor-parallel rank sends its share of what goes to
-            the next stage, which gathers it.
-        context: how context-parallel ranks see all keys: keys and values are gathered (``"all_gather"``),
-            passed around beside the products (``"ring"``), or heads are dealt out (``"ulysses"``).
-        expert_dispatch: what the exchange before and after experts sends: every one of the ``"copies"`` of a
-            token, or a token ``"once"`` to each GPU, and to each node, that has any of its experts (DeepEP).
+        graphed: what is captured in CUDA graphs, whose kernels the host launches at once, of ``GRAPHED``: the
+            ``"attention"`` block, the dense ``"mlp"`` block, of experts the ``"router"`` or what prepares
+            ``"dispatch"``, or all of a ``"step"``, in which the host waits for nothing.
+        router_launches, dispatch_launches: operations that the host launches, each way, to choose experts for
+            tokens; and to find out how many go where, beside what sorts them.
+        latent_launches: operations that the host launches, each way, to join latent queries and keys with
+            what is rotated of them; 2 where fused kernels rotate.
+        update_launches: operations that the host launches for each tensor of parameters that a rank updates:
+            its gradient is cast, or its new value copied to where it is used.
+        dispatch_processors: processors of a GPU that such an exchange takes from what runs beside it.
         expert_tp: over how many ranks an expert is cut where a run does not say: as many as layers
             (``"tp"``), ``"one"`` where experts are dealt out, or that is ``"open"``.
-        fused_experts: with MXFP8, activation, biases and quantisation between the products of experts are
-            inside of them (Transformer Engine's kernels in CuTe DSL).
-        overlap_shared_experts: shared experts run beside the exchange before the routed ones, and backward
-            beside that of their results' gradients; without tensor parallelism.
-        wrap: what is gathered at once under full sharding, a ``"block"`` or the whole ``"model"``.
-        prefetch_forward, prefetch_backward: the next unit is gathered while this one computes.
-        reshard_after_forward: gathered parameters are freed after forward, and gathered again for backward.
-        limit_all_gathers: at most two units are whole at once.
-        pipeline_keeps_whole: under full sharding a pipeline stage is gathered in its first forward of a step,
-            and reduces and frees after its last backward; otherwise in every micro-batch.
-        copies_gathered: gathered parameters are copied out of the buffer they arrive in, and gradients into
-            the one they leave from.
-        joins_gradients: gradients of a unit are joined into one tensor, which is divided by the number of
-            ranks before it is reduced (FSDP1).
-        grad_norm: the norm of all gradients is summed over all ranks before the optimizer (clipping).
         norm_reductions: times that the optimizer sums the gradient of each norm over tensor-parallel ranks,
             one by one: DTensor leaves them partial, and AdamW without fusion asks for each three times.
-        loss_all_reduce: the loss is averaged over data-parallel ranks each step.
-        step_host_s: time of the host per step in which the device is idle: data, logging, learning rates.
         sources: where each convention was read.
     """
 
@@ -158,6 +117,11 @@ class Framework:
     allocator_slack: float = 0.03
     attention: tuple[str, ...] = ()
     host_work: float = 1.0
+    graphed: tuple[str, ...] = ()
+    router_launches: int = 3
+    dispatch_launches: int = 0
+    latent_launches: int = 2
+    update_launches: float = 0.0
     host_per_tensor_rank: float = 0.0
     fused_wgrad: bool = True
     overlap_grad_reduce: bool = True
@@ -165,14 +129,19 @@ class Framework:
     fp8_param_gather: bool = False
     reduces_in_16_bit: bool = False
     no_sync: bool = True
+    copies_once: bool = False
     bucket_mib: float = 0.0
     buckets_first_chunk_only: bool = False
     async_tp: bool = False
+    batch_first: bool = False
     overlap_tp_backward: bool = True
     p2p_scattered: bool = False
     context: str = "all_gather"
     expert_dispatch: str = "copies"
+    dispatch_fp8: bool = False
+    dispatch_processors: int = 0
     expert_tp: str = "open"
+    fp8_activation_inputs: bool = False
     fused_experts: bool = False
     overlap_shared_experts: bool = False
     wrap: str = "block"
@@ -205,10 +174,122 @@ class Framework:
                 raise JobError(
                     f"framework {self.name}: {name}={getattr(self, name)!r}: one of {', '.join(allowed)}"
                 )
-        for name in ("host_work", "host_per_tensor_rank", "bucket_mib", "step_host_s", "allocator_slack"):
+        for name in COUNTS:
             if (value := getattr(self, name)) < 0:
                 raise JobError(f"framework {self.name}: {name}={value}: not negative")
+        if strange := set(self.graphed) - set(GRAPHED):
+            raise JobError(f"framework {self.name}: graphed={sorted(strange)}: of {', '.join(GRAPHED)}")
         if unknown := set(self.eager) - set(EAGER_PARTS):
             raise JobError(
                 f"framework {self.name}: eager={sorted(unknown)}: of {', '.join(sorted(EAGER_PARTS))}"
             )
+
+
+# Profiles of training frameworks: loaded by name, found by what people call them, changed by a job.
+#
+# Never chosen by a model or a run.
+
+
+@cache
+def framework_names() -> tuple[str, ...]:
+    """Return the names of the profiles, sorted."""
+    folder = resources.files("foretrace.simulator") / "frameworks"
+    found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return tuple(sorted(found))
+
+
+@cache
+def load_framework(name: str) -> Framework:
+    """Return a profile by name. Raises JobError if there is none of that name.
+
+    >>> load_framework("megatron").logits_kept_bytes
+    4
+    """
+    if name not in framework_names():
+        raise JobError(f"framework={name!r}: {near_name(name, framework_names(), 'one of')}")
+    text = (resources.files("foretrace.simulator") / "frameworks" / f"{name}.toml").read_text(
+        encoding="utf-8"
+    )
+    given: dict[str, Any] = tomllib.loads(text)
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    }
+    missing = [f.name for f in fields(Framework) if f.default is MISSING and f.default_factory is MISSING]
+    if absent := [key for key in missing if key not in values and key != "name"]:
+        raise JobError(f"framework {name}: missing {', '.join(absent)}")
+    return Framework(name=name, **values)
+
+
+NAMES: Final = ("matches", "library", "technique")
+"""What tells which profile a text speaks of, the most telling first."""
+
+OVERRIDABLE: Final = tuple(
+    found.name for found in fields(Framework) if found.name not in ("name", *NAMES, "sources")
+)
+"""Conventions that a job may set for itself."""
+
+
+def profile(name: str, settings: tuple[tuple[str, object], ...]) -> Framework:
+    """Return the profile *name* with *settings* in place of what it says.
+
+    >>> profile("megatron", (("overlap_grad_reduce", False),)).overlap_grad_reduce
+    False
+
+    Raises JobError if there is no such profile or convention, or a value has the wrong kind.
+    """
+    return _profile(name, settings, tuple(type(value) for _, value in settings))
+
+
+_KINDS: Final[Mapping[type, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    tuple: "a list of words",
+}
+"""Types of conventions, as messages name them."""
+
+
+@cache
+def _profile(name: str, settings: tuple[tuple[str, object], ...], _types: tuple[type, ...]) -> Framework:
+    """Return what ``profile`` does; by types too, as 1 and True are the same key of a cache."""
+    base = load_framework(name)
+    for key, value in settings:
+        if key not in OVERRIDABLE:
+            raise JobError(f"framework convention {key!r}: {near_name(key, OVERRIDABLE, 'it has')}")
+        old = getattr(base, key)
+        fits = type(value) is type(old) or (isinstance(old, float) and type(value) is int)
+        if not fits:
+            raise JobError(f"framework convention {key}={value!r}: must be {_KINDS[type(old)]}")
+    return replace(base, **dict(settings))  # type: ignore[arg-type]
+
+
+def framework_of(text: str, otherwise: str = "megatron") -> str:
+    """Return the name of the profile that *text* speaks of; *otherwise* if it speaks of none.
+
+    An engine counts before a library around it, and that before a word for what many frameworks do; of
+    several the longest, so that "Megatron-DeepSpeed" is not Megatron-LM.
+
+    >>> framework_of("nanotron v0.5"), framework_of("Megatron-DeepSpeed"), framework_of("TRL, FSDP")
+    ('nanotron', 'megatron-deepspeed', 'transformers')
+    """
+    for kind in NAMES:
+        found = [
+            (len(part), name)
+            for name in framework_names()
+            for part in getattr(load_framework(name), kind)
+            if part in text.lower()
+        ]
+        if found:
+            return max(found)[1]
+    return otherwise
+
+
+def profile_meant(text: str) -> str:
+    """Return what to add to the refusal of a profile named *text*; nothing if no profile speaks of it.
+
+    >>> profile_meant("accelerate"), profile_meant("x")
+    ('; accelerate has the profile transformers', '')
+    """
+    found = framework_of(text, "")
+    return f"; {text} has the profile {found}" if found else ""

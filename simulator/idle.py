@@ -59,6 +59,11 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "buckets_first_chunk_only": (_REPLICAS, _BUCKETS, _PP),
         "overlap_tp_backward": (_TP,),
         **dict.fromkeys(("async_tp", "keeps_gathered_inputs", "norm_reductions"), (_TP, _SP)),
+        "batch_first": (
+            _TP,
+            _SP,
+            _unless("a micro-batch is one sequence", needs=lambda job: job.micro_batch > 1),
+        ),
         "overlap_shared_experts": (
             _EXPERTS,
             _unless("no experts are shared", needs=lambda job: job.model.n_shared_experts > 0),
@@ -76,6 +81,26 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "host_per_tensor_rank": (_TP, _PP),
         "context": (_CP,),
         "expert_dispatch": (_EXPERTS, _EP),
+        "dispatch_fp8": (_EXPERTS, _EP, _unless("no product runs in few bits", needs=lambda job: job.fp8)),
+        "dispatch_processors": (
+            _EXPERTS,
+            _EP,
+            _unless("every copy is sent", needs=lambda job: job.profile.expert_dispatch == "once"),
+        ),
+        "fp8_activation_inputs": (_unless("no product runs in few bits", needs=lambda job: job.fp8),),
+        "router_launches": (_EXPERTS,),
+        "latent_launches": (
+            _unless("attention is not latent", needs=lambda job: bool(job.model.kv_lora_rank)),
+        ),
+        "dispatch_launches": (
+            _EXPERTS,
+            _unless("tokens are sent once", needs=lambda job: job.profile.expert_dispatch == "copies"),
+        ),
+        "update_launches": (
+            _unless(
+                "the processor updates", needs=lambda job: job.offload not in ("optimizer", "states", "all")
+            ),
+        ),
         "expert_tp": (
             _EXPERTS,
             _TP,
@@ -94,6 +119,13 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
             (_WHOLE, _REPLICAS, _BLOCKS),
         ),
         **dict.fromkeys(("wrap", "copies_gathered", "joins_gradients"), (_WHOLE, _REPLICAS)),
+        "copies_once": (
+            _WHOLE,
+            _unless(
+                "there is one copy", needs=lambda job: 0 < job.shard_ranks < job.layout.dp * job.layout.cp
+            ),
+            _unless("a step has one micro-batch", needs=lambda job: job.n_microbatches > 1),
+        ),
         "pipeline_keeps_whole": (_WHOLE, _REPLICAS, _PP),
         "rotary": (
             _unless("rotary embeddings are one kernel", needs=lambda job: is_separate(job, "rotary")),
@@ -150,6 +182,11 @@ SETTINGS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
         "expert_imbalance": (
             _EP,
             _unless("capacity_factor says what experts get", needs=lambda job: not job.capacity_factor),
+        ),
+        "image_tokens": (_unless("sequences have no images", needs=lambda job: job.images > 0),),
+        **dict.fromkeys(
+            ("outer_fragments", "outer_overlap", "outer_bits"),
+            (_unless("sites do not train apart: outer_every is 0", needs=lambda job: job.outer_every > 0),),
         ),
         "checkpoint_bytes_per_s": (
             _unless("nothing is saved: checkpoint_every is 0", needs=lambda job: job.checkpoint_every > 0),
@@ -221,5 +258,6 @@ def why_idle(job: Job, convention: str) -> str:
     if found or convention not in OF_MEMORY:
         return found
     others = tuple((name, value) for name, value in job.conventions if name != convention)
+    # Nothing but trying tells: which moment is the fullest depends on everything else in the job.
     with_it, without = (rank_memories(one) for one in (job, replace(job, conventions=others)))
     return "memory is fullest where it plays no part" if with_it == without else ""

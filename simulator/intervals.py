@@ -1,27 +1,52 @@
-"""How far a prediction may be off: intervals from the measured errors of runs of its class.
+"""How far a prediction may be off: conformal ranges from the errors of measured runs.
 
-``intervals.toml`` is written by ``benchmarks/intervals.py`` from what ``foretrace validate`` printed; nothing
-in it is typed by hand. A figure is likely to lie between two shares of its prediction, in 8 of 10 runs.
+A range holds the measured figure of 8 in 10 runs. Its half width, in logarithms, is one spread times a factor
+for each thing that is inherited or assumed (``WIDER``). ``benchmarks/intervals.py`` finds both: the spread is
+the conformal quantile of errors over factors, with the runs of each source on each GPU as one group that
+counts once (Dunn, Wasserman and Ramdas 2022, "Distribution-free prediction sets for two-layer hierarchical
+models", section 4), so that it holds for a source, or a GPU, that nobody has measured before. Nothing in
+``intervals.toml`` is typed by hand, and the prediction itself is not corrected by any bias.
 
-A class may be biased so much that fewer than one run in ten lies on one side of its predictions. On that side
-the interval then ends at the prediction: a range that excludes the figure it is shown with would help nobody,
-and a wider range contains no fewer runs. The prediction itself is not corrected by the bias, because that
-depends on the models and machines that happen to be in the class.
+What nobody said may be one of several things. Then the range covers what each of them makes of it, which
+``covers`` takes from ``simulator.simulate.readings``.
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, partial
 from importlib import resources
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.job import Job
-from foretrace.traces.report.format import format_share
+from foretrace.topologies.units import format_time
+from foretrace.traces.report.format import format_share, format_si
 
-LEAST_FAMILIES: Final = 5
-"""Fewest families of runs that the errors of a class are taken from; else those of a wider class are."""
+FIGURES: Final[Mapping[str, str]] = MappingProxyType(
+    {"step_time_s": "step_time", "peak_memory_bytes": "memory"}
+)
+"""Figures that ranges were measured of, and their tables in ``intervals.toml``."""
+
+RATES: Final = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")
+"""Figures that go with one over the time."""
+
+
+def _unmeasured(job: Job, measured: Collection[str]) -> str:
+    names = sorted({kind.device.name for kind in job.cluster.kinds} - set(measured))
+    return f"no run on {' or '.join(names)} was ever measured" if names else ""
+
+
+WIDER: Final[Mapping[str, Callable[[Job, Collection[str]], str]]] = MappingProxyType(
+    {
+        "experts": lambda job, _: "experts" if job.model.n_experts else "",
+        "device": _unmeasured,
+    }
+)
+"""What makes a range wider: given a job and the GPUs that were measured, why, in words; empty if nothing."""
 
 
 class Interval(NamedTuple):
@@ -29,28 +54,29 @@ class Interval(NamedTuple):
 
     Attributes:
         low, high: shares of the prediction, which is between them.
-        level: least share of runs that the ranges contain.
-        what: the runs that it comes from, e.g. ``"FSDP · h100-sxm"``.
-        families, rows: how many those are.
+        level: share of runs that the range is to contain.
+        rows, sources, devices: the runs that it comes from, who measured them, and on how many kinds of GPU.
     """
 
     low: float
     high: float
     level: float
-    what: str
-    families: int
     rows: int
+    sources: int
+    devices: int
+    wider: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
         """Where the interval comes from, as a person reads it.
 
-        >>> Interval(0.9, 1.1, 0.8, "FSDP", 12, 300).words
-        'at least 80 % of 300 measured runs of FSDP, in 12 families, lie within'
+        >>> Interval(0.9, 1.1, 0.8, 2100, 13, 11, ("experts",)).words.partition("; ")[2]
+        'wider for: experts'
         """
         return (
-            f"at least {format_share(self.level, '.0f')} of {self.rows:,} measured runs of {self.what}, "
-            f"in {self.families:,} families, lie within"
+            f"{format_share(self.level, '.0f')} of {self.rows:,} measured runs lie as near, each of "
+            f"{self.sources:,} sources and {self.devices:,} GPUs left out in turn"
+            + (f"; wider for: {'; '.join(self.wider)}" if self.wider else "")
         )
 
 
@@ -66,42 +92,95 @@ def layout_class(job: Job) -> str:
 def interval(job: Job, kind: str) -> Interval | None:
     """Return the interval of *kind*, ``"step_time"`` or ``"memory"``, of *job*; None if nothing was measured.
 
-    The narrowest class is taken that was measured in ``LEAST_FAMILIES``: layout and GPU if there is one kind,
-    layout, all. Only runs on GPUs were measured; they say nothing of processes on a processor.
+    Only runs on GPUs were measured; they say nothing of processes on a processor.
     """
-    if job.cluster.device.kind != "gpu":
+    found = measured().get(kind)
+    if job.cluster.device.kind != "gpu" or not found:
         return None
-    summary = _summary()
-    classes: Mapping[str, Any] = summary.get(kind, {})
-    name = layout_class(job)
-    of_device = () if job.cluster.others else (f"{name} · {job.cluster.device.name}",)
-    for what in (*of_device, name, "all"):
-        found = classes.get(what)
-        if found is not None and found["families"] >= LEAST_FAMILIES:
-            low, high = min(found["low"], 1.0), max(found["high"], 1.0)
-            return Interval(low, high, float(summary["level"]), what, found["families"], found["rows"])
-    return None
+    why = {name: words for name, reason in WIDER.items() if (words := reason(job, found["devices"]))}
+    spread = half_width(found, why)
+    return Interval(
+        low=math.exp(-spread),
+        high=math.exp(spread),
+        level=float(measured()["level"]),
+        rows=found["rows"],
+        sources=found["sources"],
+        devices=len(found["devices"]),
+        wider=tuple(words for name, words in why.items() if found["wider"].get(name, 1.0) > 1),
+    )
+
+
+def half_width(found: Mapping[str, Any], why: Collection[str]) -> float:
+    """Return ``|ln(measured / predicted)|`` that runs stay below, of a table with ``spread`` and ``wider``.
+
+    >>> half_width({"spread": 0.1, "wider": {"experts": 1.5}}, ["experts", "device"])
+    0.15000000000000002
+    """
+    return float(found["spread"] * math.prod(found["wider"].get(name, 1.0) for name in why))
 
 
 def intervals(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an interval for each headline figure of *summary*, as plain JSON types, and where it is from.
-
-    Throughput and MFU go with one over the time.
-    """
+    """Return an interval for each headline figure of *summary*, as plain JSON types, and where it is from."""
     found: dict[str, Any] = {}
-    if time := interval(job, "step_time"):
-        found["step_time_s"] = [summary["step_time_s"] * share for share in (time.low, time.high)]
-        for name in ("tokens_per_s", "tokens_per_s_per_gpu", "mfu"):
-            found[name] = [summary[name] / share for share in (time.high, time.low)]
-        found["step_time_from"] = time.words
-    if memory := interval(job, "memory"):
-        size = summary["peak_memory_bytes"]
-        found["peak_memory_bytes"] = [round(size * share) for share in (memory.low, memory.high)]
-        found["peak_memory_from"] = memory.words
+    for name, kind in FIGURES.items():
+        if one := interval(job, kind):
+            found[name] = [summary[name] * share for share in (one.low, one.high)]
+            found[f"{name.rpartition('_')[0]}_from"] = one.words
+            for rate in RATES if name == "step_time_s" else ():
+                found[rate] = [summary[rate] / share for share in (one.high, one.low)]
+    return found
+
+
+NOTICED: Final = 1.001
+"""Ratio of the most to the least of readings from which it is worth a word."""
+
+
+class Reading(NamedTuple):
+    """What a job may be, as far as anybody said.
+
+    *name*: in a word, as the flag that decides it takes it. *step_time_s*, *peak_memory_bytes*: what is
+    predicted then; no time where it does not fit the device that the job itself fits.
+    """
+
+    name: str
+    step_time_s: float | None
+    peak_memory_bytes: float
+
+
+def covers(
+    known: Mapping[str, Any], own: Reading, unsaid: Mapping[tuple[str, str], Sequence[Reading]]
+) -> dict[str, Any]:
+    """Return the intervals *known* of *own* so that they cover what else it may be, and say so.
+
+    *known*: what ``intervals`` returned for *own*. *unsaid*: what else may be so, by what nobody said, in
+    words, and the flag that says it.
+    """
+    found = dict(known)
+    for name in FIGURES:
+        value, source = attrgetter(name), f"{name.rpartition('_')[0]}_from"
+        known_of = {why: [one for one in others if value(one) is not None] for why, others in unsaid.items()}
+        shares = [value(one) / value(own) for others in known_of.values() for one in others]
+        below, above = min([1.0, *shares]), max([1.0, *shares])
+        if name not in found or above < below * NOTICED:
+            continue
+        for figure in (name, *(RATES if name == "step_time_s" else ())):
+            low, high = found[figure]
+            found[figure] = [low / above, high / below] if figure in RATES else [low * below, high * above]
+        shown = format_time if name == "step_time_s" else partial(format_si, unit="B")
+        for (words, flag), others in known_of.items():
+            if not others:
+                continue
+            ends = sorted([own, *others], key=value)
+            between = " to ".join(f"{shown(value(one))} ({one.name})" for one in (ends[0], ends[-1]))
+            n, n_all = len(others), len(unsaid[words, flag])
+            fitting = f" for the {n} of {n_all} that fit" if n < n_all else ""
+            begin = "; " if "; wider for: " in found[source] else "; wider for: "
+            found[source] += f"{begin}{words}, {between}{fitting}, {flag} says which"
     return found
 
 
 @cache
-def _summary() -> dict[str, Any]:
+def measured() -> dict[str, Any]:
+    """Return what ``benchmarks/intervals.py`` wrote."""
     text = (resources.files("foretrace.simulator") / "intervals.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)

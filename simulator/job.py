@@ -10,10 +10,11 @@ from typing import Final
 
 from foretrace.simulator.builder.stage_layers import ENDS, check_layers
 from foretrace.simulator.errors import JobError
-from foretrace.simulator.framework import Framework
+from foretrace.simulator.framework import Framework, framework_names, profile, profile_meant
+from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.nearest import near_divisors, near_multiples
-from foretrace.simulator.profiles import framework_names, profile, profile_meant
+from foretrace.simulator.optimizers import OPTIMIZERS, Optimizer
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.sharding import SHARDINGS, Sharding
 from foretrace.simulator.variation import Variation
@@ -82,69 +83,19 @@ MOST_SLOWDOWN: Final = 4.0
 class Job:
     """A model, a machine, and how the one is spread over the other.
 
+    What each setting means is in ``settings.toml``, and at more length in docs/simulation.md.
+
     Attributes:
-        model: the network to train.
         cluster: the machine; has at least ``layout.world_size`` GPUs.
-        layout: parallel degrees.
-        global_batch: sequences per optimizer step, over all ranks.
-        micro_batch: sequences per micro-batch and data-parallel rank.
-        seq_len: tokens per sequence.
-        document_len: tokens per document where sequences are packed with documents, each of which attends to
-            itself alone; 0: a sequence is one document.
-        schedule: pipeline schedule, a key of ``simulator.schedules.SCHEDULES`` or the path of a CSV file.
-        virtual_stages: stages per pipeline rank; None: what the schedule has by default.
         layers_per_stage: layers of every stage, in order of the stages; empty: as equally as they go. The
             first and the last may have none: then they hold the embedding or the head alone.
-        counted_ends: which ends of the model count as a layer when layers are shared out, one of ``ENDS``, as
-            Megatron-LM's ``--account-for-embedding-in-pipeline-split`` and ``-loss-``.
-        overlap_pairs: a forward and a backward that the schedule pairs (DualPipe) run at once, each computing
-            while the other communicates; False: one after the other; None: at once.
         overlap_p2p: post a receive one action ahead, so that the message travels while the rank computes, as
             Megatron-LM does with virtual stages; None: on with several stages per rank or split backward.
-        deallocate_outputs: free what a stage has sent on, as Megatron-LM's ``deallocate_pipeline_outputs``.
-        sharding: what data-parallel ranks share out, a key of ``simulator.sharding.SHARDINGS``.
-        sequence_parallel: shard activations between tensor-parallel regions along the sequence.
-        recompute: ``"none"``, ``"selective"`` (attention core) or ``"full"`` (every layer).
-        recompute_modules: what ``"selective"`` computes again, of ``RECOMPUTE_MODULES``, commas between, as
-            Megatron-LM's ``--recompute-modules``; empty: what the framework does.
-        recompute_layers: layers of each stage that are computed again, from its first; 0 means all of them.
-        recompute_every: of those, every so many: 2 means every second layer.
         precision: dtype of parameters in compute, activations and their communication.
-        fp8: matrix products of layers run in 8 bits or fewer, quantised on the way; all else is in
-            ``precision``.
-        recipe: how they are quantised, a key of ``simulator.workload.recipes.RECIPES``; empty: as the
-            framework does.
-        fp32_gradients: accumulate and reduce gradients in fp32, as Megatron-LM does by default and FSDP2 with
-            ``reduce_dtype=torch.float32``; otherwise in ``precision``.
-        flash_attention: one fused attention kernel that keeps no scores; otherwise the scores of every head
-            are written to memory and kept for backward.
-        kernels: ``"fused"``: element-wise work runs in fused kernels (Transformer Engine, Apex,
-            ``torch.compile``); ``"eager"``: every line of the model is a kernel of its own; empty: what
-            the framework does.
-        framework: whose conventions hold, a name of ``simulator.profiles.framework_names``.
         conventions: conventions of that framework that are different here, as names and values.
-        capacity_factor: tokens that every expert computes over their even share, padded or cut to that; 0:
-            as many as come.
-        expert_imbalance: standard deviation over mean of the tokens that come to an expert; 0: evenly.
-        offload: what lives in the memory of the host between uses, one of ``OFFLOADS``.
-        offload_to: where that is, ``"host"`` or ``"nvme"``.
-        offload_layers: of how many layers activations go there, from the first; 0 means all of them.
-        shard_ranks: data-parallel ranks that one copy of the sharded states is spread over; 0 means all of
-            them. Fewer is HSDP: copies are replicated.
-        lora_rank: rank of the adapters on every matrix of a layer, whose base weights are frozen; 0 means
-            that everything is trained.
-        quantized_base: frozen weights are kept in 4 bits (NF4, QLoRA).
-        checkpoint_every: steps after which the states are saved and waited for; 0: never.
-        checkpoint_bytes_per_s: rate at which a rank saves its own states.
-        ranks_per_node: ranks on each node, from its first GPU on; fewer than it has GPUs leave the others
-            idle. 0: as launchers place them, ``filled_per_node``.
-        placement: which rank runs on which GPU, a name or file as ``topologies.placement.place`` takes it.
-        nccl_algo, nccl_proto: algorithms and protocols that may be used, as ``NCCL_ALGO``, ``NCCL_PROTO``.
-        overlap_slowdown: how much communication takes of the GPUs that it runs on, over what
-            ``simulator.network.occupancy`` says of NCCL; 0: nothing, so that compute beside it is not slower.
-        n_steps: optimizer steps to simulate.
-        variation: stragglers and jitter.
         expert_tp_from: where ``layout.expert_tp`` is from if nobody gave it, a key of ``EXPERT_TP_FROM``.
+        unsaid: settings that whose conventions hold decides, itself included, where nobody said it.
+        published: where settings that nobody gave were read, if they are those of a published run.
     """
 
     model: Model
@@ -154,6 +105,8 @@ class Job:
     micro_batch: int = 1
     seq_len: int = 2048
     document_len: int = 0
+    images: int = 0
+    image_tokens: int = 0
     schedule: str = "1f1b"
     virtual_stages: int | None = None
     layers_per_stage: tuple[int, ...] = ()
@@ -170,6 +123,8 @@ class Job:
     precision: str = "bf16"
     fp8: bool = False
     recipe: str = ""
+    optimizer: str = "adamw"
+    master_weights: bool = True
     fp32_gradients: bool = True
     flash_attention: bool = True
     kernels: str = ""
@@ -185,6 +140,10 @@ class Job:
     quantized_base: bool = False
     checkpoint_every: int = 0
     checkpoint_bytes_per_s: float = 0.0
+    outer_every: int = 0
+    outer_fragments: int = 1
+    outer_overlap: int = 0
+    outer_bits: int = 32
     ranks_per_node: int = 0
     placement: str = "packed"
     nccl_algo: str = ""
@@ -193,6 +152,8 @@ class Job:
     n_steps: int = 1
     variation: Variation = field(default_factory=Variation)
     expert_tp_from: str = field(default="", compare=False)
+    unsaid: tuple[str, ...] = field(default=(), compare=False)
+    published: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         choices = {
@@ -202,6 +163,7 @@ class Job:
             "precision": PRECISIONS,
             "kernels": KERNELS,
             "recipe": ("", *RECIPES),
+            "optimizer": tuple(OPTIMIZERS),
             "offload": OFFLOADS,
             "offload_to": OFFLOAD_PLACES,
             "framework": framework_names(),
@@ -209,7 +171,7 @@ class Job:
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 meant = profile_meant(value) if name == "framework" else INSTEAD.get((name, value), "")
-                raise JobError(f"{name}={value!r}: one of {', '.join(allowed)}{meant}")
+                raise JobError(f"{name}={value!r}: one of {', '.join(filter(None, allowed))}{meant}")
         profile(self.framework, self.conventions)
         check_numbers(self)
         if not 0 <= self.overlap_slowdown <= MOST_SLOWDOWN:
@@ -220,10 +182,22 @@ class Job:
         self._check_settings()
         check_layout(self)
         check_batch(self)
+        check_images(self)
         check_shards(self)
         check_schedule(self)
         check_offload(self)
+        check_outer(self)
         check_recipe(self)
+
+    @property
+    def updates(self) -> Optimizer:
+        """What the optimizer keeps and does."""
+        return OPTIMIZERS[self.optimizer]
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of the weight that the optimizer keeps beside a parameter, 0 if that is the one."""
+        return 4 if self.master_weights and self.precision != "fp32" else 0
 
     def _check_settings(self) -> None:
         check_layers(self.layers_per_stage, self.model.n_layers, self.model.name)
@@ -308,15 +282,34 @@ class Job:
         filled = max(alike, default=full // unit * unit)
         return 0 if filled == full else filled
 
+    @property
+    def n_sites(self) -> int:
+        """Sites that train apart; 1 where none does."""
+        spec = self.cluster.fabric_spec
+        return -(-self.cluster.n_nodes // spec.group_nodes) if self.outer_every and spec.group_nodes else 1
+
+    @property
+    def of_one_site(self) -> Job:
+        """The job as one of its sites does it, with its share of replicas and batch."""
+        if (n := self.n_sites) == 1:
+            return self
+        return replace(
+            self,
+            cluster=self.cluster.sized(self.cluster.n_gpus // n),
+            layout=replace(self.layout, dp=self.layout.dp // n),
+            global_batch=self.global_batch // n,
+        )
+
     def window_of(self, layer: int) -> int:
-        """Return how many keys a query of *layer* sees at most; 0 means all.
+        """Return how many keys a query of *layer* sees at most, or the size of its chunks; 0 means all.
 
         A token of a packed document sees half of it on average: as many keys as in a window of that half.
         """
-        window = self.model.window_of(layer)
+        window, mixer = self.model.window_of(layer), self.model.mixer(layer)
         if not self.document_len:
             return window
-        document = self.document_len // 2 if self.model.causal else self.document_len
+        halves = self.model.causal and not (mixer and KINDS[mixer].in_chunks)
+        document = self.document_len // 2 if halves else self.document_len
         return min(window, document) if window else document
 
     @property
@@ -350,6 +343,16 @@ class Job:
         return "fp32" if self.fp32_gradients else self.precision
 
     @property
+    def flops_per_token(self) -> int:
+        """Model FLOPs of a token, images with it."""
+        length, frozen = self.document_len or self.seq_len, self.lora_rank > 0
+        text = self.model.flops_per_token(length, frozen=frozen)
+        if not self.images or self.model.tower is None:
+            return text
+        seen = self.model.tower.flops(self.image_tokens) * self.images / self.seq_len
+        return text + round((1 if frozen else 3) * seen)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens per optimizer step, over all ranks."""
         return self.global_batch * self.seq_len
@@ -358,8 +361,10 @@ class Job:
 _FROM_ZERO: Final = (
     *("capacity_factor", "expert_imbalance", "checkpoint_every", "checkpoint_bytes_per_s"),
     *("shard_ranks", "lora_rank", "recompute_layers", "document_len", "ranks_per_node"),
+    *("images", "image_tokens"),
+    *("outer_every", "outer_overlap"),
 )
-_FROM_ONE: Final = ("global_batch", "micro_batch", "seq_len", "n_steps", "recompute_every")
+_FROM_ONE: Final = ("global_batch", "micro_batch", "seq_len", "n_steps", "recompute_every", "outer_fragments")
 
 
 def check_numbers(job: Job) -> None:
@@ -379,6 +384,62 @@ def check_batch(job: Job) -> None:
             f"global_batch={job.global_batch} is not a multiple of dp*micro_batch = "
             f"{job.layout.dp}*{job.micro_batch} = {chunk}; {below} or {below + chunk} would work"
         )
+
+
+def check_images(job: Job) -> None:
+    """Raise JobError unless the model can see the images of a sequence, and they fit into it."""
+    tower, layout, given = job.model.tower, job.layout, f"images={job.images}"
+    if not job.images:
+        return
+    if tower is None:
+        raise JobError(f"{given}: {job.model.name} has no tower for them; a config.json with one would work")
+    if not (tokens := job.image_tokens or tower.image_tokens):
+        raise JobError(f"{given}: images of {job.model.name} are of any size: image_tokens says of which")
+    if job.images * tokens > job.seq_len:
+        raise JobError(
+            f"{given} of {tokens} tokens do not fit into seq_len={job.seq_len}; "
+            f"{job.images * tokens} would work"
+        )
+    if layout.cp > 1:
+        raise JobError(
+            f"{given} with cp={layout.cp}: how ranks share the tower is not known; cp=1 would work"
+        )
+    check_heads(layout.tp, tower)
+
+
+OUTER_BITS: Final = (4, 8, 16, 32)
+"""Bits of a number that sites may send each other."""
+
+
+def check_outer(job: Job) -> None:
+    """Raise JobError unless the sites of the machine can train apart and meet."""
+    if job.outer_bits not in OUTER_BITS:
+        raise JobError(f"outer_bits={job.outer_bits}: one of {', '.join(map(str, OUTER_BITS))}")
+    if not job.outer_every:
+        return
+    spec, every, sites = job.cluster.fabric_spec, f"outer_every={job.outer_every}", job.n_sites
+    if spec.kind != "two-site":
+        raise JobError(
+            f"{every} needs a machine of sites: [fabric] kind = 'two-site' with group_nodes and "
+            f"group_bandwidth in its file; that of {job.cluster.name} is {spec.kind!r}"
+        )
+    if job.cluster.others or job.ranks_per_node or job.filled_per_node:
+        raise JobError(f"{every}: sites that train apart are alike, with a rank on each GPU of their nodes")
+    full = spec.group_nodes * job.cluster.gpus_per_node
+    if sites > 1 and job.cluster.n_gpus != sites * full:
+        fewer, more = ((job.cluster.n_gpus // full + extra) * full for extra in (0, 1))
+        would = f"{fewer} or {more}" if fewer > full else f"{more}"
+        raise JobError(
+            f"{every} needs full sites: {job.cluster.n_gpus} GPUs are no multiple of {full}; "
+            f"{would} would work"
+        )
+    if job.layout.dp % sites:
+        raise JobError(f"{every}: dp={job.layout.dp} replicas do not divide over {sites} sites")
+    most = min(job.model.n_layers, job.outer_every)
+    if job.outer_fragments > most:
+        raise JobError(f"outer_fragments={job.outer_fragments}: at most {most}, each a layer and a step")
+    if job.outer_overlap > job.outer_every:
+        raise JobError(f"outer_overlap={job.outer_overlap}: at most outer_every = {job.outer_every} steps")
 
 
 def check_shards(job: Job) -> None:
@@ -405,6 +466,7 @@ def check_layout(job: Job) -> None:
             f"but the cluster has {job.cluster.n_gpus} GPUs; with this pp, cp and tp {advice}"
         )
     check_heads(layout.tp, model)
+    check_mixers(layout.tp, layout.cp, model)
     if layout.cp > 1 and job.profile.context == "ulysses" and model.n_heads // layout.tp % layout.cp:
         raise JobError(
             f"cp={layout.cp} does not divide the {model.n_heads // layout.tp} heads that tp={layout.tp} "
@@ -503,6 +565,11 @@ def check_offload(job: Job) -> None:
     """
     if job.offload == "none" and job.offload_to != "host":
         raise JobError(f"offload_to={job.offload_to!r} needs offload: nothing is offloaded")
+    if OPTIMIZERS[job.optimizer].iterations and job.offload not in ("none", "activations"):
+        raise JobError(
+            f"offload={job.offload} with optimizer={job.optimizer}: its products run on the device; offload "
+            "none or activations, or another optimizer"
+        )
     number, n_layers = job.offload_layers, job.model.n_layers
     if not number:
         return
@@ -552,6 +619,28 @@ def check_heads(tp: int, model: Model) -> None:
         )
 
 
+def check_mixers(tp: int, cp: int, model: Model) -> None:
+    """Raise JobError unless it is known how *tp* x *cp* ranks share each mixer of *model*.
+
+    Heads of a recurrence are dealt out to both. Reference: Megatron-LM ``ssm/mamba_context_parallel.py``.
+    """
+    if tp * cp == 1:
+        return
+    for kind in filter(None, dict.fromkeys(map(model.mixer, range(model.n_layers)))):
+        if not KINDS[kind].is_cut:
+            raise JobError(
+                f"tp={tp}, cp={cp}: how ranks would share {kind} layers of {model.name} is not known; "
+                "tp=1 with cp=1 would work, with pp, ep and sharding"
+            )
+        scan_of = KINDS[kind].scan
+        scan = scan_of(model, 1, 0) if scan_of else None
+        if scan and (scan.groups % (tp * cp) or scan.heads % (tp * cp)):
+            raise JobError(
+                f"tp*cp = {tp}*{cp} = {tp * cp} does not divide the {scan.groups} heads of keys that {kind} "
+                f"layers of {model.name} have; {near_divisors(scan.groups, tp * cp)} would work"
+            )
+
+
 def counted_layers(n_layers: int, counted_ends: str) -> int:
     """Return the layers that are shared out: those of the model, and ends that count as one.
 
@@ -564,10 +653,8 @@ def counted_layers(n_layers: int, counted_ends: str) -> int:
 def check_chunks(job: Job) -> None:
     """Check that every virtual stage gets the same number of layers, where the framework cannot do otherwise.
 
-    A list of layers per stage says outright what each gets, and is always possible.
-
-    Raises:
-        JobError: they do not; the message has the nearest numbers that work.
+    A list of layers per stage says outright what each gets, and is always possible. Raises JobError if they
+    do not; the message has the nearest numbers that work.
     """
     schedule = SCHEDULES.get(job.schedule)
     if schedule is None or not schedule.is_flexible or not job.profile.even_chunks or job.layers_per_stage:

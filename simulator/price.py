@@ -13,8 +13,7 @@ HINT: Final = "give --price '2.5 USD/h'"
 def usd_per_gpu_hour(given: str | None, listed: float | None) -> float | None:
     """Return the price of a GPU: *given* as a person writes it, else that of its machine's file, if any.
 
-    Raises:
-        UnitError: *given* is no price.
+    Raises UnitError if *given* is no price.
     """
     return listed if given is None else parse_price(given)
 
@@ -31,6 +30,12 @@ def usd_per_1b_tokens(price: float, tokens_per_s_per_gpu: float) -> float:
 def unknown(name: str) -> str:
     """Return the line for a machine whose price nobody knows."""
     return f"no price is known of {name}: {HINT}"
+
+
+def without(n_idle: int) -> str:
+    """Return that a cost leaves out the *n_idle* GPUs of its nodes without a rank; empty if all have one."""
+    has = "GPU of its nodes has no rank and is" if n_idle == 1 else "GPUs of its nodes have no rank and are"
+    return f"; {n_idle:,} {has} not counted" if n_idle else ""
 
 
 def whose(name: str, price: float, *, given: bool) -> str:

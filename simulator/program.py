@@ -57,7 +57,6 @@ class Program:
     Arrays over tasks have shape ``(n_tasks,)``, arrays over instances ``(n_instances,)``.
 
     Attributes:
-        rank: global rank of each task.
         stream: index into ``streams``.
         label: index into ``labels``.
         duration_ns: compute time; 0 for communications.
@@ -66,11 +65,8 @@ class Program:
         peer: the other rank of a p2p transfer, or -1.
         flops, bytes_moved: work of a compute task, 0 if none.
         dep_start, deps: dependencies as CSR: task *i* waits for ``deps[dep_start[i]:dep_start[i + 1]]``.
-        streams: stream names.
-        labels: the distinct labels.
         instance_size_bytes, instance_group, instance_sequence: as in the timeline.
         instance_participants: number of tasks in the program that take part.
-        transfers: cost of each distinct communication.
         instance_transfer: index into ``transfers``.
         uneven: scopes in which a folded rank represents groups of different speed, and has the slowest. If
             there are none, every rank behaves exactly like its representative.
@@ -120,6 +116,14 @@ class Program:
         return any(transfer.processors or transfer.memory for transfer in self.transfers)
 
     @property
+    def memory_bound_share(self) -> float:
+        """Share of the time of all compute tasks that is bound by memory."""
+        millionths = self.slowed
+        computes_ns = np.where(millionths < 0, 0, self.duration_ns)
+        total_ns = int(computes_ns.sum())
+        return float(computes_ns @ np.maximum(millionths, 0)) / 1e6 / total_ns if total_ns else 0.0
+
+    @property
     def slowed(self) -> Int32Array:
         """Share of the time of each task that is bound by memory, parts per million; -1: none of it slows.
 
@@ -134,3 +138,17 @@ def transfer_ns(program: Program) -> Int64Array:
     """Return how long each communication takes alone once all have arrived; shape ``(n_instances,)``."""
     cost = np.array([transfer.latency_ns + transfer.wire_ns for transfer in program.transfers], np.int64)
     return cost[program.instance_transfer] if program.n_instances else np.empty(0, np.int64)
+
+
+# Where seconds become ticks.
+
+
+def to_ns(seconds: float) -> int:
+    """Return the engine's ticks for a modelled duration. The only rounding in the simulator.
+
+    Cost models speak float seconds, the engine counts whole nanoseconds, so that equal sums are equal.
+
+    >>> to_ns(0.7) + to_ns(0.1) == to_ns(0.8)  # 0.7 + 0.1 == 0.8 is False
+    True
+    """
+    return round(seconds * 1e9)

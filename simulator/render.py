@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from foretrace.simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose
+from foretrace.simulator import energy
+from foretrace.simulator.price import unknown, usd_per_1b_tokens, usd_per_gpu_hour, whose, without
 from foretrace.topologies.units import format_bytes, format_capacity, format_time
 from foretrace.traces.console import stdout
 from foretrace.traces.report.format import format_share
@@ -30,14 +31,26 @@ LEAST_SHARE: Final = 5e-4
 UNKNOWN: Final = "unknown"
 """What stands for a figure of a step whose batch is unknown."""
 
+LOCAL: Final = energy.Supply()
+"""Power of which nobody said where it comes from."""
+
 SHOWN_STAGES: Final = 8
 """Most pipeline stages that the table of memory lists."""
 
 
 def document(
-    simulation: Simulation, output: str | None, report: str | None, *, price: str | None = None
+    simulation: Simulation,
+    output: str | None,
+    report: str | None,
+    *,
+    price: str | None = None,
+    power: energy.Supply = LOCAL,
 ) -> dict[str, Any]:
-    """Return everything that ``--json`` prints; *price* of a GPU instead of that of its machine."""
+    """Return everything that ``--json`` prints.
+
+    *output*: its run directory, if it is kept. *report*: its page, if there is one. *power*: where the power
+    comes from.
+    """
     usd = usd_per_gpu_hour(price, (simulation.info.cluster or {}).get("price_usd_per_gpu_hour"))
     rate = simulation.summary["tokens_per_s_per_gpu"]
     return {
@@ -45,6 +58,7 @@ def document(
         **simulation.summary,
         "usd_per_gpu_hour": usd,
         "usd_per_1b_tokens": usd_per_1b_tokens(usd, rate) if usd is not None and rate else None,
+        "energy": _energy(simulation, power),
         "warnings": list(simulation.info.warnings),
         "job": simulation.info.job,
         "run": output,
@@ -59,14 +73,17 @@ def show(
     *,
     picture: bool | None = None,
     price: str | None = None,
+    power: energy.Supply = LOCAL,
 ) -> None:
     """Print the figures, the memory of the stages, what they rest on and where the run is."""
     console, summary = stdout(highlight=True), simulation.summary
     console.print(f"[bold]{escape(simulation.info.name)}[/]", highlight=False)
-    console.print(_headline(summary, _cost(simulation, price)))
+    drawn = _energy(simulation, power)
+    console.print(_headline(summary, _cost(simulation, price), _energy_line(simulation, drawn)))
     if picture or (picture is None and console.is_terminal):
         _draw(console, simulation)
-    console.print(_memory(summary))
+    if summary["stages"]:
+        console.print(_memory(summary))
     for warning in simulation.info.warnings:
         console.print(f"[yellow]![/] {escape(warning)}", highlight=False)
     console.print("rests on", style="dim")
@@ -75,7 +92,9 @@ def show(
         for name, key in RANGES
         if key in summary["intervals"]
     ]
-    console.print(_listed([*ranges, *summary["rests_on"]]), style="dim")
+    console.print(
+        _listed([*ranges, *summary["rests_on"], *(drawn["rests_on"] if drawn else ())]), style="dim"
+    )
     if output is not None:
         console.print(
             f"run: {output}  (foretrace report {output})", highlight=False, soft_wrap=True, markup=False
@@ -127,10 +146,34 @@ def _cost(simulation: Simulation, given: str | None) -> str:
         return "" if machine.get("cores") else unknown(name)
     cost = usd_per_1b_tokens(usd, simulation.summary["tokens_per_s_per_gpu"])
     amount = f"{cost:,.3g}" if cost < 1000 else f"{cost:,.0f}"  # :.3g would write 1.95e+03
-    return f"{amount} USD per 1B tokens, {whose(name, usd, given=given is not None)}"
+    nodes = energy.nodes_of(machine, simulation.info.world_size, simulation.summary.get("ranks_per_node"))
+    price = whose(name, usd, given=given is not None)
+    return f"{amount} USD per 1B tokens, {price}{without(nodes.n_idle)}"
 
 
-def _headline(summary: Mapping[str, Any], cost: str) -> Table:
+def _sites(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return how sites that train apart get along, if there are several."""
+    if (outer := summary.get("outer")) is None:
+        return {}
+    left = format_share(outer["utilisation"])
+    return {"sites": f"{outer['sites']}, which meet every {outer['every']} steps: {left} of the rate is left"}
+
+
+def _energy(simulation: Simulation, power: energy.Supply) -> dict[str, Any] | None:
+    """Return the energy of a step and of tokens; None if it is not known."""
+    info = simulation.info
+    return energy.of_step(info.cluster, simulation.summary, power, n_gpus=info.world_size)
+
+
+def _energy_line(simulation: Simulation, found: Mapping[str, Any] | None) -> str:
+    """Return what the energy is, or that it is not known; nothing where a machine is of processes."""
+    machine = simulation.info.cluster or {}
+    if found is None:
+        return "" if machine.get("cores") else energy.unknown(machine.get("name", "this machine"))
+    return energy.line(found)
+
+
+def _headline(summary: Mapping[str, Any], cost: str, drawn: str) -> Table:
     """Return the figures that a person looks at first."""
     exposed = summary["exposed_by_axis"]
     by_axis = ", ".join(
@@ -143,7 +186,11 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
         **({"batch": escape(summary["batch"])} if "batch" in summary else {}),
         "throughput": _throughput(summary) + saves,
         "MFU": UNKNOWN if summary["mfu"] is None else _with_interval(summary, "mfu", format_share) + saves,
-        "peak memory": _with_interval(summary, "peak_memory_bytes", format_bytes)
+        "peak memory": (
+            UNKNOWN
+            if summary["peak_memory_bytes"] is None
+            else _with_interval(summary, "peak_memory_bytes", format_bytes)
+        )
         + f", of {format_capacity(summary['memory_limit_bytes'])}",
         **({"with PyTorch's cache": format_bytes(cached)} if cached else {}),
         "bubble": format_share(summary["bubble_fraction"]),
@@ -151,15 +198,18 @@ def _headline(summary: Mapping[str, Any], cost: str) -> Table:
         + (f"  ({by_axis})" if by_axis else ""),
         "waiting for other ranks": format_share(summary["waiting_fraction"]),
         **_rare(summary),
+        **_sites(summary),
         "spans": f"{summary['n_spans']:,} of {summary['world_size']:,} ranks, "
         f"{summary['n_ranks_stored']:,} stored ({summary['engine']} engine)",
     }
     if cost:
         rows["cost"] = escape(cost) + saves
-    if drawn := summary.get("step_time_distribution"):
-        low, middle, high = (format_time(drawn["quantiles_s"][q]) for q in ("0.05", "0.5", "0.95"))
+    if drawn:
+        rows["energy"] = escape(drawn)
+    if jitter := summary.get("step_time_distribution"):
+        low, middle, high = (format_time(jitter["quantiles_s"][q]) for q in ("0.05", "0.5", "0.95"))
         rows["with jitter"] = (
-            f"{middle}, 5 to 95 %: {low} to {high} ({drawn['samples']} steps, seed {drawn['seed']})"
+            f"{middle}, 5 to 95 %: {low} to {high} ({jitter['samples']} steps, seed {jitter['seed']})"
         )
     table = Table(box=None, show_header=False, pad_edge=True)
     for name, value in rows.items():

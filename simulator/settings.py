@@ -7,38 +7,53 @@ may also sort settings into the tables of ``TABLES``. docs/simulation.md lists t
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.simulator.errors import ConfigError
-from foretrace.simulator.variation import Variation
+
+OUTER: Final = ("outer_every", "outer_fragments", "outer_overlap", "outer_bits")
+"""Settings of sites that train apart."""
+
+LISTED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
+    tomllib.loads((resources.files("foretrace.simulator") / "settings.toml").read_text(encoding="utf-8"))
+)
+"""Type and line of ``--help`` of each setting, by heading there; only of what has a flag of its own."""
 
 TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         "model": {"name": "model"},
         "cluster": {"name": "cluster", "gpus": "gpus"},
         "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep", "expert_tp")},
-        "batch": {name: name for name in ("global_batch", "micro_batch", "seq_len", "document_len", "steps")},
+        "batch": {
+            name: name
+            for name in (
+                *("global_batch", "micro_batch", "seq_len", "document_len", "images", "image_tokens"),
+                "steps",
+            )
+        },
         "schedule": {
             "name": "schedule",
             **{name: name for name in ("virtual_stages", "layers_per_stage", "counted_ends")},
             **{name: name for name in ("overlap_pairs", "overlap_p2p", "deallocate_outputs")},
         },
         "network": {name: name for name in ("ranks_per_node", "placement", "nccl_algo", "nccl_proto")},
-        "variation": {field.name: field.name for field in fields(Variation)},
+        "variation": {name: name for name in LISTED["Slow ranks, links and jitter"]},
         "training": {
             name: name
             for name in (
                 *("sharding", "shard_ranks", "sequence_parallel", "precision", "fp8", "recipe", "kernels"),
                 *("recompute", "recompute_modules", "recompute_layers", "recompute_every"),
-                *("fp32_gradients", "flash_attention"),
+                *("optimizer", "master_weights", "fp32_gradients", "flash_attention"),
                 *("offload", "offload_to", "offload_layers", "lora_rank", "quantized_base"),
                 *("capacity_factor", "expert_imbalance"),
                 *("checkpoint_every", "checkpoint_bytes_per_s", "overlap_slowdown"),
             )
         },
+        "outer": {name.removeprefix("outer_"): name for name in OUTER},
         "framework": {"name": "framework"},
     }
 )
@@ -53,30 +68,12 @@ CONVENTIONS: Final = "conventions"
 SHAPE: Final = "shape"
 """Setting that holds the fields of a model that is no preset; in a file, ``[model]`` has them by name."""
 
+_TYPES: Final = {"str": str, "int": int, "float": float, "bool": bool, "tuple": tuple}
+
 KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
-        **dict.fromkeys(("model", "cluster", "schedule", "sharding", "recompute", "precision"), str),
-        **dict.fromkeys(("placement", "nccl_algo", "nccl_proto", "recompute_modules"), str),
-        **dict.fromkeys(("gpus", "pp", "dp", "cp", "tp", "ep", "expert_tp"), int),
-        **dict.fromkeys(("global_batch", "micro_batch", "seq_len", "steps", "virtual_stages"), int),
-        **dict.fromkeys(("sequence_parallel", "fp32_gradients", "flash_attention"), bool),
-        **dict.fromkeys(
-            ("overlap_pairs", "overlap_p2p", "deallocate_outputs", "fp8", "quantized_base"), bool
-        ),
-        **dict.fromkeys(("compute_jitter", "network_jitter", "rank_jitter", "overlap_slowdown"), float),
-        **dict.fromkeys(("capacity_factor", "expert_imbalance", "checkpoint_bytes_per_s"), float),
-        **dict.fromkeys(("framework", "kernels", "recipe", "offload", "offload_to"), str),
-        **dict.fromkeys(("shard_ranks", "lora_rank", "recompute_layers", "recompute_every"), int),
-        **dict.fromkeys(("offload_layers", "document_len", "ranks_per_node"), int),
-        "checkpoint_every": int,
+        **{name: _TYPES[kind] for rows in LISTED.values() for name, (kind, _) in rows.items()},
         **dict.fromkeys((CONVENTIONS, SHAPE), dict),
-        "counted_ends": str,
-        "layers_per_stage": tuple,
-        "overlap_pairs": bool,
-        "stragglers": str,
-        "link_changes": str,
-        "samples": int,
-        "seed": int,
     }
 )
 """Every setting and its type."""

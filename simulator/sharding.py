@@ -19,8 +19,6 @@ class Sharding:
     Attributes:
         stage: the stage of ZeRO. Reference: Rajbhandari et al. 2020, arXiv:1910.02054.
         optimizer: states of the optimizer are shared out.
-        gradients: sums of gradients are.
-        parameters: parameters are.
         updates_shards: the shards are in fp32 and the optimizer updates them (``torch.distributed.fsdp``);
             otherwise it keeps a copy in fp32 beside parameters in 16 bit.
     """

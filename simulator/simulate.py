@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from foretrace.simulator.builder.groups import Groups
-from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.builder.step import build, job_groups, representatives
 from foretrace.simulator.builder.templates import checkpoint_s
 from foretrace.simulator.compute.timing import ComputeModel
-from foretrace.simulator.config import job_settings
+from foretrace.simulator.config import job_settings, of_framework
 from foretrace.simulator.engine import choose
 from foretrace.simulator.engine.changes import SWITCHES, Above, Change, Throttle, of_links
 from foretrace.simulator.errors import JobError, SimulationError
-from foretrace.simulator.folding import representatives
+from foretrace.simulator.framework import framework_names
 from foretrace.simulator.idle import idle
+from foretrace.simulator.intervals import Reading, covers
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.over_time import memory_over_time
-from foretrace.simulator.memory.ranks import RankMemory, rank_memories
+from foretrace.simulator.memory.ranks import RankMemory, fits, peak_bytes, rank_memories
 from foretrace.simulator.network.advice import slow_axes
-from foretrace.simulator.network.cost import Network, job_network
-from foretrace.simulator.network.link_changes import link_changes, links_table
-from foretrace.simulator.network.uplinks import uplinks
-from foretrace.simulator.program import Program
-from foretrace.simulator.sampling import distribution, sample_steps, straggling
+from foretrace.simulator.network.cost import Network, job_network, placed
+from foretrace.simulator.network.uplinks import link_changes, links_table, uplinks
+from foretrace.simulator.outer import apart
+from foretrace.simulator.program import Int64Array, Program
 from foretrace.simulator.summary import (
     empty_stages,
     expert_tp_note,
     figures,
     job_name,
     memory_warnings,
+    model_note,
     placement_note,
+    published_note,
 )
-from foretrace.topologies.units import format_time
+from foretrace.simulator.variation import Variation
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.errors import TopologyError
 from foretrace.topologies.wiring import fabric
 from foretrace.traces.info import RunInfo
+from foretrace.traces.notebook import run_html
 from foretrace.traces.run import Part, Run
 from foretrace.traces.store import write_run
 from foretrace.traces.timeline import MEMORY
@@ -58,9 +65,8 @@ class Simulation:
 
     Attributes:
         info: its description; ``info.summary`` holds the figures.
-        spans: timeline of the simulated ranks.
         memory: memory of these ranks over time.
-        links: utilisation of links, in the columns of ``simulator.network.link_changes.LINKS``; None if not
+        links: utilisation of links, in the columns of ``simulator.network.uplinks.LINKS``; None if not
             shared.
         expands: whether ``write`` stores every rank, although some represent others here.
         kept: cache of values derived from the spans, for every ``run`` made of them.
@@ -82,17 +88,25 @@ class Simulation:
     def run(self) -> Run:
         """The run in memory, as ``traces.store.open_run`` returns it for one on disk."""
         parts = [Part(None, lambda: self.spans)]
-        return Run(self.info.name, self.info, parts, self.memory, (), kept=self.kept, links=self.links)
+        return Run(
+            self.info.name,
+            self.info,
+            parts,
+            self.memory,
+            (),
+            kept=self.kept,
+            links=self.links,
+            shown=run_html,
+        )
 
     def _repr_html_(self) -> str:
         """Return the figures as a notebook shows them."""
-        return self.run._repr_html_()
+        return run_html(self.run)
 
     def write(self, path: str | Path) -> Path:
         """Write the run to the directory *path*, all of it or nothing, and return it.
 
-        Raises:
-            RunError: *path* is something else than a run, or cannot be written.
+        Raises RunError if *path* is something else than a run, or cannot be written.
         """
         if not self.expands:
             return write_run(path, self.info, self.spans, self.memory, links=self.links)
@@ -111,6 +125,8 @@ def simulate(
     engine: str = "auto",
     program: Program | None = None,
     only_figures: bool = False,
+    network: Network | None = None,
+    covers_unsaid: bool = True,
 ) -> Simulation:
     """Predict ``job.n_steps`` training steps of *job*.
 
@@ -123,22 +139,39 @@ def simulate(
         engine: one of ``simulator.engine.ENGINES``; they give the same timeline.
         program: folded program of the job, if ``build`` has already built it.
         only_figures: omit memory over time, which no figure of the summary needs.
+        network: that of the job, if ``job_network`` has already been asked for it.
+        covers_unsaid: widen ranges to what else the job may be as far as anybody said.
 
-    Raises:
-        SimulationError, TopologyError, TraceError: the job cannot run as described.
+    Raises SimulationError, TopologyError, TraceError if the job cannot run as described.
     """
     tell = progress or (lambda _: None)
+    if job.n_sites > 1:
+        return _apart(
+            job,
+            simulate(
+                job.of_one_site,
+                progress,
+                folded=folded,
+                expanded=expanded,
+                engine=engine,
+                program=program,
+                only_figures=only_figures,
+                covers_unsaid=covers_unsaid,
+            ),
+        )
     tell("building the program")
     groups = job_groups(job)
     computes = [ComputeModel(kind.device, job.precision) for kind in job.cluster.kinds]
-    network, changes, factors = job_network(job), changes_of(job), job.variation.factors
+    network, changes, factors = network or job_network(job), changes_of(job), job.variation.factors
     unlike = range(job.layout.world_size) if job.cluster.others else ()
     apart = {rank for rank in unlike if network.kind(rank) != network.kind(0)}
+    # These ranks behave unlike those that a folded rank would stand for.
     special = sorted({*factors, *apart, *ranks_of(changes)})
     building = partial(
         build, job, network, computes[0], groups=groups, others=computes[1:], kind_of=network.kind
     )
     program, folded = _program(building, program, special, tell, folded=folded, expanded=expanded)
+    # After building: the program of a search, or of a folded job, knows nothing of stragglers.
     program = replace(program, duration_ns=straggling(program, factors))
     stands_for = representatives(job.layout, special) if folded else None
     needs = {"queue": bool(changes) or program.shares_gpus, "links": bool(job.variation.link_changes)}
@@ -156,15 +189,18 @@ def simulate(
         links=links,
         expands=expanded and folded,
     )
-    notes = [*expert_tp_note(job), *placement_note(job)]
+    notes = [*published_note(job), *model_note(job), *expert_tp_note(job), *placement_note(job)]
     notes += dict.fromkeys(note for compute in computes for note in compute.notes)
+    notes += job.cluster.calibrated
     saving_s = checkpoint_s(job, groups)
     summary = figures(job, simulation.run, memories, rests_on=notes, saving_s=saving_s)
-    if job.expert_tp_from == "open":
-        tell("again with whole experts")
-        summary = _covering(summary, job)
+    summary["memory_bound_share"] = program.memory_bound_share
+    if covers_unsaid:
+        own = Reading(job.framework, summary["step_time_s"], summary["peak_memory_bytes"])
+        summary["intervals"] = covers(summary["intervals"], own, readings(job, tell, network))
     if job.variation.is_random:
         tell(f"drawing {job.variation.samples} steps")
+        # Many runs of one program: loading the compiled engine pays off sooner than for a single one.
         sampler = choose(engine, program.n_tasks * job.variation.samples, tell, **needs)
         clock = sampler.Clock(program, changes, **({} if above is None else {"above": above}))
         summary["step_time_distribution"] = _distribution(job, program, stands_for, clock)
@@ -173,21 +209,145 @@ def simulate(
     return replace(simulation, info=replace(simulation.info, summary={**summary, "engine": runner.NAME}))
 
 
-def _covering(summary: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """Return *summary* with intervals that also cover *job* with whole experts, where nobody said which."""
-    try:
-        whole = replace(job, layout=replace(job.layout, expert_tp=1), expert_tp_from="", n_steps=1)
-        other = simulate(whole, only_figures=True).summary
-    except SimulationError:  # another convention needs experts cut as layers are
-        return dict(summary)
-    ranges = {
-        name: [min(own[0], theirs[0]), max(own[1], theirs[1])] if isinstance(own, list) else own
-        for name, own in summary["intervals"].items()
-        for theirs in [other["intervals"][name]]
-    }
-    step = format_time(other["step_time_s"])
-    note = f"the ranges cover whole experts too (--expert-tp 1), with which a step takes {step}"
-    return {**summary, "intervals": ranges, "rests_on": [note, *summary["rests_on"]]}
+def _apart(job: Job, site: Simulation) -> Simulation:
+    """Return the run of one *site* with the settings and the figures of all of *job*."""
+    settings = {**job_settings(job), "n_microbatches": job.n_microbatches}
+    info = replace(site.info, name=job_name(job), job=settings, summary=apart(job, site.summary))
+    return replace(site, info=info)
+
+
+def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list[Mapping[str, Any]]:
+    """Predict many jobs: the summary of each, in their order, equal to that of ``simulate`` but for ranges.
+
+    Code is compiled once, and what the fabric of a machine gives to groups is worked out once for all. What
+    nobody said is not looked into: ``intervals`` are those of each job by the conventions it has, named or by
+    default, as ``simulate`` gives them with ``covers_unsaid=False``.
+
+    Returns:
+        One mapping per job; of one that cannot run as described ``{"error": what is wrong}`` alone.
+    """
+    engine = "auto" if find_spec("numba") is None else "compiled"  # its loading pays off over many
+    machines: list[Cluster] = []
+    networks: dict[tuple[Any, ...], Network] = {}
+    found: list[Mapping[str, Any]] = []
+    for job in jobs:
+        if job.cluster not in machines:
+            machines.append(job.cluster)
+        key = (machines.index(job.cluster), job.layout.world_size, *placed(job).values())
+        try:
+            if key not in networks:
+                networks[key] = job_network(job)
+            one = simulate(job, engine=engine, only_figures=True, network=networks[key], covers_unsaid=False)
+            found.append(one.summary)
+        except (SimulationError, TopologyError) as error:
+            found.append({"error": str(error)})
+        if progress is not None:
+            progress(f"{len(found):,} jobs simulated")
+    return found
+
+
+UNNAMED: Final = ("no framework is named", "--framework")
+"""What is not said where a framework is missing, and the flag that says it."""
+
+EXPERT_TP: Final = ("over how many ranks an expert is cut is not said", "--expert-tp")
+"""As ``UNNAMED``, of experts."""
+
+
+def readings(
+    job: Job, tell: Progress = lambda _: None, network: Network | None = None
+) -> dict[tuple[str, str], list[Reading]]:
+    """Return what else *job* may be as far as anybody said, by what was not said and the flag that says it.
+
+    What cannot run like this is left out.
+
+    *network*: that of the job, if ``job_network`` has already been asked for it.
+    """
+    is_cut, is_open = job.expert_tp_from == "open", "framework" in job.unsaid
+    whole = replace(job, layout=replace(job.layout, expert_tp=1), expert_tp_from="") if is_cut else job
+    found: dict[tuple[str, str], list[Reading]] = {}
+    if is_open:
+        tell("again by the conventions of every framework")
+        found[UNNAMED] = by_framework(job, tell, network)
+    if is_cut:
+        tell("again with whole experts")
+        again = by_framework(whole, tell, beside=job) if is_open else _read(job, {job.framework: whole}, tell)
+        found[EXPERT_TP] = [one._replace(name="1") for one in again if one.name == job.framework]
+        if is_open:
+            found[UNNAMED] += again
+    return found
+
+
+def by_framework(
+    job: Job,
+    tell: Progress = lambda _: None,
+    network: Network | None = None,
+    *,
+    beside: Job | None = None,
+) -> list[Reading]:
+    """Return what becomes of *job* by the conventions of each framework that can run it, its own included.
+
+    *network*: that of the job, if ``job_network`` has already been asked for it. *beside*: the job that is
+    predicted; by default *job*.
+    """
+    possible = {}
+    for name in framework_names():
+        given: dict[str, Any] = {"framework": name, "precision": job.precision}
+        if "fp32_gradients" not in job.unsaid:
+            given["fp32_gradients"] = job.fp32_gradients
+        try:
+            possible[name] = replace(
+                job, **{"expert_tp_from": "", "unsaid": (), **of_framework(given), "framework": name}
+            )
+        except SimulationError:  # it has no such schedule or sharding
+            continue
+    return _read(beside or job, possible, tell, network)
+
+
+def _read(
+    job: Job,
+    others: Mapping[str, Job],
+    tell: Progress = lambda _: None,
+    network: Network | None = None,
+) -> list[Reading]:
+    """Return memory and time of a step of each of *others*; those that cannot run are left out.
+
+    Memory comes first: where *job* fits its device, one that does not has no time.
+    """
+    peaks = {}
+    for name, one in others.items():
+        try:
+            peaks[name] = peak_bytes(one)
+        except SimulationError:
+            continue
+    limit = job.cluster.device.memory_bytes
+    run = [name for name in peaks if peaks[name] <= limit] if fits(job) else [*peaks]
+    found = []
+    for name, peak in peaks.items():
+        try:
+            network = network or job_network(others[name])
+            step_s = _step_s(others[name], network, len(run), tell) if name in run else None
+            found.append(Reading(name, step_s, peak))
+        except SimulationError:
+            continue
+    return found
+
+
+def _step_s(job: Job, network: Network, n_alike: int, tell: Progress) -> float:
+    """Return the time of one step of *job*, without its timeline where nothing happens on the way.
+
+    *job*: the job; its jitter is left out, which moves no step of the timeline. *n_alike*: how many programs
+    of about this size will run, for which loading an engine has to pay off.
+    """
+    variation = Variation(stragglers=job.variation.stragglers, link_changes=job.variation.link_changes)
+    job = replace(job, n_steps=1, variation=variation)
+    slowed = job.overlap_slowdown or job.profile.dispatch_processors
+    if job.cluster.others or slowed or job.checkpoint_every or variation != Variation():
+        again = simulate(job, only_figures=True, network=network, covers_unsaid=False)
+        return float(again.summary["step_time_s"])
+    compute = ComputeModel(job.cluster.device, job.precision)
+    program = build(job, network, compute, groups=job_groups(job))
+    _, end_ns = choose("auto", program.n_tasks * n_alike, tell).times(program)
+    return float(end_ns.max()) / 1e9
 
 
 def _program(
@@ -203,13 +363,7 @@ def _program(
 
     If every rank is stored (*expanded*) and groups differ in speed, ranks are no copies: all are built.
 
-    Args:
-        building: builds the program of the job.
-        built: its folded program, if there is one already.
-        special: ranks that are simulated themselves.
-        tell: notified of what is built.
-        folded: let ranks represent those that behave alike.
-        expanded: every rank will be stored.
+    *built*: its folded program, if there is one already.
     """
     if built is None:
         built = building(special=special) if folded else building(folded=False)
@@ -227,9 +381,8 @@ def _run(
 ) -> tuple[pa.Table, pa.Table | None]:
     """Return the timeline, and how full links were if the engine keeps that.
 
-    Raises:
-        ProgramError: the program cannot run to its end.
-        EngineError: links change, but the engine does not share them.
+    Raises ProgramError if the program cannot run to its end. Raises EngineError if links change, but the
+    engine does not share them.
     """
     if above is None:
         return runner.run(program, changes), None
@@ -298,8 +451,8 @@ def _version() -> str:
 def changes_of(job: Job) -> list[Change | Throttle]:
     """Return what happens to links and GPUs while *job* runs.
 
-    Raises:
-        JobError: it happens to a rank that is not in the world, or to a switch that is not in the machine.
+    Raises JobError if it happens to a rank that is not in the world, or to a switch that is not in the
+    machine.
     """
     links, gpus = link_changes(job.variation.link_changes), job.variation.throttles
     ranks = {
@@ -332,3 +485,82 @@ def ranks_of(changes: list[Change | Throttle]) -> set[int]:
     ways = [change.way for change in changes if isinstance(change, Change)]
     gpus = {change.rank for change in changes if isinstance(change, Throttle)}
     return gpus | {way.rank for way in ways if way.tier not in SWITCHES}
+
+
+# How long steps take when tasks and links do not always take the same time.
+
+QUANTILES: Final = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+"""Quantiles of the step time that a summary lists."""
+
+
+def straggling(program: Program, factors: Mapping[int, float]) -> Int64Array:
+    """Return the duration of each task of *program* when the compute of some ranks takes longer."""
+    duration_ns, computes = program.duration_ns.copy(), _computes(program)
+    for rank, factor in factors.items():
+        own = computes & (program.rank == rank)
+        duration_ns[own] = np.rint(duration_ns[own] * factor).astype(np.int64)
+    return duration_ns
+
+
+def sample_steps(
+    program: Program,
+    variation: Variation,
+    *,
+    clock: Any = None,
+    alike: NDArray[np.int64] | None = None,
+    in_step: int = 1,
+) -> NDArray[np.float64]:
+    """Return the time of a step, in s, for each sample of the jitter; shape ``(variation.samples,)``.
+
+    A folded rank has the slowest of the ranks that it stands for. Those in step with it all the time (tensor
+    and context parallel) draw for every task, all of them once per step.
+
+    Args:
+        program: what runs; of several steps, the mean is taken.
+        variation: what to draw.
+        clock: an engine's ``Clock`` of *program*; None: that of the engine sooner done.
+        alike: by rank, how many ranks it stands for; None: for itself.
+        in_step: how many of them are in step with it all the time.
+    """
+    clock = clock or choose("auto", program.n_tasks * variation.samples).Clock(program)
+    draw = np.random.default_rng(variation.seed)
+    n_ranks = int(program.rank.max()) + 1
+    counts = np.ones(n_ranks, np.int64) if alike is None else alike[:n_ranks]
+    computes = np.flatnonzero(_computes(program))
+    n_steps = max(int(program.step.max()) + 1, 1)
+    found = np.empty(variation.samples)
+    for at in range(variation.samples):
+        of_rank = np.array([_slowest(draw, variation.rank_jitter, 1, n)[0] for n in counts])
+        duration_ns = program.duration_ns.astype(np.float64)
+        duration_ns[computes] *= of_rank[program.rank[computes]]
+        duration_ns[computes] *= _slowest(draw, variation.compute_jitter, len(computes), in_step)
+        transfer_ns = clock.transfer_ns * _slowest(draw, variation.network_jitter, program.n_instances, 1)
+        _, end_ns = clock.times(np.rint(duration_ns).astype(np.int64), np.rint(transfer_ns).astype(np.int64))
+        found[at] = end_ns.max() / n_steps / 1e9
+    return found
+
+
+def _computes(program: Program) -> NDArray[np.bool_]:
+    """Return for each task whether it is compute."""
+    return np.array([label.category == "compute" for label in program.labels], np.bool_)[program.label]
+
+
+def _slowest(draw: np.random.Generator, spread: float, n: int, among: int) -> NDArray[np.float64]:
+    """Return *n* factors of mean 1, each the largest *among* so many."""
+    if not spread or not among:
+        return np.ones(n)
+    normal = draw.standard_normal(n)
+    for _ in range(among - 1):
+        np.maximum(normal, draw.standard_normal(n), out=normal)
+    return np.exp(spread * normal - spread**2 / 2)
+
+
+def distribution(step_s: NDArray[np.float64], seed: int) -> dict[str, Any]:
+    """Return the mean, the spread and the quantiles of sampled step times."""
+    return {
+        "samples": len(step_s),
+        "seed": seed,
+        "mean_s": float(step_s.mean()),
+        "std_s": float(step_s.std()),
+        "quantiles_s": {f"{q:g}": float(np.quantile(step_s, q)) for q in QUANTILES},
+    }

@@ -11,8 +11,9 @@ from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.intervals import intervals
 from foretrace.simulator.job import EXPERT_TP_FROM, RECOMPUTES, Job
-from foretrace.simulator.memory.ranks import RankMemory, rank_memories
+from foretrace.simulator.memory.ranks import RankMemory, fits
 from foretrace.simulator.memory.remedies import as_flags
+from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.network.cost import job_network
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.units import format_bytes, format_capacity
@@ -30,6 +31,30 @@ def job_name(job: Job) -> str:
         order.append(f"expert tp{job.layout.etp}")
     layout = " ".join(order) or "one rank"
     return f"{job.model.name} on {job.layout.world_size} {job.cluster.name}, {layout}"
+
+
+def published_note(job: Job) -> list[str]:
+    """Return where settings are from if they are those of a published run."""
+    return [f"layout, batch and precision as published: {job.published}"] if job.published else []
+
+
+def model_note(job: Job) -> list[str]:
+    """Return what of the published model is left out, and what its layers rest on without evidence."""
+    model = job.model
+    found = [f"{model.name} without its {model.left_out}"] if model.left_out and not model.n_mtp else []
+    if job.images:
+        found.append(
+            "the tower runs with the embedding, gathered with it and cut over tp: assumed, and no run "
+            "with images is behind the ranges"
+        )
+    for kind in dict.fromkeys(kind for layer in range(model.n_layers) for kind in model.kinds(layer)):
+        if assumed := KINDS[kind].assumed:
+            found.append(f"{kind} layers: {assumed} ({KINDS[kind].source})")
+        if KINDS[kind].scan and job.layout.cp > 1:
+            found.append(
+                f"{kind} layers: context-parallel ranks exchange heads, as Megatron-LM does; assumed"
+            )
+    return found
 
 
 def expert_tp_note(job: Job) -> list[str]:
@@ -65,12 +90,7 @@ def figures(
 
     Throughput and MFU, and so what tokens cost, are those of an average step: with its share of a checkpoint.
 
-    Args:
-        job: what was run.
-        run: the simulated run.
-        stages: memory of each pipeline rank.
-        rests_on: what the prediction rests on, as sentences.
-        saving_s: how long ranks wait for a checkpoint.
+    *rests_on*: what the prediction rests on, as sentences.
     """
     found = summarize(run)
     step_s, n_ranks, limit = found["step_time_s"], job.layout.world_size, job.cluster.device.memory_bytes
@@ -82,16 +102,14 @@ def figures(
         "step_time_s": step_s,
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_per_gpu": tokens_per_s / n_ranks,
-        "mfu": job.model.flops_per_token(job.document_len or job.seq_len, frozen=job.lora_rank > 0)
-        * tokens_per_s
-        / peak_flops,
+        "mfu": job.flops_per_token * tokens_per_s / peak_flops,
         "peak_memory_bytes": max(stage.peak_bytes for stage in stages),
     }
     return {
         **headline,
         "intervals": intervals(job, headline),
         "memory_limit_bytes": limit,
-        "fits": fits(job, stages),
+        "fits": headline["peak_memory_bytes"] <= limit,
         **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},
         **{key: found[key] for key in ("hidden_by_axis", "waiting_fraction", "shares")},
         "step_times_s": times_s,
@@ -99,6 +117,7 @@ def figures(
         "checkpoint_s": saving_s,
         "checkpoint_every": job.checkpoint_every,
         **{key: found[key] for key in ("world_size", "n_ranks_stored", "n_spans")},
+        "ranks_per_node": min(job.most_ranks_per_node, n_ranks),
         "stages": [
             {
                 "stage": stage.pp,
@@ -128,11 +147,6 @@ def _average_s(job: Job, times_s: Sequence[float], saving_s: float) -> float:
     saves = (number % job.checkpoint_every == 0 for number in range(1, len(times_s) + 1))
     without = [time - saving_s if saved else time for time, saved in zip(times_s, saves, strict=True)]
     return median(without) + saving_s / job.checkpoint_every
-
-
-def fits(job: Job, stages: Sequence[RankMemory]) -> bool:
-    """Return whether every stage fits into the memory of a device."""
-    return max(stage.peak_bytes for stage in stages) <= job.cluster.device.memory_bytes
 
 
 def memory_warnings(job: Job, stages: Sequence[RankMemory]) -> list[str]:
@@ -199,7 +213,7 @@ def _remedies(job: Job) -> Iterator[str]:
             continue
         try:
             other = replace(job, **change)
-            if fits(other, rank_memories(other)):
+            if fits(other):
                 yield as_flags(f"{name}={str(value).lower()}")
         except SimulationError:  # not possible with this layout
             continue

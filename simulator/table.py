@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from foretrace.door import MOST_VALUES, MOST_WHOLE, open_regular, read_text
 from foretrace.simulator.errors import TableError
 
 TRUTHS: Final = {"true": True, "false": False}
@@ -25,9 +27,7 @@ LISTED: Final = (
 class Row:
     """One row of a measured table. Empty cells count as missing.
 
-    Args:
-        cells: by column.
-        number: position of the row in its table, from 1: its name where the table has no ids.
+    *number*: position of the row in its table, from 1: its name where the table has no ids.
     """
 
     def __init__(self, cells: Mapping[str, object], number: int) -> None:
@@ -43,15 +43,14 @@ class Row:
     def integer(self, column: str, default: int | None = None) -> int:
         """Return the cell as a whole number. Raises TableError as ``number_in``, or if it is not whole."""
         found = self.number_in(column, default)
-        if found != int(found):
-            raise TableError(f"{column}={found!r}: a whole number is needed")
+        if found != int(found) or abs(found) > MOST_WHOLE:
+            raise TableError(f"{column}={found!r}: a whole number of at most 64 bits is needed")
         return int(found)
 
     def number_in(self, column: str, default: float | None = None) -> float:
         """Return the cell as a number.
 
-        Raises:
-            TableError: it is empty and there is no *default*, or it is no number.
+        Raises TableError if it is empty and there is no *default*, or it is no number.
         """
         cell = self.text(column)
         if not cell:
@@ -100,12 +99,7 @@ class Row:
 def read_table(path: str | Path, required: Iterable[str]) -> list[Row]:
     """Return the rows of a ``.csv`` or ``.parquet`` file.
 
-    Args:
-        path: the file.
-        required: columns that it must have.
-
-    Raises:
-        TableError: it cannot be read, has no rows, or a column is missing.
+    Raises TableError if it cannot be read, has no rows, or a column is missing.
     """
     path = Path(path)
     rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
@@ -124,13 +118,10 @@ def require(row: Row, columns: Iterable[str], path: str | Path) -> None:
 
 def _csv(path: Path) -> list[dict[str, object]]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            columns = next(reader, [])
-            return [_cells(columns, cells, f"{path}, line {reader.line_num}") for cells in reader if cells]
-    except OSError as error:
-        raise TableError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+        reader = csv.reader(io.StringIO(read_text(path, TableError), newline=""), strict=True)
+        columns = next(reader, [])
+        return [_cells(columns, cells, f"{path}, line {reader.line_num}") for cells in reader if cells]
+    except csv.Error as error:
         raise TableError(f"{path} is not a CSV table: {error}") from None
 
 
@@ -142,7 +133,11 @@ def _cells(columns: list[str], cells: list[str], where: str) -> dict[str, object
 
 def _parquet(path: Path) -> list[dict[str, object]]:
     try:
-        found: list[dict[str, object]] = pq.read_table(path).to_pylist()
+        with open_regular(path, TableError) as file:
+            parquet = pq.ParquetFile(file)
+            if parquet.metadata.num_rows * parquet.metadata.num_columns > MOST_VALUES:
+                raise TableError(f"{path}: more than {MOST_VALUES:,} cells")
+            found: list[dict[str, object]] = parquet.read().to_pylist()
     except OSError as error:
         raise TableError(f"{path} cannot be read: {error.strerror or error}") from None
     except pa.ArrowException as error:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from foretrace.simulator.clock import to_ns
 from foretrace.simulator.engine.changes import Throttle
 from foretrace.simulator.errors import JobError
+from foretrace.simulator.program import to_ns
 from foretrace.topologies.errors import UnitError
 from foretrace.topologies.units import parse_time
 
@@ -28,9 +28,7 @@ class Variation:
             from that time on if one is given: a GPU that throttles, and recovers with a factor of 1. They are
             part of the timeline, jitter is not.
         link_changes: ``rank:tier:capacity[@time]`` separated by commas: what is left of a rank's links from
-            then on (``simulator.network.link_changes``). They are part of the timeline, too.
-        compute_jitter: drawn anew for every compute task.
-        network_jitter: drawn anew for every communication.
+            then on (``simulator.network.uplinks``). They are part of the timeline, too.
         rank_jitter: drawn once per rank and step: clocks, temperature, neighbours on the host.
         samples: steps to draw for the distribution of the step time.
         seed: the same seed gives the same samples.
@@ -58,8 +56,7 @@ class Variation:
     def factors(self) -> dict[int, float]:
         """By rank, the factor by which its compute takes longer during the whole run.
 
-        Raises:
-            JobError: ``stragglers`` is not of the form ``rank:factor[@time]``.
+        Raises JobError if ``stragglers`` is not of the form ``rank:factor[@time]``.
         """
         return {rank: factor for rank, factor, at_ns in _stragglers(self.stragglers) if at_ns is None}
 

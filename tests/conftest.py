@@ -1,5 +1,7 @@
 """What every test shares: property tests are deterministic, and patient with a loaded machine."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,10 @@ from hypothesis import settings
 
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+# The processes that tests start would compile all of foretrace, each of them, where bytecode is not kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

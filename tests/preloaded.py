@@ -2,25 +2,30 @@
 
 It reads a line of JSON for each, as ``tests/forked.py`` writes them, and tells file descriptor N how each has
 ended. A part of it has an environment, a folder and an output of its own. It runs its script as ``__main__``,
-and ends as Python does.
+and ends as Python does, but for torch: to take that apart takes longer than most trainings.
 """
 
+import atexit
 import gc
 import json
 import os
 import select
 import signal
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch._dynamo  # which an optimizer loads when it is first made
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel  # noqa: F401 - scripts use all of these
+
+import foretrace.tracer.hooks
+import foretrace.tracer.record  # noqa: F401 - and of these, where they are recorded
 
 
 def asked(tell: int) -> dict[str, Any] | None:
@@ -93,10 +98,35 @@ def _attach(site: str) -> None:
         expected.expected.pop(name)(sys.modules[name])
 
 
+def run(source: str, name: str, module: ModuleType) -> int:
+    """Run *source* of the file *name* as *module*; return the exit status."""
+    try:
+        exec(compile(source, name, "exec"), module.__dict__)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        sys.stderr.write(f"{error.code}\n")
+        return 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def end(module: ModuleType, status: int) -> NoReturn:
+    """End the process: its threads, what it has registered for the end, what *module* holds."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    module.__dict__.clear()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     gc.freeze()  # what is loaded stays: to go through it at its end would take each part a second
     if (told := asked(int(sys.argv[1]))) is not None:
         module = prepare(told)
         name = "<string>" if told["source"] is not None else sys.argv[0]
         source = told["source"] if told["source"] is not None else Path(name).read_text(encoding="utf-8")
-        exec(compile(source, name, "exec"), module.__dict__)
+        end(module, run(source, name, module))

@@ -202,8 +202,8 @@ class Runner:
             env: its environment, from `env`.
             n: number of ranks.
             fresh: as for `ended`, by default the run directory that *env* names.
-            loads_torch: they load torch, as processes do, and are not split off one that has. One that is
-                recorded from its start finds torch loaded otherwise.
+            loads_torch: they load torch and foretrace, and take them apart, as processes do, and are not
+                split off one that has. One that is recorded from its start finds torch loaded otherwise.
         """
         if fresh is None and RUN_VARIABLE in env:
             fresh = Path(env[RUN_VARIABLE])

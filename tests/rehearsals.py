@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.tracer.rehearse import rehearsing
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.batch import batch_in
 from foretrace.traces.rehearsal import Rehearsal
 

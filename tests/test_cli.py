@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,8 @@ from click.testing import CliRunner
 
 import foretrace
 from foretrace import cli
-from foretrace.simulator.flag_help import SETTINGS
+from foretrace.simulator.flags import flag_of
+from foretrace.simulator.settings import LISTED
 
 SIMULATE = (
     "simulate --model llama3-8b --cluster dgx-h100 --gpus 16 --tp 2 --pp 2 --global-batch 32 --seq-len 2048"
@@ -48,6 +50,9 @@ def test_help_lists_every_verb_and_imports_no_engine() -> None:
         "result = CliRunner().invoke(cli.main, ['--help'])\n"
         "assert result.exit_code == 0, result.output\n"
         "assert all(verb in result.output for verb in cli.VERBS)\n"
+        "for verb in ('simulate', 'memory', 'config', 'goodput', 'calibrate'):\n"
+        "    assert CliRunner().invoke(cli.main, [verb, '--help']).exit_code == 0, verb\n"
+        "    assert CliRunner().invoke(cli.main, [verb, '--no-such-flag']).exit_code == 2, verb\n"
         "heavy = {'torch', 'numpy', 'pyarrow', 'simpy', 'networkx', 'plotly'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -96,10 +101,10 @@ def test_settings_of_a_job_stand_below_headings_and_what_the_verb_writes_before_
     assert re.findall(r"^  (?! )[^-].*", own, re.MULTILINE) == []  # options alone, no arguments
     assert "--tp" not in own
     headings = [section.partition("\n")[0] for section in sections]
-    assert headings == [f"{heading}:" for heading in SETTINGS]
-    for section, rows in zip(sections, SETTINGS.values(), strict=True):
-        names = [flag.replace("/", " / ") for flag, *_ in rows]
-        assert [name for name in names if not re.search(rf"^  {name}\s", section, re.MULTILINE)] == []
+    assert headings == [f"{heading}:" for heading in LISTED]
+    for section, rows in zip(sections, LISTED.values(), strict=True):
+        names = [flag_of(name) for name in rows]
+        assert [name for name in names if not re.search(rf"^  {name}\b", section, re.MULTILINE)] == []
 
 
 def examples(text: str) -> list[list[str]]:
@@ -226,6 +231,8 @@ class TestMistakes:
         nameless = tmp_path / "\udcff"
         nameless.mkdir()
         (tmp_path / "script.py").touch()
+        if "rehearse" in words:
+            pytest.importorskip("torch")
         words = [word.replace("NAMELESS", str(nameless)) for word in words]
         result = run(*[str(tmp_path / word) if word == "script.py" else word for word in words])
         assert_one_line(result, "its path is not UTF-8 text")
@@ -277,3 +284,18 @@ def test_a_finished_run_with_a_missing_rank_is_refused_unless_asked_for(tmp_path
     result = run("analyze", str(out), "--partial", "--json")
     assert result.returncode == 0, result.stderr
     assert any("rank 3" in warning for warning in json.loads(result.stdout)["warnings"])
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_ends_a_command_with_130_and_without_a_word(tmp_path: Path, *, begun: bool) -> None:
+    """While its libraries are loaded, and while a verb works."""
+    code = (
+        "import os, signal, sys, foretrace.cli as cli\n"
+        "from foretrace.__main__ import main\n"
+        "stop = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        + ("import foretrace.traces.store as at; at.open_run = stop\n" if begun else "cli._module = stop\n")
+        + f"sys.argv[1:] = ['analyze', {str(tmp_path)!r}]\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode in (130, -signal.SIGINT)  # which a shell calls 130, too
+    assert (done.stdout, done.stderr.strip()) == ("", "")

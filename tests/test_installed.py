@@ -1,5 +1,6 @@
 """What an installation holds: one package, whole, whichever way it is built."""
 
+import ast
 import subprocess
 import sys
 import tarfile
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from hatchling import build
+
+import foretrace
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("simulator", "tracer", "topologies", "traces")
@@ -59,3 +62,22 @@ def test_no_folder_is_importable_by_its_own_name(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str([None] * len(FOLDERS))
+
+
+def test_a_type_checker_knows_what_is_imported_on_first_use() -> None:
+    tree = ast.parse((ROOT / "src" / "foretrace" / "__init__.py").read_text(encoding="utf-8"))
+    (known,) = [node for node in tree.body if isinstance(node, ast.If)]
+    said = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in known.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    modules = {name: f"foretrace.{at}" for name, at in foretrace.API.items()}
+    assert said == {name: at if name == "figures" else f"{at}.{name}" for name, at in modules.items()}
+
+
+def test_the_front_door_loads_nothing_that_takes_time() -> None:
+    code = "import sys, foretrace; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"numpy", "pyarrow", "torch", "click", "networkx"} & set(done.stdout.split())

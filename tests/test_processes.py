@@ -83,7 +83,7 @@ def test_what_hangs_says_what_it_has_written(start: Any) -> None:
     ended(lambda: [start([*python, ""], env)], None)  # torch is loaded now, or need not be
     hangs = [*python, "import time; print('so far', flush=True); time.sleep(1000)"]
     with pytest.raises(TimeoutError, match="so far"):
-        ended(lambda: [start(hangs, env)], None, timeout_s=20)
+        ended(lambda: [start(hangs, env)], None, timeout_s=5)
 
 
 SAYS = """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from typing import TYPE_CHECKING
 
 import click
+
+from foretrace.door import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,7 @@ def list_(words: tuple[str, ...], *, devices: bool, links: bool, as_json: bool) 
         return
     rows = [one for one in map(row, map(load_cluster, names())) if _has(one, words)]
     if as_json:
-        click.echo(json.dumps({"clusters": rows}))
+        click.echo(json_text({"clusters": rows}))
         return
     if not rows:
         click.echo(f"no machine of the catalogue has {' and '.join(words)} in its name, GPU or description")
@@ -82,7 +83,7 @@ def _list_parts(words: tuple[str, ...], *, devices: bool, as_json: bool) -> None
     wanted = (one for one in (device_names() if devices else link_names()) if _named(one, words))
     rows = [device_row(load_device(one)) if devices else link_row(load_link(one)) for one in wanted]
     if as_json:
-        click.echo(json.dumps({"devices" if devices else "links": rows}))
+        click.echo(json_text({"devices" if devices else "links": rows}))
         return
     if not rows:
         click.echo(
@@ -129,7 +130,7 @@ def show(name: str, *, n_gpus: int | None, as_json: bool) -> None:
     distances = tiers(cluster)
     if as_json:
         rows = [{"tier": t.name, "bytes_per_s": t.bytes_per_s, "latency_s": t.latency_s} for t in distances]
-        click.echo(json.dumps({**cluster.describe(), "tiers": rows}))
+        click.echo(json_text({**cluster.describe(), "tiers": rows}))
         return
     click.echo(f"{cluster.name}: {cluster.description}" if cluster.description else cluster.name)
     size = f"{_count(cluster.n_gpus, 'device')} in {_count(cluster.n_nodes, 'node')}"
@@ -174,7 +175,7 @@ def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
         "n_links": graph.number_of_edges() // 2,
     }
     if as_json:
-        click.echo(json.dumps({"name": cluster.name, **counts}))
+        click.echo(json_text({"name": cluster.name, **counts}))
         return
     domains = _count(counts["n_domains"], f"{_WIRES.get(cluster.intra.kind, '')}domain")
     switches = _count(counts["n_switches"], "switch", "es")
@@ -224,7 +225,7 @@ def read(path: str, *, device: str, output: str | None, as_json: bool) -> None:
     if output is not None:
         _write(output, text)
     if as_json:
-        click.echo(json.dumps({"machine": tomllib.loads(text), "toml": text, "file": output}))
+        click.echo(json_text({"machine": tomllib.loads(text), "toml": text, "file": output}))
     elif output is None:
         click.echo(text, nl=False)
     else:

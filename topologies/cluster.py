@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any, Final
@@ -66,6 +66,8 @@ class Cluster:
         transfer_factors: how many times as long communication takes here as the links say, out of a
             calibration: by link, kind and part, ``"near.all_reduce.wire"``; kind ``others`` is for the rest.
         price_usd_per_gpu_hour: what one device costs, if known.
+        node_power_w: what a node draws at most, GPUs included, if known.
+        gpus_per_tray: GPUs of a node that are rented, and powered, together; all of them if 0.
         description: one line for people.
         sources: where each figure of the machine itself comes from.
     """
@@ -87,6 +89,8 @@ class Cluster:
     time_slice_s: float = 0.0
     transfer_factors: Mapping[str, float] = field(default_factory=dict, hash=False)
     price_usd_per_gpu_hour: float | None = None
+    node_power_w: float | None = None
+    gpus_per_tray: int = 0
     description: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
@@ -101,9 +105,19 @@ class Cluster:
                 f"cluster {self.name}: nics_used = {self.nics_used}: from 0, all of them, to nics_per_node = "
                 f"{self.nics_per_node}"
             )
+        if self.gpus_per_tray and (self.gpus_per_tray < 0 or self.gpus_per_node % self.gpus_per_tray):
+            raise CatalogError(
+                f"cluster {self.name}: gpus_per_tray = {self.gpus_per_tray} does not divide gpus_per_node = "
+                f"{self.gpus_per_node}"
+            )
         if self.cpu not in CPUS:
             raise CatalogError(
                 f"cluster {self.name}: cpu = {self.cpu!r}: one of {', '.join(filter(None, CPUS))}"
+            )
+        gpus_w = self.gpus_per_node * self.device.power_limit_w
+        if self.node_power_w is not None and self.node_power_w <= gpus_w:
+            raise CatalogError(
+                f"cluster {self.name}: node_power = {self.node_power_w:g} W, its GPUs draw {gpus_w:g} W alone"
             )
         for other in self.others:
             self._check_other(other)
@@ -112,6 +126,11 @@ class Cluster:
                 f"cluster {self.name}: {sum(other.nodes for other in self.others)} nodes of other kinds in a "
                 f"machine of {self.n_nodes}; at least one must be of its own kind, so raise n_gpus"
             )
+
+    @property
+    def calibrated(self) -> list[str]:
+        """Sentences on the factors of a calibration on communication."""
+        return [f"calibrated: {name} x {factor:.3f}" for name, factor in self.transfer_factors.items()]
 
     @property
     def n_nodes(self) -> int:
@@ -167,11 +186,25 @@ class Cluster:
     @property
     def mean_price_usd_per_gpu_hour(self) -> float | None:
         """What a GPU costs on average over the nodes; None if the price of one kind is not known."""
-        prices = [
-            self.kind_of(node).price_usd_per_gpu_hour for node in range(self.n_nodes if self.others else 1)
-        ]
-        known = [price for price in prices if price is not None]
-        return sum(known) / len(known) if len(known) == len(prices) else None
+        return self._mean(lambda machine: machine.price_usd_per_gpu_hour)
+
+    def powers(self) -> dict[str, float | None]:
+        """Return what a GPU, and the rest of a node for it, draw at most: means over nodes, or None."""
+
+        def host_w(machine: Cluster) -> float | None:
+            limit_w, node_w = machine.device.power_limit_w, machine.node_power_w
+            return None if node_w is None or not limit_w else node_w / machine.gpus_per_node - limit_w
+
+        return {
+            "power_limit_w_per_gpu": self._mean(lambda machine: machine.device.power_limit_w or None),
+            "host_power_w_per_gpu": self._mean(host_w),
+        }
+
+    def _mean(self, figure: Callable[[Cluster], float | None]) -> float | None:
+        """Return the mean of *figure* over the nodes; None if that of one kind is not known."""
+        found = [figure(self.kind_of(node)) for node in range(self.n_nodes if self.others else 1)]
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if len(known) == len(found) else None
 
     def kind_at(self, gpu: int) -> int:
         """Return the place in ``kinds`` of the kind of *gpu*."""
@@ -215,6 +248,7 @@ class Cluster:
             "n_gpus": self.n_gpus,
             "n_nodes": self.n_nodes,
             "gpus_per_node": self.gpus_per_node,
+            "gpus_per_tray": self.gpus_per_tray,
             "nics_per_node": self.nics_per_node,
             "nics_used": self.nics_used,
             "rings_out": self.rings_out,
@@ -228,6 +262,7 @@ class Cluster:
             "others": [{"machine": other.machine.name, "nodes": other.nodes} for other in self.others],
             "fabric": self.fabric_spec.describe() | {"sources": self._fabric_sources()},
             "price_usd_per_gpu_hour": self.mean_price_usd_per_gpu_hour,
+            **self.powers(),
             "digest": digest(self),
             "sources": dict(self.sources),
         }
@@ -250,8 +285,8 @@ def processor_share(cores: int, n_processes: int) -> float:
     return min(1.0, cores / n_processes)
 
 
-WORDS: Final = frozenset({"name", "description", "sources"})
-"""What a machine and its parts say of themselves that no time and no cost depends on."""
+WORDS: Final = frozenset({"name", "description", "sources", "power_limit_w", "node_power_w", "gpus_per_tray"})
+"""What a machine and its parts say of themselves that no time depends on."""
 
 CALIBRATED: Final = frozenset({"factors", "transfer_factors"})
 """What a calibration puts on a machine, which stays the same machine."""

@@ -34,6 +34,7 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
         "reserved_bytes": "reserved",
         "host_bytes_per_s": "host_link",
         "compute_capability": "compute_capability",
+        "power_limit_w": "power_limit",
     }
 )
 """The figures of a device by field, and their keys in a file, in the order in which people read them."""
@@ -48,6 +49,7 @@ NOT_GIVEN: Final[Mapping[str, tuple[float, str]]] = MappingProxyType(
         "gemm_fp32_share": (1.0, "as near to the peak as other products"),
         "reserved_bytes": (0, "nothing is taken"),
         "compute_capability": (0.0, "none of NVIDIA's"),
+        "power_limit_w": (0.0, "not known, and so no energy"),
         "host_bytes_per_s": (25e9, "PCIe 4.0 x16, 32 GB/s less what packets cost"),
     }
 )
@@ -101,13 +103,15 @@ class Device:
             one product after another.
         host_bytes_per_s: bandwidth of copies between it and pinned memory of its host, each way.
         compute_capability: NVIDIA's number of what its hardware can do, 9.0 of Hopper; 0 of others.
+        power_limit_w: what its board draws at most, in a module its share; 0 where that is not known.
         reserved_bytes: memory that the framework's context and libraries take before the first tensor.
         gemm_tiles: how matrix products are cut into tiles; None where only the three constants are known.
         attention_kernels: fused attention kernels by name, where they were measured.
         attention_kernel: the one of them that training uses.
         assumed: what of this device was not measured on it but taken from its class, as a sentence.
         factors: how many times as long ``products``, ``attention``, ``memory``, ``copies``, ``optimizer`` run
-            here as the figures say, out of a calibration; 1 where nothing is given.
+            here as the figures say, out of a calibration; 1 where nothing is given. Those of ``fixed``,
+            ``launch`` and ``link`` are in the figures already.
         sources: where each figure comes from, by its key in a file: one of ``KEYS``, or ``peak.<dtype>``.
     """
 
@@ -133,6 +137,7 @@ class Device:
     reserved_bytes: int = 0
     host_bytes_per_s: float = 25e9
     compute_capability: float = 0.0
+    power_limit_w: float = 0.0
     gemm_tiles: GemmTiles | None = field(default=None, repr=False)
     attention_kernels: Mapping[str, AttentionKernel] = field(default_factory=dict, hash=False, repr=False)
     attention_kernel: str = ""

@@ -134,6 +134,8 @@ def page(cluster: Cluster) -> str:
     graph = fabric(shown)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1><p>{escape(_described(cluster))}</p>"
         f'<p class="said">{_legend(graph)}{_more(cluster)}</p><div class="scrolls">{svg(graph)}</div>'

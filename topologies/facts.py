@@ -10,7 +10,13 @@ from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import KEYS, Device
 from foretrace.topologies.fabric import FabricSpec
 from foretrace.topologies.link import LinkSpec
-from foretrace.topologies.units import format_bandwidth, format_bytes, format_flops, format_time
+from foretrace.topologies.units import (
+    format_bandwidth,
+    format_bytes,
+    format_flops,
+    format_power,
+    format_time,
+)
 
 
 def row(cluster: Cluster) -> dict[str, Any]:
@@ -58,7 +64,8 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, 
     """Yield title, figures and sources of the machine, its device and its links, as a file names them."""
     spec = cluster.fabric_spec
     facts = {"gpus_per_node": str(cluster.gpus_per_node), "nics_per_node": str(cluster.nics_per_node)}
-    facts |= {key: str(n) for key in ("nics_used", "rings_out") if (n := getattr(cluster, key))}
+    rest = ("nics_used", "rings_out", "gpus_per_tray")
+    facts |= {key: str(n) for key in rest if (n := getattr(cluster, key))}
     if cluster.cpu:
         facts["cpu"] = cluster.cpu
     if cluster.node.kind != "switch":
@@ -75,6 +82,8 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, 
         facts["price_per_gpu"] = f"{cluster.price_usd_per_gpu_hour:g} USD/h"
     elif not cluster.cores:
         facts["price_per_gpu"] = "not known, --price gives one"
+    if cluster.node_power_w is not None:
+        facts["node_power"] = format_power(cluster.node_power_w)
     yield "machine", facts, cluster.sources
     device = cluster.device
     facts = {f"peak.{dtype}": flops(peak) for dtype, peak in device.peak_flops_per_s.items()}
@@ -135,8 +144,12 @@ def _link_facts(link: LinkSpec) -> dict[str, str]:
 
 def _figure(name: str, value: float) -> str:
     """Return a figure with the unit that the name of its field says."""
-    ways = {"_bytes_per_s": bandwidth, "_bytes": format_bytes, "_s": format_time}
+    ways = {"_bytes_per_s": bandwidth, "_bytes": format_bytes, "_s": format_time, "_w": _power}
     return next((way(value) for ending, way in ways.items() if name.endswith(ending)), f"{value:g}")
+
+
+def _power(watts: float) -> str:
+    return format_power(watts) if watts else "not known"
 
 
 def _extent(ranks: list[int]) -> str:

@@ -23,7 +23,7 @@ def _check(where: str, values: Mapping[str, float], shares: tuple[str, ...]) -> 
 class GemmTiles:
     """Matrix products as tiles of the output that processors work through in waves.
 
-    ``simulator/compute/tiling.py`` has the formula; a committed script (``benchmarks/fit_gemm.py``) fits the
+    ``simulator/compute/gemm.py`` has the formula; a committed script (``benchmarks/fit_gemm.py``) fits the
     constants.
 
     Attributes:

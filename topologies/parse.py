@@ -15,7 +15,14 @@ from foretrace.topologies.kernel import AttentionKernel, AttentionPass, GemmTile
 from foretrace.topologies.link import COLLECTIVES, Curve, LinkSpec, Table
 from foretrace.topologies.node import NodeSpec
 from foretrace.topologies.reader import Section, number, text, truth, whole
-from foretrace.topologies.units import parse_bandwidth, parse_bytes, parse_flops, parse_price, parse_time
+from foretrace.topologies.units import (
+    parse_bandwidth,
+    parse_bytes,
+    parse_flops,
+    parse_power,
+    parse_price,
+    parse_time,
+)
 
 
 def device_from(section: Section) -> Device:
@@ -47,7 +54,7 @@ def device_from(section: Section) -> Device:
 
 def _reader(field: str) -> Callable[[Any], float]:
     """Return how the value of a field is read, from the unit in its name."""
-    readers = {"_bytes_per_s": parse_bandwidth, "_bytes": parse_bytes, "_s": parse_time}
+    readers = {"_bytes_per_s": parse_bandwidth, "_bytes": parse_bytes, "_s": parse_time, "_w": parse_power}
     return next((read for ending, read in readers.items() if field.endswith(ending)), number)
 
 
@@ -182,6 +189,8 @@ def cluster_from(
         cores=cores,
         time_slice_s=section.get("time_slice", parse_time, 0.0),
         price_usd_per_gpu_hour=section.get("price_per_gpu", parse_price, None),
+        node_power_w=section.get("node_power", parse_power, None),
+        gpus_per_tray=section.get("gpus_per_tray", whole, 0),
     )
     section.done()
     cluster = replace(cluster, sources=section.sources | fabric_sources | _finish(node, "node."))

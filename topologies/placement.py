@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from foretrace.door import read_text
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import CatalogError
 
@@ -74,13 +75,8 @@ def _rail(world_size: int, cluster: Cluster) -> Sequence[int]:
 
 
 def _read(path: Path) -> list[int]:
-    try:
-        words = path.read_text(encoding="utf-8").replace(",", " ").split()
-    except OSError as error:
-        raise CatalogError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise CatalogError(f"{path} is not text: {error}") from None
-    if wrong := next((word for word in words if not word.isdecimal()), None):
+    words = read_text(path, CatalogError).replace(",", " ").split()
+    if wrong := next((word for word in words if not (word.isdecimal() and len(word) < 10)), None):
         raise CatalogError(f"{path}: {wrong[:60]!r} is not the number of a GPU")
     return [int(word) for word in words]
 

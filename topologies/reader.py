@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from foretrace.door import load
 from foretrace.topologies.errors import CatalogError, TopologyError, UnitError
 
 T = TypeVar("T")
@@ -104,12 +104,7 @@ class Section:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. Raises CatalogError if it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CatalogError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise CatalogError(f"{path} is not TOML: {error}") from None
+    return load(path, "TOML", CatalogError)
 
 
 def text(value: object) -> str:

@@ -26,6 +26,10 @@ SECONDS: Final[Mapping[str, float]] = MappingProxyType(
     {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 )
 FLOP_PER_S: Final[Mapping[str, float]] = MappingProxyType({f"{p}FLOP/s": f for p, f in _SI.items()})
+WATTS: Final[Mapping[str, float]] = MappingProxyType({f"{p}W": _SI[p] for p in ("", "k", "M")})
+G_CO2E_PER_KWH: Final[Mapping[str, float]] = MappingProxyType(
+    {f"{p}g{gas}/kWh": _SI[p] for gas in ("CO2", "CO2e", "CO2eq", "") for p in ("", "k")}
+)
 USD_PER_HOUR: Final[Mapping[str, float]] = MappingProxyType({"USD/h": 1.0})
 
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(\S*)\s*")
@@ -33,6 +37,7 @@ _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0
 _DOLLARS: Final = re.compile(
     r"\s*\$?\s*([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE]\+?[0-9]+)?)\s*([kKmMbB]?)\s*(?:USD|usd|\$)?\s*"
 )
+_COUNT: Final = re.compile(r"\s*([0-9][0-9,]{0,20}(?:\.[0-9]{0,12})?)\s*([kKmMbBtT]?)\s*")
 _MANY: Final = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -81,6 +86,24 @@ def parse_price(text: object) -> float:
     return _parse(text, USD_PER_HOUR, "a price", "2.5 USD/h")
 
 
+def parse_power(text: object) -> float:
+    """Return ``"10.2 kW"`` as watts. Raises UnitError without that unit.
+
+    >>> parse_power("10.2 kW")
+    10200.0
+    """
+    return _parse(text, WATTS, "a power", "700 W")
+
+
+def parse_grid(text: object) -> float:
+    """Return ``"400 gCO2/kWh"`` as grams of CO2 equivalent per kWh. Raises UnitError without that unit.
+
+    >>> parse_grid("0.4 kgCO2e/kWh")
+    400.0
+    """
+    return _parse(text, G_CO2E_PER_KWH, "a grid's factor", "400 gCO2/kWh")
+
+
 def parse_usd(text: object) -> float:
     """Return ``"1.5M USD"`` as US dollars; the unit may be left out, or be a ``$`` in front.
 
@@ -126,6 +149,33 @@ def format_bandwidth(bytes_per_s: float) -> str:
     return f"{format_bytes(bytes_per_s)}/s"
 
 
+def format_power(watts: float) -> str:
+    """Return a power, three significant digits.
+
+    >>> format_power(10200.0)
+    '10.2 kW'
+    """
+    return _format(watts, dict(WATTS))
+
+
+def format_energy(kwh: float) -> str:
+    """Return an energy, three significant digits.
+
+    >>> format_energy(0.25), format_energy(1287e3)
+    ('250 Wh', '1.29 GWh')
+    """
+    return _format(kwh, {"Wh": 1e-3, "kWh": 1.0, "MWh": 1e3, "GWh": 1e6})
+
+
+def format_mass(kg: float) -> str:
+    """Return a mass, three significant digits.
+
+    >>> format_mass(0.25), format_mass(552e3)
+    ('250 g', '552 t')
+    """
+    return _format(kg, {"g": 1e-3, "kg": 1.0, "t": 1e3})
+
+
 def format_time(seconds: float) -> str:
     """Return a time in the unit that suits it, three significant digits.
 
@@ -142,6 +192,20 @@ def format_flops(flops_per_s: float) -> str:
     '989 TFLOP/s'
     """
     return _format(flops_per_s, dict(FLOP_PER_S))
+
+
+def parse_count(text: str) -> tuple[float, int] | None:
+    """Return a number of things and how many decimals of a billion it has; None if *text* is no number.
+
+    >>> parse_count("8.03B"), parse_count("8,030,261,248"), parse_count("270M"), parse_count("gpt2")
+    ((8030000000.0, 2), (8030261248.0, 9), (270000000.0, 3), None)
+    """
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        return None
+    decimals = {"": 9, "K": 6, "M": 3, "B": 0, "T": -3}[match[2].upper()]
+    value = float(f"{match[1].replace(',', '')}e{9 - decimals}")
+    return value, decimals + len(match[1].partition(".")[2])
 
 
 def _parse(text: object, units: Mapping[str, float], what: str, example: str) -> float:

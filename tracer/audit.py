@@ -176,11 +176,7 @@ def compare(calls: Sequence[Call], entries: Sequence[Entry], backend: str, *, is
 
 
 class Auditor:
-    """Keeps the last calls of a recording, and compares them with c10d when it ends.
-
-    Args:
-        groups: the process groups of this rank.
-    """
+    """Keeps the last calls of a recording, and compares them with c10d when it ends."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups

@@ -9,14 +9,11 @@ of their own, which breaks modules that change them in place.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.guarded import Replacements, between
-from foretrace.tracer.importing import Expectation
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.records import Block
 
@@ -28,9 +25,6 @@ LOSS: Final = Block("loss")  # owner of the backward pass before it enters the m
 
 class BackwardHook:
     """Notes when a backward pass begins and ends, and who owns its time.
-
-    Args:
-        session: the recording.
 
     Attributes:
         n_running: backward passes that run, one inside the other.
@@ -49,17 +43,7 @@ class BackwardHook:
         self._queue_callback = internals.queue_callback()
         self._graph_done = session.guarded("modules", self._nodes_done)
         begin, end = (session.guarded("modules", f) for f in (self._begin, self._end))
-        self._original = original = internals.swap_run_backward()
-        internals.swap_run_backward(between(lambda *_, **__: begin(), end)(original))
-        if LIBRARY in sys.modules:
-            _lead_back(sys.modules[LIBRARY])
-        self._expectation = None if LIBRARY in sys.modules else Expectation(LIBRARY, _lead_back)
-
-    def remove(self) -> None:
-        """Give the entry to the autograd engine back as it was."""
-        internals.swap_run_backward(self._original)
-        if self._expectation is not None:
-            self._expectation.remove()
+        self.remove = internals.around_backward(between(lambda *_, **__: begin(), end))
 
     @property
     def forward_kind(self) -> str:
@@ -112,19 +96,6 @@ class BackwardHook:
                 session.disable("modules", error)
 
         return enter
-
-
-LIBRARY: Final = "megatron.core.pipeline_parallel.schedules"
-"""Its ``custom_backward`` differentiates outputs that were freed, for which it asks the engine itself."""
-
-
-def _lead_back(module: Any) -> None:
-    """Have a library that starts backward passes past torch's function start them by it."""
-
-    def run_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        return internals.swap_run_backward()(tensors, *args, **kwargs)  # whatever is there by then
-
-    module.Variable = SimpleNamespace(_execution_engine=SimpleNamespace(run_backward=run_backward))
 
 
 class CheckpointHook(Replacements):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +11,12 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from foretrace.door import json_text
 from foretrace.traces.console import stdout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from foretrace.traces.info import RunInfo
 
 MOST_TOLD: Final = 6
@@ -128,7 +130,7 @@ def _tell_all(runs: Sequence[Path], path: Path, status: int, *, ranks: str, as_j
     ]
     if as_json:
         restarts = {"restarts": told[1:]} if told[1:] else {}
-        click.echo(json.dumps({**told[0], "exit_status": status, **restarts}))
+        click.echo(json_text({**told[0], "exit_status": status, **restarts}))
 
 
 def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, Any]:
@@ -143,10 +145,13 @@ def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, An
     if as_json:
         return {"run": str(path), "recorded": summary is not None, "failure": why, **(summary or {})}
     if summary is None:
-        click.echo(f"foretrace: nothing recorded in {path}: {why_nothing(path)}", err=True)
+        lacks, but = (
+            ("no span was written", "; the last calls are known:") if why else ("nothing recorded", "")
+        )
+        click.echo(f"foretrace: {lacks} in {path}: {why_nothing(path)}{but}", err=True)
     else:
         _show(path, summary)
-        lacks_some = summary["n_ranks_stored"] < summary["world_size"] and not ranks
+        lacks_some = summary["ranks_known"] < summary["world_size"] and not ranks
         if lacks_some and (not status or summary["ranks_here"] < summary["world_size"]):  # else they died
             click.echo(
                 f"the other ranks, on other machines: foretrace record --merge -o ALL {path} ...", err=True
@@ -157,14 +162,13 @@ def _told(path: Path, status: int, *, ranks: str, as_json: bool) -> dict[str, An
 
 
 def _merge(parts: tuple[str, ...], output: Path | None, *, as_json: bool) -> None:
-    """Join run directories and say what has become of them."""
     from foretrace.tracer.finish import merge
 
     if output is None:
         raise click.UsageError("--merge needs -o DIRECTORY for the joined run")
     summary = merge([Path(part) for part in parts], output)
     if as_json:
-        click.echo(json.dumps({"run": str(output), **(summary or {})}))
+        click.echo(json_text({"run": str(output), **(summary or {})}))
     elif summary is not None:
         _show(output, summary)
 
@@ -182,7 +186,6 @@ def _show(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _sentence(summary: Mapping[str, Any]) -> str:
-    """Return what was recorded, in words."""
     from foretrace.traces.report.format import format_time
 
     stored, n = summary["n_ranks_stored"], summary["world_size"]
@@ -224,7 +227,7 @@ def detect(*, output: Path, processes: int, as_json: bool) -> None:
     measured = measure(processes)
     write_atomically(output, machine_toml(measured))
     if as_json:
-        click.echo(json.dumps({"path": str(output), **measured.describe()}))
+        click.echo(json_text({"path": str(output), **measured.describe()}))
         return
     for line in measured.lines():
         click.echo(line)
@@ -237,29 +240,69 @@ def detect(*, output: Path, processes: int, as_json: bool) -> None:
     "-o", "--output", required=True, type=click.Path(file_okay=False), help="Run directory to write."
 )
 @click.option("--name", default="", help="Name of the run. [default: the last part of the directory]")
+@click.option(
+    "--comm-kernels",
+    default="",
+    metavar="REGEX",
+    help="Kernels that communicate, beside those known: what their names contain.",
+)
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Tell from operators and their shapes what job it was, and how sure that is.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def ingest(paths: tuple[str, ...], output: str, name: str, *, as_json: bool) -> None:
+@click.pass_obj
+def ingest(
+    describe_device: Callable[[str], Mapping[str, Any]],
+    paths: tuple[str, ...],
+    output: str,
+    name: str,
+    comm_kernels: str,
+    *,
+    explain: bool,
+    as_json: bool,
+) -> None:
     """Import a trace of another tool as a run.
 
     PATHS are trace files, one per rank, or a folder or archive of them:
 
         foretrace ingest traces/ -o runs/theirs
 
-    Kineto and other Chrome traces; plain, .gz or .zip. The kind is detected from the contents.
+    Kinds: kineto and other Chrome traces, nsight (exported as SQLite), xplane of XLA, rocprof (JSON of
+    rocprofv3), exported runs of foretrace, tables of operations, timers, chakra, flight recorder, param;
+    plain, .gz or .zip. The kind is detected from the contents.
     """
+    from foretrace.tracer.ingest.explained import lines
     from foretrace.tracer.ingest.ingest import ingest as take_over
     from foretrace.tracer.ingest.joining import said
 
     with _Bar(paths, quiet=as_json) as bar:
-        info = take_over(paths, output, name=name, progress=bar.advance)
+        info = take_over(
+            paths,
+            output,
+            name=name,
+            progress=bar.advance,
+            communicates=comm_kernels,
+            explain=explain,
+            describe_device=describe_device,
+        )
     evidence = said(info)
     if as_json:
-        click.echo(json.dumps(_document(output, info, evidence)))
+        document = _document(output, info, evidence)
+        if explain:
+            document["explained"] = (info.job or {})["explained"]
+        click.echo(json_text(document))
         return
+    if explain:
+        evidence += lines((info.job or {})["explained"])
     console = stdout()
     ranks = f"{len(info.clock)} of {info.world_size} ranks"
     kind = escape(str((info.job or {}).get("ingested_from")))
-    console.print(f"[bold]{escape(output)}[/]  from {kind}, {ranks}", soft_wrap=True)
+    origin = (
+        f"from {kind}, {ranks}" if info.origin == "ingested" else f"the {info.origin} run that was exported"
+    )
+    console.print(f"[bold]{escape(output)}[/]  {origin}", soft_wrap=True)
     for line in evidence:
         console.print(f"  {line}", style="dim", soft_wrap=True, markup=False)
     for reason, count in sorted(info.dropped.items()):
@@ -315,6 +358,10 @@ class _Bar:
 
 
 def _size(paths: tuple[str, ...]) -> int:
-    """Return how many bytes lie at *paths*."""
-    files = [file for path in map(Path, paths) for file in (path.rglob("*") if path.is_dir() else [path])]
+    from foretrace.door import files_in
+    from foretrace.tracer.errors import IngestError
+
+    files = [
+        one for path in map(Path, paths) for one in (files_in(path, IngestError) if path.is_dir() else [path])
+    ]
     return sum(file.stat().st_size for file in files if file.is_file())

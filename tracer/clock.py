@@ -178,10 +178,6 @@ class ClockLine:
         Between two offsets that are each known to some uncertainty, a line through both is off by no more
         than the larger one wherever the clock runs evenly; where it does not, measurements in between lie off
         the line. After the last one the error grows as the line's slope is uncertain.
-
-        Args:
-            found: measurements in the order of time.
-            tail_ns: for how long after the last of them the line has to hold.
         """
         first, last = found[0], found[-1]
         span_ns = last.own_ns - first.own_ns

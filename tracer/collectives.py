@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
-from foretrace.tracer.guarded import between
+from foretrace.tracer.guarded import between, is_interrupt
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.operators import RECORDED, Operator, dtype_name
 from foretrace.tracer.records import Communication
@@ -232,6 +232,10 @@ class CollectiveHook:
             is_paused = pause()
             try:
                 return redispatch(keyset & after, tensor)
+            except Exception as error:
+                if not is_interrupt(error):
+                    completions.raised()
+                raise
             finally:
                 if communication is not None:
                     ended(communication)
@@ -263,11 +267,7 @@ FIRST: Final = "BackendSelect"  # the dispatch key at which a call is seen first
 
 
 class Implementations:
-    """Functions that see the calls of operators of one namespace first, and pass them on.
-
-    Args:
-        namespace: e.g. ``"c10d"``.
-    """
+    """Functions that see the calls of operators of one namespace first, and pass them on."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace

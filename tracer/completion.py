@@ -94,12 +94,9 @@ class Watchers:
     They are no objects of ``threading``: such a one knows ``sys.excepthook``, and with that of torch all
     process groups, which would outlive Python with a thread that is left inside of a wait.
 
-    Args:
-        wait: the original ``Work.wait``.
-        ended: called with each communication when its wait has returned.
-
     Attributes:
         n_threads: how many there are.
+        has_failed: whether a collective that nobody else waited for has failed, in this step.
     """
 
     def __init__(self, wait: Callable[..., Any], ended: Callable[[Communication], None]) -> None:
@@ -108,6 +105,7 @@ class Watchers:
         self._changed = threading.Condition()
         self._queue: SimpleQueue[Batch] = SimpleQueue()
         self.n_threads = self._n_idle = 0
+        self.has_failed = False
         self._transfers: list[Any] = []
         self._gives_up = self._leaves = False
 
@@ -175,7 +173,7 @@ class Watchers:
         if work is None:  # the training has waited for it meanwhile
             return
         if watch is None:
-            if not self._is_over(work):
+            if not self._is_over(communication, work):
                 return
         else:
             watch.error = self._waited_for(work)
@@ -187,7 +185,7 @@ class Watchers:
             watch.done.set()
         self._ended(communication)
 
-    def _is_over(self, work: Any) -> bool:
+    def _is_over(self, communication: Communication, work: Any) -> bool:
         """Wait for a collective, whatever becomes of it; False: not to its end."""
         while not self._gives_up:
             try:
@@ -195,6 +193,8 @@ class Watchers:
             except Exception:  # it has failed, or the time is over
                 if not work.is_completed():
                     continue
+                # Whoever waits for it in the training is told, and may go on.
+                self.has_failed |= fails(self._wait, work) and not communication.is_claimed
             return True
         return False
 
@@ -215,6 +215,15 @@ class Watchers:
             with self._changed:
                 self._transfers.remove(work)
         return None
+
+
+def fails(wait: Callable[..., Any], work: Any) -> bool:
+    """Whether a collective that is over has failed, by the original ``Work.wait``; ``is_success`` warns."""
+    try:
+        wait(work, SLICE)
+    except Exception:
+        return True
+    return False
 
 
 def join(watch: Watch, timeout: Any = None) -> bool:
@@ -242,11 +251,7 @@ _VIRTUAL: Final = 2 * ctypes.sizeof(ctypes.c_void_p)
 
 
 def give_up(work: Any) -> bool:
-    """Have whoever waits for a transfer give up, or else who waits for it next; whether that could be done.
-
-    Args:
-        work: a ``Work``.
-    """
+    """Have whoever waits for a transfer give up, or who waits for it next; whether that could be done."""
     with suppress(OSError, AttributeError, ValueError):  # another torch
         library = _library()
         address = _address(work)
@@ -308,28 +313,27 @@ _OURS: Final = 2
 class Completions:
     """Keeps the communications that are under way, and notes the end of each.
 
-    Args:
-        wait: the original ``Work.wait``.
-        rank: own global rank.
-
     Attributes:
         watchers: the threads that wait in place of the training.
         by_work: communications under way by the identity of their work; of a batch the last.
         by_storage: communications under way by the address of a tensor that they fill.
         loose: communications of the processor under way that nobody is known to wait for.
+        raised_ns: when a wait of the training raised, 0: none has, or the training has gone on since.
+        has_failed: whether what nobody waited for has failed, in this step.
     """
 
     def __init__(self, wait: Callable[..., Any], rank: int) -> None:
         self.by_work: dict[int, Communication] = {}
         self.by_storage: dict[int, Communication] = {}
-        self._lock = threading.Lock()
+        self._wait, self._lock = wait, threading.Lock()
         self._batches: dict[tuple[int, GroupInfo], list[Communication]] = {}
         self._rank = rank
         self.watchers = Watchers(wait, self._watched)
         self.loose: deque[Communication] = deque()
         self._unclaimed: deque[Communication] = deque()
         self._watched_ns = self._waited_ns = 0
-        self._is_closing = False
+        self.raised_ns = self._stepped_ns = 0
+        self._is_closing = self.has_failed = False
 
     def follow(self, communication: Communication, work: Any) -> None:
         """Know *communication* by its work and by the tensors that it fills."""
@@ -430,13 +434,7 @@ class Completions:
             one.end = end
 
     def issued(self, communication: Communication, work: Any, *, watchable: bool) -> None:
-        """Follow *communication*, of tensors of the processor, to its end.
-
-        Args:
-            communication: just issued.
-            work: its ``Work``; None if it was complete on return.
-            watchable: whether a second thread may wait for it.
-        """
+        """Follow *communication*, of tensors of the processor, to its end."""
         if work is None:
             communication.end = now_ns()
             return
@@ -475,6 +473,7 @@ class Completions:
             return may_watch
         if work.is_completed():
             communication.end = now_ns()
+            self.has_failed |= fails(self._wait, work)
             self.forget(communication)
             return True
         if may_watch and now - self._watched_ns > WATCH_EVERY_NS:
@@ -482,6 +481,34 @@ class Completions:
             self.watchers.watch([communication])
             return True
         return False
+
+    def failure_seen(self) -> bool:
+        """Whether a communication has failed, as c10d says, and the training has not gone on since.
+
+        What waits in C++ raises a moment before c10d says of the work that it is over.
+        """
+        until_ns = now_ns() + round(SLICE.total_seconds() * 1e9)
+        while not (self.raised_ns or self.has_failed or self.watchers.has_failed):
+            held = [one for one in [*self.by_work.values()] if one.device < 0 and not one.is_p2p]
+            held = [one for one in held if _issued_ns(one) > self._stepped_ns]
+            works = [work for one in held if (work := one.work) is not None]
+            over = [work for work in works if work.is_completed()]
+            if any(fails(self._wait, work) for work in over):
+                return True
+            if len(over) == len(works) or now_ns() > until_ns:
+                return False
+            time.sleep(NAP_S)
+        return True
+
+    def raised(self) -> None:
+        """A wait of the training raises: it ends the training if nothing that is issued later completes."""
+        self.raised_ns = now_ns()
+        self.has_failed = self.watchers.has_failed = False
+
+    def step_ended(self) -> None:
+        """The training goes on to another step, whatever has failed."""
+        self.raised_ns, self._stepped_ns = 0, now_ns()
+        self.has_failed = self.watchers.has_failed = False
 
     def wait_follows(self) -> None:
         """The training is going to wait in C++ for the collectives under way: have their ends noted."""
@@ -542,6 +569,8 @@ class Completions:
             return
         if communication.end is None:
             communication.end = now_ns()
+        if self.raised_ns and _issued_ns(communication) > self.raised_ns:
+            self.raised_ns = 0
         self.forget(communication)
         with self._lock:
             if self.loose and self.loose[-1] is communication:  # as what is waited for at once

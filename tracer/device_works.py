@@ -54,11 +54,7 @@ _MADE: Final = operator.itemgetter("time_created_ns")
 
 
 class FlightRecorder:
-    """How long works ran, as torch's flight recorder knows it; asked on the writing thread.
-
-    Args:
-        read: returns what each flight recorder holds, as ``internals.flight_recorders``.
-    """
+    """How long works ran, as torch's flight recorder knows it; asked on the writing thread."""
 
     def __init__(self, read: Callable[[], Sequence[Sequence[Mapping[str, Any]]]]) -> None:
         self._read = read
@@ -67,12 +63,7 @@ class FlightRecorder:
         self._read_ns = 0
 
     def look(self, n_waiting: int, *, closing: bool = False) -> None:
-        """Read it, if something was asked that it may tell by now and it was not read just before.
-
-        Args:
-            n_waiting: communications under way, which it may have to tell of.
-            closing: the recording ends.
-        """
+        """Read it, if something was asked that it may tell by now and it was not read just before."""
         is_due = now_ns() - self._read_ns > (CLOSING_NS if closing else READ_NS)
         if self._is_absent or not self._is_wanted or not (is_due or n_waiting > MOST_WAITING):
             return
@@ -125,10 +116,6 @@ class DeviceTimes:
 
     Those of a group must come in the order of their issue.
 
-    Args:
-        moments: tells when stamps were.
-        recorder: tells how long works ran.
-
     Attributes:
         ask: looks whether what nobody waits for is complete.
     """
@@ -140,12 +127,7 @@ class DeviceTimes:
         self._queues: defaultdict[int, _Queue] = defaultdict(_Queue)
 
     def of(self, one: Communication, *, last: bool) -> tuple[int, int] | None:
-        """Return the start and the end of *one*, None while they are not known; note whether they are bounds.
-
-        Args:
-            one: a communication of any device.
-            last: the recording ends: nobody will tell more.
-        """
+        """Return when *one* began and ended, None while it is not known; note whether these are bounds."""
         launch, ns = one.launch, self._moments.ns
         if launch is not None and launch.work is not None and launch.before is None:
             self.ask(launch)

@@ -28,11 +28,7 @@ _OLDER_S: Final = 60.0
 
 
 def watch(run: str) -> None:
-    """Note from now on how children of this process end that record themselves.
-
-    Args:
-        run: the run directory of the command; those of other attempts are beside it.
-    """
+    """Note from now on how children of this process end that record themselves."""
     path, since_s = Path(run), time.time()
     # Whoever imports subprocess or multiprocessing after this finds these functions: both look them up in os.
     os.waitpid = _then(os.waitpid, lambda _, found: _reaped(path, since_s, *found))
@@ -71,6 +67,7 @@ def _reaped(path: Path, since_s: float, pid: int, status: int) -> None:
 
 def _note_end(path: Path, since_s: float, pid: int, status: int) -> None:
     """Write how child *pid* has ended beside the sidecar of its rank, if it has one and did not end well."""
+    from foretrace.door import sealed_text
     from foretrace.tracer.run_directory import beside
 
     sent = sorted(_sent.pop(pid, ()))
@@ -85,4 +82,4 @@ def _note_end(path: Path, since_s: float, pid: int, status: int) -> None:
                 for one in json.loads(text)["processes"].values():
                     if (one["host"], one["pid"]) == (socket.gethostname(), pid):
                         said = json.dumps({"status": status, "signals_sent": sent})
-                        file.with_suffix(".ended.json").write_text(f"{said}\n", encoding="utf-8")
+                        file.with_suffix(".ended.json").write_text(sealed_text(said), encoding="utf-8")

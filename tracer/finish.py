@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from pyarrow import ipc
 
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.ingest.ingest import ingest
@@ -22,8 +20,10 @@ from foretrace.tracer.run_directory import REFUSED
 from foretrace.traces.analysis.diagnosis import diagnose
 from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.errors import TraceError
-from foretrace.traces.info import RunInfo, rank_list
+from foretrace.traces.info import rank_list, read_info
+from foretrace.traces.replacing import scratch_folder
 from foretrace.traces.run import Run
+from foretrace.traces.sealed import read_file
 from foretrace.traces.store import open_run, write_info
 from foretrace.traces.timeline import MEMORY
 
@@ -38,8 +38,8 @@ def finish(path: Path) -> dict[str, Any] | None:
 
     Returns:
         The summary of ``traces.analysis.metrics.summarize``, ``audit`` (what torch's own flight recorder
-        confirms), ``warnings`` of the ranks, and ``ranks_here``, how many ranks a machine has; None if no
-        rank has recorded a span.
+        confirms), ``warnings`` of the ranks, ``ranks_here``, how many ranks a machine has, and
+        ``ranks_known``, how many have begun to record here; None if no rank has recorded a span.
     """
     _join_memory(path)
     try:
@@ -52,14 +52,15 @@ def finish(path: Path) -> dict[str, Any] | None:
     stored = path / "run.json"
     try:
         if stored.is_file():
-            info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
+            info = read_info(stored)
             names = ("layout", "cluster", "model", "job", "groups", "finished")
             known = {name: getattr(run.info, name) for name in names}
             write_info(path, replace(info, **known, summary=json.loads(json.dumps(summary))))
     except TraceError:  # a full disk: the sidecars of the ranks say what run.json would
         pass
     here = (run.info.cluster or {}).get("gpus_per_node", run.info.world_size)
-    return {**summary, **run.info.audited(), "warnings": list(run.info.warnings), "ranks_here": here}
+    known = {"ranks_here": here, "ranks_known": len(run.info.processes)}
+    return {**summary, **run.info.audited(), "warnings": list(run.info.warnings), **known}
 
 
 def why_it_failed(path: Path) -> list[str]:
@@ -85,7 +86,7 @@ def why_nothing(path: Path) -> str:
         warning
         for file in sidecars
         if "." not in file.stem  # as rank-00000.pending
-        for warning in RunInfo.from_json(file.read_text(encoding="utf-8"), str(file)).warnings
+        for warning in read_info(file).warnings
         if warning.startswith(STOPPED)
     )
     with suppress(TraceError, OSError):
@@ -109,9 +110,8 @@ def _join_memory(path: Path) -> None:
     files, tables = [], []
     for file in sorted(path.glob("ranks/rank-*.memory.arrow")):
         try:
-            with pa.memory_map(str(file)) as source:
-                tables.append(ipc.open_file(source).read_all().unify_dictionaries().cast(MEMORY))
-        except (pa.ArrowException, OSError, ValueError):
+            tables.append(read_file(file)[0].unify_dictionaries().cast(MEMORY))
+        except (pa.ArrowException, ValueError):
             continue
         files.append(file)
     if tables:
@@ -127,10 +127,6 @@ def _join_memory(path: Path) -> None:
 def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:
     """Join the run directories *paths* into *output*; they stay as they are.
 
-    Args:
-        paths: run directories of disjoint ranks of one training.
-        output: run directory, new or empty.
-
     Returns:
         The summary of the run, as ``finish`` returns it.
 
@@ -144,17 +140,16 @@ def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:
         raise RecordError("nothing to merge: give two run directories or more")
     runs = [(path, open_run(path)) for path in paths]
     _check(runs)
-    output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
-            made = Path(scratch) / "run"
+        with scratch_folder(output) as scratch:
+            made = scratch / "run"
             for path in paths:
                 for source, target in _files(path):
                     (made / target).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(source, made / target)
             stored = made / "run.json"
             if len({run.info.name for _, run in runs}) > 1 and stored.is_file():  # those of the directories
-                info = RunInfo.from_json(stored.read_text(encoding="utf-8"), str(stored))
+                info = read_info(stored)
                 write_info(made, replace(info, name=output.name))
             summary = finish(made)
             if output.is_dir():

@@ -75,11 +75,6 @@ def _ranks_of(group: Any) -> Iterable[int]:
 class Groups:
     """The process groups that this rank has used.
 
-    Args:
-        world_size: number of ranks of the job.
-        backend_of: returns the backend of a process group, e.g. ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``.
-        ranks_of: returns its global ranks.
-
     Attributes:
         n_changes: how often what is known has changed.
         by_object: what is known by the identity of a ``ProcessGroup``, for as long as that object lives.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from types import FrameType
-from typing import Any, TypeVar
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Final, Protocol, TypeVar
 
 _Result = TypeVar("_Result")
 
@@ -35,6 +37,35 @@ def _arguments(frame: FrameType) -> Iterator[Any]:
     yield from (values.get(name) for name in code.co_varnames[: code.co_argcount])
     if code.co_flags & inspect.CO_VARARGS:
         yield from values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+
+
+OURS: Final = f"{Path(__file__).parent}{os.sep}"  # where the files of the recorder lie
+
+
+def take_out(error: BaseException | None) -> None:
+    """Take calls of ours out of the traceback of *error* and of those before it: the training's are left."""
+    todo, seen = [error], set[int]()
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        todo += [one.__cause__, one.__context__]
+        trace, kept = one.__traceback__, list[TracebackType]()
+        while trace is not None:
+            if not trace.tb_frame.f_code.co_filename.startswith(OURS):
+                kept.append(trace)
+            trace = trace.tb_next
+        for last in reversed(kept):
+            trace = TracebackType(trace, last.tb_frame, last.tb_lasti, last.tb_lineno)
+        one.__traceback__ = trace
+
+
+class Guards(Protocol):
+    """What makes hooks of functions: a recording, or a rehearsal."""
+
+    def guarded(self, name: str, function: Callable[..., _Result], /) -> Callable[..., _Result | None]:
+        """Return *function* as hook *name*."""
 
 
 class Guarded:
@@ -87,6 +118,13 @@ class Guarded:
     def switch_off(self, *names: str) -> None:
         """Switch hooks off, for good."""
         self.disabled.update(names)
+
+
+class Hook(Protocol):
+    """Something that watches the training and can be taken away again."""
+
+    def remove(self) -> None:
+        """Leave the training as it was."""
 
 
 class Replacements:

@@ -8,50 +8,41 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.backward import BackwardHook, CheckpointHook
 from foretrace.tracer.collectives import CollectiveHook, SymmetricHook
 from foretrace.tracer.completion import Completions, join
-from foretrace.tracer.guarded import Replacements, between
+from foretrace.tracer.guarded import Hook, Replacements, between, is_interrupt
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.memory import PeakHook
-from foretrace.tracer.modules import EXPORTING, ExportHook, ModuleHook
+from foretrace.tracer.modules import CompilerHook, ExportHook, ModuleHook
 from foretrace.tracer.parallelism import MeshHook
 from foretrace.tracer.pipeline import PipelineHook
 from foretrace.tracer.process import is_distributed
+from foretrace.tracer.session import Session
 from foretrace.tracer.stamps import GATE
 from foretrace.tracer.steps import OptimizerHook, SaveHook
-
-if TYPE_CHECKING:
-    from foretrace.tracer.session import Session
-
 
 CHECKPOINTS: Final = "torch.distributed.checkpoint"  # module that saves what is spread over ranks
 
 
-class Hook(Protocol):
-    """Something that watches the training and can be taken away again."""
-
-    def remove(self) -> None:
-        """Leave the training as it was."""
-
-
-def install(session: Session) -> list[Hook]:
-    """Put all hooks of *session* in place and return them; those that others need are attributes of it."""
+def install(session: Session) -> None:
+    """Put all hooks of *session* in place and into its care; those that others need are attributes of it."""
     import torch
 
     def once(name: str, module: str, make: Callable[[], Hook]) -> Hook:
         """Return hook *name* that *make* makes once *module* is imported: at once, or what waits for it."""
         if module in sys.modules:
             return make()
-        return Expectation(module, session.guarded(name, lambda _: session.add_hook(make())))
+        return Expectation(module, session.guarded(name, lambda _: session.keep(make())))
 
     session.backward = BackwardHook(session)
     modules = ModuleHook(session)
     hooks: list[Hook] = [session.backward, modules]
-    hooks += [once("modules", EXPORTING, lambda: ExportHook(session, modules))]
+    hooks += [once("modules", internals.EXPORTING, lambda: ExportHook(session, modules))]
+    hooks += [once("modules", internals.DYNAMO, lambda: CompilerHook(modules))]
     hooks += [CheckpointHook(session), OptimizerHook(session), BlockingHook(session), GraphHook()]
     hooks += [SaveHook(session, torch, "save")]
     hooks += [
@@ -59,16 +50,21 @@ def install(session: Session) -> list[Hook]:
             "modules", CHECKPOINTS, lambda: SaveHook(session, sys.modules[CHECKPOINTS], "save", "async_save")
         )
     ]
-    hooks += [PeakHook(session)]
+    hooks += [PeakHook(session.memory, session)]
     if is_distributed():
         import torch.distributed as dist
 
         session.completions = Completions(dist.Work.wait, session.rank)
         session.device_times.ask = session.completions.ask
-        hooks += [CollectiveHook(session), WaitHook(session), BatchHook(session), MeshHook(session)]
+        hooks += [
+            CollectiveHook(session),
+            WaitHook(session),
+            BatchHook(session),
+            MeshHook(session.groups, session),
+        ]
         hooks += [once("pipeline", internals.PIPELINING, lambda: _pipeline(session))]
         hooks += [once("collectives", internals.SYMMETRIC, lambda: SymmetricHook(session))]
-    return hooks
+    session.keep(*hooks)
 
 
 def _pipeline(session: Session) -> Hook:
@@ -95,6 +91,10 @@ class WaitHook(Replacements):
                 is_paused = pause()
                 try:
                     return original(work, *args, **kwargs) if watch is None else join(watch, *args, **kwargs)
+                except Exception as error:
+                    if not is_interrupt(error):
+                        completions.raised()
+                    raise
                 finally:
                     if communication is not None:
                         ended(communication)

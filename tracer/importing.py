@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+MACHINERY: Final = "<frozen importlib._bootstrap_external>"
+"""File of calls that Python leaves out of tracebacks."""
 
 
 class Expectation(MetaPathFinder):
@@ -51,8 +54,13 @@ class Expectation(MetaPathFinder):
             del loader.exec_module
             run(module)
             self.remove()
-            self._tell(module)
+            try:
+                self._tell(module)
+            except BaseException as error:  # Ctrl-C
+                raise error.with_traceback(None)  # noqa: B904
 
+        # An import that fails, or is interrupted, shows no call of Python's own machinery: nor this one.
+        exec_module.__code__ = exec_module.__code__.replace(co_filename=MACHINERY)
         loader.exec_module = exec_module
 
     def remove(self) -> None:

@@ -9,13 +9,187 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from foretrace.tracer.errors import RecordError
+
+RELIED_ON: Final[dict[str, str]] = {
+    "torch._C._dispatch_keyset_full_after": "pass a collective on below the recorder",
+    "torch._C._current_graph_task_id": "tell whether a thread is inside a backward pass",
+    "torch.distributed.ProcessGroup._start_coalescing": "see batches of transfers begin",
+    "torch.distributed.ProcessGroup._end_coalescing": "see batches of transfers end",
+    "torch.distributed.ProcessGroup._device_types": "say for which devices a rehearsed group has a backend",
+    "torch.distributed._broadcast_coalesced": "time the buffers that DDP sends",
+    "torch.distributed.Reducer._rebuild_buckets": "time how DDP agrees on its buckets",
+    "torch.distributed.Reducer._update_process_group": "know what the reducer of DDP sends",
+    "torch.utils.checkpoint._CheckpointFrame": "tell recomputation from other work",
+    "torch.distributed.pipelining.schedules._PipelineSchedule": "see the actions of a pipeline",
+    "torch.distributed.pipelining.schedules._PipelineScheduleRuntime": "see custom actions of a pipeline",
+    "torch.distributed.pipelining.stage._PipelineStageBase": "see the stages of a pipeline",
+    "torch._C.Stream": "streams of the rehearsed device",
+    "torch._C.Event": "events of the rehearsed device",
+    "torch._C._GLIBCXX_USE_CXX11_ABI": "compile the rehearsed device as torch was compiled",
+    "torch._C._set_only_lift_cpu_tensors": "make torch.tensor(..., device='cuda') without a GPU",
+    "torch._C._dispatch_tls_is_dispatch_key_excluded": "tell what would ask a real GPU",
+    "torch._subclasses.fake_tensor.init_gpu_context": "make fake tensors without asking a GPU",
+    "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "keep fake tensors from asking a GPU",
+    "torch._subclasses.fake_tensor.DataDependentOutputException": "answer what reads a value",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": "answer what has a shape by values",
+    "torch._functorch.aot_autograd.aot_function": "make the graph that the partitioner cuts",
+    "torch._functorch.partitioners.min_cut_rematerialization_partition": "ask what a compiled forward keeps",
+    "torch._inductor.decomposition.select_decomp_table": "take operators apart as Inductor does",
+    "torch._subclasses.fake_tensor.FakeTensor": "tell tensors of a rehearsal from real ones",
+    "torch._C._autograd._top_saved_tensors_default_hooks": "tell checkpoints in a compiled forward",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "tell what autograd takes apart",
+    "torch.distributed.distributed_c10d._world.pg_names": "list the process groups",
+    "torch._fused_adam_": "stand for the optimizer of a library",
+    "torch._fused_adamw_": "stand for the optimizer of a library",
+    "torch.utils._foreach_utils._foreach_supported_types": "let optimizers update fake tensors together",
+    "torch.ops.aten.add.Tensor._schema": "know what operators are called, take and write",
+    "torch._C._get_accelerator": "say that a script for GPUs on processors has one",
+    "torch.distributed.fsdp._fully_shard._fsdp_common": "run FSDP2 on fake tensors",
+    "torch.distributed.fsdp._fully_shard._fsdp_param": "run FSDP2 on fake tensors",
+    "torch._ops.HigherOrderOperator": "see operators that call others",
+    "torch.utils._python_dispatch.TorchDispatchMode": "see every operator",
+    "torch.jit._builtins._register_builtin": "let torch.jit know what is replaced",
+    "torch.overrides._get_current_function_mode_stack": "rehearse what other threads do",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "rehearse what other threads do",
+    "torch.overrides._push_mode": "rehearse what other threads do",
+    "torch.utils._python_dispatch._push_mode": "rehearse what other threads do",
+    "torch.export._trace": "leave exports alone",
+    "torch.nested._internal.nested_tensor": "know the sizes of nested tensors",
+    "torch.distributed._shard.sharded_tensor.api": "know tensors that are sharded without DTensor",
+    "torch.nn.modules.module._has_any_global_hook": "keep torch from warning of hooks that are ours",
+    "torch.fx._symbolic_trace.is_fx_tracing": "leave alone what torch.fx traces",
+    "torch._dynamo.trace_rules.BUILTIN_INLINE_WHEN_CALLED": "keep the compiler from compiling hooks",
+    "torch._C._get_dispatch_mode": "make a fake tensor again that was made before",
+    "torch._C._set_throw_on_mutable_data_ptr": "make a fake tensor again that was made before",
+    "torch.testing._internal.distributed.fake_pg": "join a world of ranks that are not there",
+    "torch.utils._device": "know torch's default device before it is replaced",
+    "torch.cuda._exchange_device": "run a script for GPUs on processors",
+    "torch.nn.parallel.distributed.DistributedDataParallel._post_forward": "see the outputs of DDP",
+    "torch.cuda._lazy_init": "start the rehearsed device when it is first used",
+    "torch.distributed.checkpoint.state_dict._broadcast_state_dict": "load states that one rank has read",
+    "torch.distributed.fsdp._optim_utils._map_param_key_to_optim_keys": "save states of FSDP's optimizers",
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": (
+        "leave out what DTensor computes to know shapes"
+    ),
+    "torch.distributed._register_comm_hook": "see the hooks of DDP",
+    "torch.nn.parallel.distributed._verify_param_shape_across_processes": "make DDP without other ranks",
+    "torch.nn.parallel.distributed.DistributedDataParallel._check_comm_hook": "see the hooks of DDP",
+    "torch.nn.parallel.distributed.DistributedDataParallel._passing_sync_batchnorm_handle": (
+        "run norms that are synchronized"
+    ),
+    "torch.distributed.Reducer._set_static_graph": "know that the graph of DDP is static",
+    "torch.distributed.algorithms.join.Join._get_num_nonjoined_procs": "have batches for all ranks in Join",
+    "torch.utils.data.dataloader._BaseDataLoaderIter._next_index": "know which samples a batch has",
+    "torch.amp.grad_scaler.GradScaler._maybe_opt_step": "step where an overflow is not known",
+    "torch._shape_as_tensor": "know the numbers of a shape",
+}
+"""Private names of torch, and what the tracer needs each for; `_named` and `_calling` add theirs."""
+
+
+def _follow(name: str) -> Any:
+    """Return what a dotted *name* leads to, of a module, a class or an attribute; raises AttributeError."""
+    path, *rest = name.split(".")
+    found: Any = import_module(path)
+    for part in rest:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            with suppress(ImportError):
+                import_module(path)
+        found = getattr(found, part)
+    return found
+
+
+def _named(path: str, purpose: str) -> Callable[[], Any]:
+    """Return what looks *path* up whenever it is called; the tracer needs it to *purpose*."""
+    RELIED_ON[path] = purpose
+    return partial(_follow, path)
+
+
+def _calling(path: str, purpose: str) -> Callable[..., Any]:
+    """Return what calls the function, or makes an object of the class, at *path*; as `_named`."""
+    RELIED_ON[path] = purpose
+    found = cache(partial(_follow, path))
+    return lambda *args, **kwargs: found()(*args, **kwargs)  # noqa: PLW0108 - not found before it is called
+
+
+makers = _named(
+    "torch._C._VariableFunctions", "make tensors where a script has replaced the public functions"
+)
+wait_tensor = _named(
+    "torch.ops._c10d_functional.wait_tensor.default", "see functional collectives waited for"
+)
+queue_callback = _named(
+    "torch.autograd.Variable._execution_engine.queue_callback", "be called at the end of a backward pass"
+)
+fake_mode = _named("torch._subclasses.fake_tensor.FakeTensorMode", "make tensors fake")
+without_functions = _named("torch._C.DisableTorchFunction", "leave out modes that replace functions")
+make_subclass = _named("torch.Tensor._make_subclass", "make a tensor again that was made before")
+keys_of = _named("torch._C._dispatch_keys", "tell tensors apart that operators treat differently")
+pinning = _named("torch.ops.aten._pin_memory.default", "see what is pinned")
+node_that_runs = _named("torch._C._current_autograd_node", "tell which forward a backward belongs to")
+decompositions = _named("torch._decomp.decomposition_table", "mend gradients of empty inputs")
+sharding_propagator = _named(
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator", "remember how DTensors are sharded"
+)
+places_of_random_numbers = _named(
+    "torch.distributed.tensor._random.OffsetBasedRNGTracker", "draw numbers of a shard as of any tensor"
+)
+dtensor_spec = _named(
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec", "make DTensors without a look at their values"
+)
+fsdp_optimizers = _named("torch.distributed.fsdp._optim_utils", "save states of optimizers of the first FSDP")
+state_dict_utils = _named("torch.distributed._state_dict_utils", "load and save states over ranks")
+restore_location = _named(
+    "torch.serialization._get_restore_location", "load a checkpoint to where the script says"
+)
+rebuilding = _named("torch._utils", "load a checkpoint without its bytes")
+meta_registrations = _named("torch._meta_registrations", "answer shapes for operators of a GPU")
+custom_operators = _named("torch._library.custom_ops", "see operators that libraries define")
+nested_int = _named("torch.nested._internal.nested_int.NestedIntNode", "know the sizes of nested tensors")
+compiled_module = _named("torch._dynamo.eval_frame.OptimizedModule", "wrap what is compiled as torch does")
+tracing_state = _named("torch._C._get_tracing_state", "leave alone what torch.jit traces")
+compile_by = _named("torch._C._dynamo.eval_frame.set_eval_frame", "keep the compiler from what hooks call")
+loader_iterator = _named("torch.utils.data.dataloader._BaseDataLoaderIter", "see the batches of a loader")
+apply_to_module = _named("torch.nn.Module._apply", "keep what is known of buffers that move")
+profiler_base = _named("torch.profiler.profiler._KinetoProfile", "leave out the profiler of a script")
+batch_norm = _named("torch.nn.modules.batchnorm._BatchNorm", "run norms that are synchronized")
+tensors_of_ddp = _named(
+    "torch.nn.parallel.distributed._find_tensors", "find the tensors in what a model under DDP returns"
+)
+c_of_torch: Callable[[], Any] = partial(_follow, "torch._C")
+c_of_modules = _named("torch._C._nn", "move modules without a GPU")
+fsdp_building = _named("torch.distributed.fsdp._init_utils", "shard without a GPU")
+state_dict_of_users: Callable[[], Any] = partial(_follow, "torch.distributed.checkpoint.state_dict")
+as_strided = _named("torch.ops.aten.as_strided.default", "make views of a memory for the partitioner")
+
+group_named = _calling(
+    "torch._C._distributed_c10d._resolve_process_group", "find the group of a functional collective"
+)
+default_store = _calling(
+    "torch.distributed.distributed_c10d._get_default_store", "let ranks of a recording talk to each other"
+)
+swap = _calling("torch._C._swap_tensor_impl", "swap what two tensors are in C++")
+without_fakes = _calling("torch._subclasses.fake_tensor.unset_fake_temporarily", "compute with real tensors")
+without_modes = _calling("torch.utils._python_dispatch._disable_current_modes", "compile beside a rehearsal")
+sequence_number = _calling("torch._C._autograd._get_sequence_nr", "tell which nodes a compiled forward makes")
+is_wrapped: Callable[[Any], bool] = _calling(
+    "torch._C._functorch.is_functorch_wrapped_tensor", "tell tensors that have no memory"
+)
+fill_constructors = _calling(
+    "torch.utils._device._device_constructors", "replace functions that make tensors"
+)
+map_only = _calling("torch.utils._pytree.tree_map_only", "make the batches of a loader fake")
+without_dispatch = _calling("torch._C._DisableTorchDispatch", "make a fake tensor again that was made before")
+fake_mode_in_force = _calling("torch._guards.detect_fake_mode", "load a checkpoint once")
 
 
 def keys_after_backend_select() -> Any:
@@ -25,15 +199,34 @@ def keys_after_backend_select() -> Any:
     return torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
-def makers() -> Any:
-    """Return what holds torch's functions that make tensors: ``empty``, ``full``, ``arange`` and the like.
+def loads_with_weights(name: str) -> bool:
+    """Whether ``torch.load`` takes a class or function of this *name* for one that weights may be made of."""
+    from torch import _weights_only_unpickler as reading
 
-    A script may have put its own over the public names for a while, as ``deepspeed.zero.Init`` does, whose
-    tensors are on the GPU.
-    """
-    import torch
+    return name in reading._get_allowed_globals() or name in reading._get_user_allowed_globals()
 
-    return torch._C._VariableFunctions
+
+def compile_as(function: Any, other: Any) -> None:
+    """Let ``torch.jit`` compile *other*, which stands in for *function*, as it compiles that."""
+    from torch.jit import _builtins
+
+    if name := _builtins._find_builtin(function):
+        _builtins._register_builtin(other, name)
+
+
+def be_worker(seed: int | None, dataset: Any = None) -> None:
+    """Let ``get_worker_info`` tell of the only worker process of a loader, of none if *seed* is None."""
+    from torch.utils.data._utils import worker
+
+    alone = {"id": 0, "num_workers": 1, "seed": seed, "dataset": dataset}
+    worker._worker_info = None if seed is None else worker.WorkerInfo(**alone)
+
+
+def seed_of_numpy(seed: int) -> Any:
+    """Return what NumPy is seeded with in the first worker process of a loader that has drawn *seed*."""
+    from torch.utils.data._utils import worker
+
+    return worker._generate_state(seed, 0)
 
 
 NO_FLAG: Final = sys.maxsize
@@ -49,22 +242,26 @@ def async_flag(overload: Any) -> int:
     return next((names.index(name) for name in ("async_op", "asyncOp") if name in names), NO_FLAG)
 
 
+def schema_of(overload: Any) -> Any:
+    """Return name, arguments and results of an operator, and which of them it writes."""
+    return overload._schema
+
+
 def position_of(overload: Any, name: str) -> int:
     """Return which argument of an operator bears *name*."""
     return [argument.name for argument in overload._schema.arguments].index(name)
+
+
+def schema_arguments(overload: Any) -> list[Any]:
+    """Return the arguments that an operator declares: ``name``, ``type``, ``kwarg_only``, its default."""
+    found: list[Any] = overload._schema.arguments
+    return found
 
 
 def redispatch(overload: Any) -> Callable[..., Any]:
     """Return what passes a call of *overload* on below some keys: without a function of Python in between."""
     passed: Callable[..., Any] = overload._handle.redispatch_boxed
     return passed
-
-
-def wait_tensor() -> Any:
-    """Return the operator by which functional collectives are waited for."""
-    import torch
-
-    return torch.ops._c10d_functional.wait_tensor.default
 
 
 def destroy_library(library: Any) -> None:
@@ -77,13 +274,6 @@ def batching() -> tuple[Any, str, str]:
     import torch.distributed as dist
 
     return dist.ProcessGroup, "_start_coalescing", "_end_coalescing"
-
-
-def group_named(name: str) -> Any:
-    """Return the process group that torch has given a name."""
-    from torch._C._distributed_c10d import _resolve_process_group
-
-    return _resolve_process_group(name)
 
 
 def graphs() -> list[Any]:
@@ -179,21 +369,6 @@ def source_of(work: Any) -> int:
         return -1
 
 
-def default_store() -> Any:
-    """Return the store that the default process group was made with."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
-
-
-def queue_callback() -> Callable[[Callable[[], Any]], None]:
-    """Return what asks the autograd engine for a call after the last node of the pass that runs."""
-    import torch
-
-    queue: Callable[[Callable[[], Any]], None] = torch.autograd.Variable._execution_engine.queue_callback
-    return queue
-
-
 def is_in_backward() -> Callable[[], bool]:
     """Return what tells whether this thread runs nodes of a backward pass, as torch's checkpointing asks."""
     import torch
@@ -220,14 +395,28 @@ def made(node: Any) -> Any:
     return node._input_metadata[0].dtype
 
 
-def swap_run_backward(replacement: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Return the function by which every backward pass enters the engine; put *replacement* in its place."""
+class _Engine:
+    """Stands for the autograd engine, whose methods cannot be replaced; libraries ask it past torch, too."""
+
+    def __init__(self, engine: Any, run_backward: Callable[..., Any]) -> None:
+        self._engine, self.run_backward = engine, run_backward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def around_backward(around: Callable[[Any], Any]) -> Callable[[], None]:
+    """Put what *around* makes of it in place of the entry to the autograd engine; return what undoes that."""
     import torch
 
-    original: Callable[..., Any] = torch.autograd._engine_run_backward
-    if replacement is not None:
-        torch.autograd._engine_run_backward = replacement
-    return original
+    variable: Any = torch.autograd.Variable
+    engine = variable._execution_engine
+    variable._execution_engine = _Engine(engine, around(engine.run_backward))
+
+    def undo() -> None:
+        variable._execution_engine = engine
+
+    return undo
 
 
 def checkpoints() -> tuple[Any, Any]:
@@ -263,11 +452,7 @@ FLAT: Final = "_flat_param"
 
 
 def flattened(module: Any) -> list[tuple[Any, str, list[int]]]:
-    """Return the module, the name and the shape of each parameter that the first FSDP has flattened.
-
-    Args:
-        module: a ``FullyShardedDataParallel``.
-    """
+    """Return the module, the name and the shape of each parameter that the first FSDP has flattened."""
     handle = module._handle
     if handle is None:
         return []
@@ -341,39 +526,6 @@ def put_below(mode: Any) -> None:
 
 
 # ---- The CUDA device of a rehearsal (tracer.rehearse.device) ----------------------------------------------
-
-
-class Driver(Protocol):
-    """What stands for the CUDA driver and the allocator behind the names that a build for CUDA has."""
-
-    count: int
-
-    def exchange(self, device: int) -> int:
-        """Make *device* current unless it is negative; return the one that was."""
-
-    def stream(self, device: int) -> int:
-        """Return the number of the current stream of a device."""
-
-    def set_stream(self, device: int, stream: int) -> None:
-        """Make a stream the current one of its device."""
-
-    def synchronize(self) -> None:
-        """Let the host wait for the current device."""
-
-    def memory(self, device: int) -> Mapping[str, tuple[int, int, int, int]]:
-        """Return bytes by kind (``"allocated_bytes"``, ...): now, most, ever allocated, ever freed."""
-
-    def configure(self, text: str) -> None:
-        """Take *text* as the settings of the allocator."""
-
-    def reset_peak(self, device: int) -> None:
-        """Look for the most bytes from now on."""
-
-    def empty_cache(self) -> None:
-        """Give back what the allocator holds and nobody uses."""
-
-    def takes(self, kernel: int, *of: Any) -> bool:
-        """Whether a kernel of attention takes tensors (where C++ holds them), a rate of dropout and flags."""
 
 
 class Wheel(NamedTuple):
@@ -464,7 +616,7 @@ _BYTES: Final = (
 
 def become_cuda_build(
     c: Any,
-    driver: Driver,
+    driver: Any,
     properties: Any,
     wheel: Wheel,
     refuse: Callable[[str], Exception],
@@ -476,7 +628,7 @@ def become_cuda_build(
 
     Args:
         c: the module ``torch._C``.
-        driver: answers.
+        driver: answers, as ``tracer.rehearse.device.driver.Driver`` does.
         properties: what ``torch.cuda.get_device_properties`` returns.
         wheel: the versions to tell; those of a build for CUDA stay its own.
         refuse: returns the error for a function that has no answer, by name.
@@ -506,8 +658,10 @@ def become_cuda_build(
     vars(c).update(given)
     c._has_cuda = c._has_cudnn = c._has_magma = True
 
-    def absent(name: str) -> Any:
-        if name.startswith("_cuda_"):
+    stubs = Path(c.__file__).parent / "_C" / "__init__.pyi"
+
+    def absent(name: str) -> Any:  # a library may ask for names of an older torch, which are not there
+        if name.startswith("_cuda_") and (not stubs.exists() or f"def {name}(" in stubs.read_text("utf-8")):
             return _refusing(refuse(name))
         raise AttributeError(f"module {C_OF_TORCH!r} has no attribute {name!r}")
 
@@ -531,11 +685,11 @@ def _keeping(value: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
     return lambda *args: kept[0], keep
 
 
-def _attending(driver: Driver, kernel: int) -> Callable[..., bool]:
+def _attending(driver: Any, kernel: int) -> Callable[..., bool]:
     def is_taken(params: Any, debug: Any = None) -> bool:
         tensors = (params.query, params.key, params.value, params.attn_mask)
         addresses = [None if one is None else one._cdata for one in tensors]
-        return driver.takes(kernel, *addresses, params.dropout, params.is_causal, params.enable_gqa)
+        return bool(driver.takes(kernel, *addresses, params.dropout, params.is_causal, params.enable_gqa))
 
     return is_taken
 
@@ -547,9 +701,7 @@ def _refusing(error: Exception) -> Callable[..., Any]:
     return refuse
 
 
-def _of_devices(c: Any, driver: Driver, properties: Any, wheel: Wheel) -> dict[str, Any]:
-    """Return what answers about devices, by its name in ``torch._C``."""
-
+def _of_devices(c: Any, driver: Any, properties: Any, wheel: Wheel) -> dict[str, Any]:
     def start() -> None:
         import torch
 
@@ -584,9 +736,7 @@ def _of_devices(c: Any, driver: Driver, properties: Any, wheel: Wheel) -> dict[s
     }
 
 
-def _of_memory(driver: Driver) -> dict[str, Any]:
-    """Return what answers about memory, by its name in ``torch._C``."""
-
+def _of_memory(driver: Any) -> dict[str, Any]:
     def stats(device: int) -> dict[str, Any]:
         found: dict[str, Any] = {"num_alloc_retries": 0, "num_ooms": 0, "num_sync_all_streams": 0}
         found |= {"num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1}
@@ -615,8 +765,7 @@ def _of_memory(driver: Driver) -> dict[str, Any]:
     }
 
 
-def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
-    """Return the bases of ``torch.cuda.Stream`` and ``Event``, and functions of current streams."""
+def _of_streams(c: Any, driver: Any) -> dict[str, Any]:
     cuda = 1  # as c10::DeviceType numbers it
 
     class Stream(c.Stream):  # type: ignore[misc]  # torch is untyped here
@@ -673,7 +822,7 @@ def _of_streams(c: Any, driver: Driver) -> dict[str, Any]:
 class _Runtime:
     """Stands for a module of bindings of CUDA's runtime or of NVTX: every call has succeeded."""
 
-    def __init__(self, driver: Driver, properties: Any) -> None:
+    def __init__(self, driver: Any, properties: Any) -> None:
         self.cudaError = type("cudaError", (), {"success": 0})
         self._driver, self._total = driver, properties.total_memory
 
@@ -688,13 +837,10 @@ class _Runtime:
 
 
 class Fakes(NamedTuple):
-    """Fake tensors of PyTorch: their mode, what leaves it, their class, and errors for what needs a value."""
+    """Fake tensors of PyTorch: their mode and their class."""
 
     mode: Any
-    off: Any
     tensor: Any
-    unknown_value: Any
-    unknown_shape: Any
 
 
 def fakes() -> Fakes:
@@ -708,13 +854,7 @@ def fakes() -> Fakes:
 
     of.init_gpu_context = start
     of.FakeTensorMode.avoid_device_init = True  # also in the modes that the compiler makes
-    return Fakes(
-        of.FakeTensorMode,
-        of.unset_fake_temporarily,
-        of.FakeTensor,
-        of.DataDependentOutputException,
-        of.DynamicOutputShapeException,
-    )
+    return Fakes(of.FakeTensorMode, of.FakeTensor)
 
 
 def lift_on_host() -> None:
@@ -775,13 +915,6 @@ def become_cpu_build() -> None:
     dist.is_nccl_available = lambda: False
 
 
-def swap(one: Any, other: Any) -> None:
-    """Swap what two tensors are in C++."""
-    import torch
-
-    torch._C._swap_tensor_impl(one, other)
-
-
 def is_below_fakes() -> bool:
     """Whether this thread is inside an operator that leaves out fake tensors, and modes."""
     import torch
@@ -800,35 +933,325 @@ def number_of_storage(storage: Any) -> int:
     return number
 
 
-RELIED_ON: Final[Mapping[str, str]] = {
-    "torch._C._dispatch_keyset_full_after": "pass a collective on below the recorder",
-    "torch._C._VariableFunctions": "make tensors where a script has replaced the public functions",
-    "torch._C._distributed_c10d._resolve_process_group": "find the group of a functional collective",
-    "torch._C._current_graph_task_id": "tell whether a thread is inside a backward pass",
-    "torch.autograd._engine_run_backward": "see every backward pass",
-    "torch.autograd.Variable._execution_engine.queue_callback": "be called at the end of a backward pass",
-    "torch.distributed.ProcessGroup._start_coalescing": "see batches of transfers begin",
-    "torch.distributed.ProcessGroup._end_coalescing": "see batches of transfers end",
-    "torch.distributed.ProcessGroup._device_types": "say for which devices a rehearsed group has a backend",
-    "torch.distributed.distributed_c10d._get_default_store": "let ranks of a recording talk to each other",
-    "torch.distributed._broadcast_coalesced": "time the buffers that DDP sends",
-    "torch.distributed.Reducer._rebuild_buckets": "time how DDP agrees on its buckets",
-    "torch.utils.checkpoint._CheckpointFrame": "tell recomputation from other work",
-    "torch.distributed.pipelining.schedules._PipelineSchedule": "see the actions of a pipeline",
-    "torch.distributed.pipelining.schedules._PipelineScheduleRuntime": "see custom actions of a pipeline",
-    "torch.distributed.pipelining.stage._PipelineStageBase": "see the stages of a pipeline",
-    "torch._C.Stream": "streams of the rehearsed device",
-    "torch._C.Event": "events of the rehearsed device",
-    "torch._C._GLIBCXX_USE_CXX11_ABI": "compile the rehearsed device as torch was compiled",
-    "torch._C._set_only_lift_cpu_tensors": "make torch.tensor(..., device='cuda') without a GPU",
-    "torch._C._dispatch_tls_is_dispatch_key_excluded": "tell what would ask a real GPU",
-    "torch._subclasses.fake_tensor.init_gpu_context": "make fake tensors without asking a GPU",
-    "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "keep fake tensors from asking a GPU",
-    "torch._subclasses.fake_tensor.DataDependentOutputException": "answer what reads a value",
-    "torch._subclasses.fake_tensor.DynamicOutputShapeException": "answer what has a shape by values",
-    "torch.cuda._lazy_init": "start the rehearsed device when it is first used",
-}
-"""Private names of torch, and what the tracer needs each for."""
+# ---- What a rehearsal asks of torch (tracer.rehearse) ----------------------------------------------------
+
+
+@cache
+def fake_tensor() -> Any:
+    """Return the class of torch's fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return FakeTensor
+
+
+def saved_tensor_hooks() -> Any:
+    """Return the hooks to which autograd gives what it saves, as those of a checkpoint; None: it has none."""
+    import torch
+
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003 - has no name
+
+
+def is_composite(overload: Any) -> bool:
+    """Whether autograd takes an operator apart."""
+    import torch
+
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(has_kernel(overload.name(), "CompositeImplicitAutograd"))
+
+
+def group_names() -> list[str]:
+    """Return the names of all process groups."""
+    from torch.distributed import distributed_c10d
+
+    return list(distributed_c10d._world.pg_names.values())
+
+
+def fused_adam(*, is_decoupled: bool) -> Any:
+    """Return the operator of a fused Adam, or of a fused AdamW."""
+    import torch
+
+    return torch._fused_adamw_ if is_decoupled else torch._fused_adam_
+
+
+def kinds_updated_together() -> tuple[list[Any], list[Any]]:
+    """Return the lists of classes of tensors that optimizers, and clipping, update together."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    return optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
+
+
+def fsdp2_modules() -> tuple[Any, Any]:
+    """Return the modules of FSDP2 that allocate and copy."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common, _fsdp_param
+
+    return _fsdp_common, _fsdp_param
+
+
+def dispatching() -> tuple[Any, Any]:
+    """Return the class of operators that call others, and that of modes that see operators."""
+    from torch._ops import HigherOrderOperator
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return HigherOrderOperator, TorchDispatchMode
+
+
+def modes_in_force() -> list[Any]:
+    """Return the modes of this thread that see operators, then those that see functions."""
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return [*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack()]
+
+
+def enter(mode: Any) -> None:
+    """Enter a *mode* and never leave it."""
+    from torch import overrides
+    from torch.utils import _python_dispatch
+
+    takes_functions = isinstance(mode, overrides.TorchFunctionMode)
+    (overrides._push_mode if takes_functions else _python_dispatch._push_mode)(mode)
+
+
+def allows_tf32(role: str, name: str) -> bool:
+    """Whether products (*role* ``"matmul"``) or convolutions may compute in TensorFloat-32, called *name*."""
+    import torch
+
+    told = getattr(torch._C, "_get_fp32_precision_getter", None)  # torch 2.9 and newer
+    if told is not None:
+        return bool(told("cuda", role) == name)
+    return bool(torch._C._get_cublas_allow_tf32() if role == "matmul" else torch._C._get_cudnn_allow_tf32())
+
+
+DYNAMO: Final = "torch._dynamo"
+"""Where torch has its compiler; it takes long to load."""
+
+EXPORTING: Final = "torch.export._trace"
+"""Module of exports; takes a while to import, and most trainings never do."""
+
+NESTED: Final = "torch.nested._internal.nested_tensor"
+"""Module of nested tensors."""
+
+SHARDED_TENSOR: Final = "torch.distributed._shard.sharded_tensor.api"
+"""Module of the tensors that are sharded without DTensor."""
+
+
+ASKS_FOR_HOOKS: Final = "_has_any_global_hook"
+"""Function of torch's modules by which ``OptimizedModule`` alone asks whether to warn of hooks."""
+
+_GLOBAL_HOOKS: Final = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+)
+"""Where it looks."""
+
+
+def global_hooks() -> set[int]:
+    """Return the numbers of the hooks on all modules, as their handles bear them."""
+    from torch.nn.modules import module
+
+    return {number for name in _GLOBAL_HOOKS for number in getattr(module, name, ())}
+
+
+def forget_hook(number: int) -> None:
+    """Remove what the handle of a hook with ``with_kwargs`` leaves, which torch would warn of ever after."""
+    from torch.nn.modules import module
+
+    module._global_forward_hooks_with_kwargs.pop(number, None)
+
+
+def run_as_is(folder: str) -> Callable[[], None]:
+    """Have the compiler run functions in *folder* as they are, but for those that what it compiles calls.
+
+    Returns:
+        What has it compile them again.
+    """
+    from torch._dynamo import trace_rules as rules
+
+    if not hasattr(rules, "BUILTIN_INLINE_WHEN_CALLED"):  # an older torch: then each call would end a graph
+        return lambda: None
+    rules.SKIP_DIRS.append(folder)
+    rules.BUILTIN_INLINE_WHEN_CALLED.add(folder)
+    rules._recompile_re()
+
+    def compile_again() -> None:
+        rules.SKIP_DIRS.remove(folder)
+        rules.BUILTIN_INLINE_WHEN_CALLED.discard(folder)
+        rules._recompile_re()
+
+    return compile_again
+
+
+def fx_tracing() -> Callable[[], bool]:
+    """Return what tells whether ``torch.fx`` traces; its first name now warns where there is the second."""
+    from torch.fx import _symbolic_trace
+
+    newer = getattr(_symbolic_trace, "is_fx_symbolic_tracing", None)
+    told: Callable[[], bool] = newer or _symbolic_trace.is_fx_tracing
+    return told
+
+
+def mode_of_fakes() -> tuple[Callable[[Any], Any], Any]:
+    """Return what tells the mode in force for a key, and the key of fake tensors."""
+    import torch
+
+    return torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+
+
+def put_off(tensor: Any, is_conjugate: bool, is_negative: bool) -> None:  # noqa: FBT001 - two bits
+    """Have complex conjugation and sign of a *tensor* put off or not."""
+    import torch
+
+    torch._C._set_conj(tensor, is_conjugate)
+    torch._C._set_neg(tensor, is_negative)
+
+
+def guard_address(tensor: Any, mode: Any) -> None:
+    """Have who asks for the address of a fake *tensor* warned or refused, as ``FakeTensor.__new__`` does."""
+    import torch
+
+    if mode._allow_unsafe_data_ptr_access:
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(tensor)
+    else:
+        torch._C._set_throw_on_mutable_data_ptr(tensor)
+
+
+def gradient_forms(stage: Any) -> Any:
+    """Return what a pipeline stage tells of the gradients that it gets."""
+    from torch.distributed.pipelining import stage as module
+
+    return module._StageBackwardMeta(backward_metas=module._derive_grad_metas(stage._stage_meta.outputs))
+
+
+def know_fake_groups() -> None:
+    """Have torch know the backend of process groups that send nothing."""
+    import_module("torch.testing._internal.distributed.fake_pg")
+
+
+def seed_of_loader(iterator: Any) -> int:
+    """Return the number that an *iterator* of ``DataLoader`` has drawn to seed its workers."""
+    return int(iterator._base_seed)
+
+
+METHODS_OF_MESH: Final = frozenset({"_get_root_mesh", "_is_current_rank_part_of_mesh"})
+"""Methods of a mesh, where torch has them, that make no tensor."""
+
+JOINED: Final = "_concatenate"
+"""That which joins meshes, where torch has it, anew for each parameter that FSDP2 cuts."""
+
+GROUPED_PRODUCT: Final = "_meta_grouped_mm_common"
+"""What describes the results of products of experts, from torch 2.8 on."""
+
+DEVICE_MODE: Final = "torch.utils._device"
+"""Module of the mode behind ``torch.set_default_device``."""
+
+
+ACCELERATOR: Final = "_get_accelerator"
+"""Function of ``torch._C`` that tells on which kind of device a program may run."""
+
+
+def replace_devices(count: Callable[[], int], exchange: Callable[[int], int]) -> None:
+    """Have ``torch.cuda`` *count* devices and *exchange* the current one so; it has not started."""
+    import torch
+
+    cuda: Any = torch.cuda
+    cuda.device_count = cuda._device_count_nvml = count
+    cuda._exchange_device = cuda._maybe_exchange_device = exchange
+    cuda._initialized = False
+
+
+# ---- Asking PyTorch's partitioner (tracer.rehearse.tape.compiled_memory) ---------
+
+
+class _CutError(Exception):
+    """Ends a compilation once the partitioner has answered."""
+
+
+def recomputing(*, is_kept: bool) -> Any:
+    """Return what a node in a checkpoint is marked with, as TorchDynamo does."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@cache
+def joined() -> Callable[..., Any]:
+    """Return a function that returns its first argument; the gradient of that goes to the others."""
+    import torch
+
+    class Joined(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+        """Stands for a function with a backward of its own."""
+
+        @staticmethod
+        def forward(ctx: Any, out: Any, *sources: Any) -> Any:
+            ctx.forms = [(one.shape, one.dtype) for one in sources]
+            return out.view_as(out)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return (None, *(gradient.sum().to(dtype).expand(shape) for shape, dtype in ctx.forms))
+
+    applied: Callable[..., Any] = Joined.apply
+    return applied
+
+
+def partitioned(
+    graph: Any, forms: Sequence[tuple[Any, ...]], free: Sequence[int]
+) -> tuple[Any, Any, int] | None:
+    """Return the graphs of forward and backward into which PyTorch cuts a *graph*, and the forward's results.
+
+    Args:
+        graph: a ``torch.fx.Graph`` of operators.
+        forms: shape, stride, dtype and device of each input, and whether it has a gradient.
+        free: numbers of the inputs that are there anyway.
+
+    Returns:
+        None if there is no backward.
+    """
+    import torch
+    from torch._functorch.aot_autograd import aot_function
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx import traceback
+
+    found = list[tuple[Any, Any, int]]()
+
+    def cut(joint: Any, inputs: Any, *, num_fwd_outputs: int, **how: Any) -> Any:
+        if "static_lifetime_input_indices" in how:  # torch 2.6 has no such argument
+            how["static_lifetime_input_indices"] = list(free)
+        parts = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **how)
+        found.append((*parts, num_fwd_outputs))
+        raise _CutError
+
+    def run(*values: Any) -> Any:
+        with traceback.preserve_node_meta():
+            return torch.fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
+
+    def as_it_is(module: Any, _: Any) -> Any:
+        return module
+
+    traced = aot_function(run, as_it_is, partition_fn=cut, decompositions=select_decomp_table())
+    with (
+        without_functions()(),
+        without_modes(),
+        torch.enable_grad(),
+        torch.autocast("cuda", enabled=False),
+        torch.autocast("cpu", enabled=False),
+        fakes().mode(),
+    ):
+        values = [
+            torch.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(has_gradient)
+            for shape, stride, dtype, device, has_gradient in forms
+        ]
+        try:
+            traced(*values)
+        except _CutError as done:
+            done.__traceback__ = None  # else it keeps the caller's tensors, in a circle
+    return found[0] if found else None
 
 
 def missing() -> list[tuple[str, str]]:
@@ -837,17 +1260,10 @@ def missing() -> list[tuple[str, str]]:
 
 
 def _is_there(name: str) -> bool:
-    """Whether a dotted *name* of a module, a class or an attribute can be followed to its end."""
-    path, *rest = name.split(".")
-    found: Any = import_module(path)
-    for part in rest:
-        path = f"{path}.{part}"
-        if not hasattr(found, part):
-            with suppress(ImportError):
-                import_module(path)
-        if not hasattr(found, part):
-            return False
-        found = getattr(found, part)
+    try:
+        _follow(name)
+    except AttributeError:
+        return False
     return True
 
 
@@ -859,7 +1275,7 @@ TRIED: Final = "2.6 to 2.15"
 
 NEEDED: Final = (
     "torch._C._dispatch_keyset_full_after",
-    "torch.autograd._engine_run_backward",
+    "torch.autograd.Variable._execution_engine.run_backward",
     "torch.autograd.Variable._execution_engine.queue_callback",
     "torch.library.Library.impl",
     "torch.nn.modules.module.register_module_forward_hook",
@@ -876,11 +1292,7 @@ NEEDED_DISTRIBUTED: Final = (
 
 
 def check(*, in_group: bool) -> None:
-    """Raise RecordError if torch is too old, or lacks a name that recording needs.
-
-    Args:
-        in_group: whether this process has joined a process group.
-    """
+    """Raise RecordError if torch is too old, or lacks a name that recording needs."""
     import torch
 
     if tuple(int(part) for part in str(torch.__version__).split(".")[:2]) < OLDEST:

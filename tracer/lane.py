@@ -34,10 +34,6 @@ class Lane:
     Every change cuts a segment off for the owner so far. Segments of one stream follow each other without
     overlap, by construction.
 
-    Args:
-        position: where the training is; read when a segment is cut.
-        emit: takes each finished segment.
-
     Attributes:
         stamp: returns this moment, as time is told now: on the current stream of a GPU.
         device: the CUDA streams on which the model computes, None on a processor.

@@ -46,17 +46,9 @@ def launch(
     depth: str = "light",
     n_gpus_on_cpu: int = 0,
 ) -> int:
-    """Run *command* and record it into the run directory *path*; return how it ended.
+    """Run *command* and record it into the run directory *path*; options as those of ``foretrace record``.
 
-    Args:
-        command: program and arguments, e.g. ``["torchrun", "--nproc-per-node", "4", "train.py"]``.
-        path: the run directory; new or empty.
-        name: what a person calls the run; empty: the last part of *path*.
-        quiet: send what the command prints to standard error, to keep standard output free.
-        ranks: ranks to record, as ``Window.parsed`` takes them.
-        steps: steps to record, likewise.
-        depth: ``"light"`` or ``"kernels"``.
-        n_gpus_on_cpu: take the processors for this many GPUs, 0: use what there is.
+    If *quiet*, what it prints goes to standard error.
 
     Returns:
         Its exit status, or -n if signal n ended it.
@@ -89,13 +81,7 @@ def launch(
 
 
 def environment(path: Path, name: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment in which Python processes record themselves into *path*.
-
-    Args:
-        path: the run directory, absolute.
-        name: what a person calls the run.
-        base: environment to extend, None: that of this process.
-    """
+    """Return the environment in which Python processes record themselves into *path*."""
     found = dict(os.environ if base is None else base)
     before = found.get("PYTHONPATH")
     found["PYTHONPATH"] = f"{SITE}{os.pathsep}{before}" if before else str(SITE)
@@ -142,12 +128,6 @@ def run(
 ) -> int:
     """Run *command* in the environment *env* to its end, and pass signals on to it.
 
-    Args:
-        command: the words of its command line, of which the first is the name that it is told.
-        env: its environment.
-        program: its file.
-        output: where its standard output goes, None: where ours does.
-
     Returns:
         Its exit status, or -n if signal n ended it.
 
@@ -184,7 +164,6 @@ def run(
 
 
 def _ended(process: subprocess.Popen[bytes], witness: _Witness) -> int:
-    """Pass signals on to *process* until it has ended; return how it did."""
     is_to_stop, stopped_by = False, 0
     while True:
         number = signal.sigwait(PASSED_ON | {signal.SIGCHLD})
@@ -214,9 +193,6 @@ def _stop(number: int) -> None:
 
 def end_as(status: int) -> int:
     """End this process by the signal that has ended a command, if one has; return the exit status otherwise.
-
-    Args:
-        status: what `run` has returned.
 
     Returns:
         *status*; 128 + n where signal n does not end this process, as in the first of a container.

@@ -13,18 +13,15 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
-from pyarrow import ipc
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
-from foretrace.tracer.guarded import Replacements, between
+from foretrace.tracer.guarded import Guards, Replacements, between
+from foretrace.traces.sealed import write_file
 from foretrace.traces.timeline import MEMORY
-
-if TYPE_CHECKING:
-    from foretrace.tracer.session import Session
 
 MOST_SAMPLES: Final = 20_000  # samples that are kept: 2 MB
 
@@ -82,11 +79,11 @@ class Peak:
 class PeakHook(Replacements):
     """The functions by which a script resets counters of an allocator: what they were is noted before."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, memory: MemoryLog, guards: Guards) -> None:
         super().__init__()
         before, after = (
-            session.guarded("memory", functools.partial(session.memory.look, note))
-            for note in (session.memory.peak.look, session.memory.peak.begin)
+            guards.guarded("memory", functools.partial(memory.look, note))
+            for note in (memory.peak.look, memory.peak.begin)
         )
         for owner, name in internals.counter_resets():
             self.replace(owner, name, between(lambda *_, **__: before(), lambda _: after()))
@@ -166,8 +163,7 @@ def write_samples(target: Path, table: pa.Table) -> None:
     """Write *table*, of the columns ``MEMORY``, to *target*, all of it or, raising OSError, nothing."""
     temporary = target.with_suffix(".arrow.tmp")
     try:
-        with ipc.new_file(str(temporary), MEMORY) as writer:
-            writer.write_table(table)
+        write_file(temporary, MEMORY, [table])
         temporary.replace(target)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -10,8 +10,10 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, ValuesView
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from foretrace.tracer import internals
 from foretrace.tracer.guarded import Replacements, between
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.records import Block
@@ -31,22 +33,39 @@ MOST_ASKED: Final = 64
 """Values of what a module takes or returns that are looked at for a tensor: the first of them has one."""
 
 
-class ModuleHook:
-    """Global hooks around the forward of every module."""
+class ModuleHook(Replacements):
+    """Global hooks around the forward of every module; torch warns of those of others, as without ours.
+
+    Attributes:
+        compile_by: sets what compiles the frames of this thread, None: nothing, and returns what did.
+    """
 
     def __init__(self, session: Session) -> None:
         import torch
+        from torch.nn.modules import module as hooks
 
+        super().__init__()
         self._session = session
         self._lane = session.lane
+        self._traces = internals.fx_tracing()
         self._tensor: type[Any] = torch.Tensor
         self._blocks: dict[int, Block] = {}
         self._inner: set[int] = set()
         self._shells: set[int] = set()
         self._lives: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[Any, Block, int, Any]] = []
+        self.compile_by: Callable[[Any], Any] = lambda _: None
         session.steps.is_inside = self._is_inside
         self.watch()
+        self.replace(hooks, internals.ASKS_FOR_HOOKS, self._asking)
+
+    def _asking(self, _: Any) -> Callable[[], bool]:
+        """Return what tells whether somebody else has global hooks on modules."""
+
+        def has_others() -> bool:
+            return not internals.global_hooks() <= {handle.id for handle in self._handles}
+
+        return has_others
 
     def watch(self) -> None:
         """Have the calls of modules seen from now on."""
@@ -59,13 +78,13 @@ class ModuleHook:
         ]
 
     def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Return what is called before and after the forward of every module."""
         import torch
 
-        entered = self._session.guarded("modules", self._entered)
-        left = self._session.guarded("modules", self._left)
+        entered, left = (
+            self._uncompiled(self._session.guarded("modules", f)) for f in (self._entered, self._left)
+        )
         inner, is_compiling = self._inner, torch.compiler.is_compiling
-        traced = torch._C._get_tracing_state  # noqa: SLF001 - the answer of torch.jit.is_tracing, in a tenth of its time
+        traced = internals.tracing_state()  # a tenth of the time of torch.jit.is_tracing
         computed, awaited = self._computed()
 
         # The compiler traces hooks: it must meet nothing that changes before it knows that they do nothing.
@@ -84,23 +103,37 @@ class ModuleHook:
 
         return before, after
 
+    def _uncompiled(self, function: Callable[..., Any]) -> Callable[..., None]:
+        """Return *function*, in which no compiler looks at the frames of what it calls."""
+
+        def run(*args: Any) -> None:
+            compiler = self.compile_by(None)
+            try:
+                function(*args)
+            finally:
+                self.compile_by(compiler)
+
+        return run
+
     def _computed(self) -> tuple[Callable[[Any, Any], None], Mapping[int, Any]]:
         """Return what is told of calls that are over, and for which models: none, as a rule."""
         precision = self._session.precision
-        return self._session.guarded("modules", precision.ran), precision.awaited
+        return self._uncompiled(self._session.guarded("modules", precision.ran)), precision.awaited
 
     def unwatch(self) -> None:
         """Have the calls of modules not seen until ``watch``."""
         for handle in self._handles:
             handle.remove()
+            internals.forget_hook(handle.id)
 
     def remove(self) -> None:
         """Take the hooks away for good; modules that live until Python ends then call nothing of ours."""
+        super().remove()
         self.unwatch()
         self._lives.clear()
 
     def _entered(self, module: Any, args: Any) -> None:
-        if not self._lane.is_own():
+        if not self._lane.is_own() or self._traces():
             return
         block = self._blocks.get(id(module))
         if block is None and (block := self._met(module, args)) is None:
@@ -120,6 +153,7 @@ class ModuleHook:
         stack = self._running
         if (
             not self._lane.is_own()
+            or self._traces()
             or not stack
             or (stack[-1][0] is not module and all(entry[0] is not module for entry in stack))
         ):
@@ -147,9 +181,10 @@ class ModuleHook:
         blocks.setdefault(inside(module), blocks[module])  # without its wrapper it is called to be evaluated
         for part in module.modules():
             self._learn(part, blocks.get(part))
-        if next(module.parameters(), None) is None:
+        if next(module.parameters(), None) is None:  # a loss, or a graph that is given its parameters
             self._keep_shell(module)
-        self._session.met_model(module, args)
+        else:
+            self._session.met_model(module, args)
         if warning := untimed(module):
             self._session.warn(warning)
         if self._lane.device is None and (device := _gpu(module, args)) >= 0:
@@ -157,7 +192,6 @@ class ModuleHook:
         return blocks[module]
 
     def _learn(self, module: Any, block: Block | None) -> None:
-        """Remember what *module* is, for as long as it lives."""
         self._keep(module, block)
         number = id(module)
         if number not in self._lives:
@@ -171,7 +205,6 @@ class ModuleHook:
         return any(id(module) not in self._shells for module, *_ in self._running)
 
     def _keep_shell(self, module: Any) -> None:
-        """Remember that *module* has no parameters."""
         self._shells.add(id(module))
 
     def _keep(self, module: Any, block: Block | None) -> None:
@@ -228,8 +261,13 @@ def _gpu(module: Any, args: Any) -> int:
     return next((value.device.index for value in there), -1)
 
 
-EXPORTING: Final = "torch.export._trace"
-"""Module of exports; takes a while to import, and most trainings never do."""
+class CompilerHook:
+    """Hooks, and what they call, are not compiled beside a graph; in a graph they are looked into."""
+
+    def __init__(self, modules: ModuleHook) -> None:
+        self.remove = internals.run_as_is(f"{Path(__file__).parent.as_posix()}/")
+        modules.compile_by = internals.compile_by()
+
 
 STRICT: Final = "_export_to_torch_ir"
 """Private function in it that traces a module strictly, from torch 2.6 to 2.15."""
@@ -246,4 +284,4 @@ class ExportHook(Replacements):
                 modules.watch()
 
         around = between(lambda *_, **__: modules.unwatch(), watch_again)
-        self.replace(sys.modules[EXPORTING], STRICT, around)
+        self.replace(sys.modules[internals.EXPORTING], STRICT, around)

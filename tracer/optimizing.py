@@ -41,9 +41,6 @@ class _Stepping(NamedTuple):
 class OptimizerSteps:
     """The hooks of this process; made once, while no optimizer steps.
 
-    Args:
-        module: ``torch.optim.optimizer``.
-
     Attributes:
         first: called once, before the next step; None if nobody waits for it.
         begins: called before each step that is not inside of another.

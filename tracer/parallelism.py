@@ -14,7 +14,7 @@ from foretrace.tracer.wrapped import around, inside, said_by_holders, said_by_pa
 from foretrace.traces.layout import AXES
 
 if TYPE_CHECKING:
-    from foretrace.tracer.session import Session
+    from foretrace.tracer.guarded import Guards
 
 
 SHARDING: Final = ("sharding", "shard_ranks", "reshard_after_forward")
@@ -29,11 +29,11 @@ class MeshHook(Replacements):
     that it distributes.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, groups: Groups, guards: Guards) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
         super().__init__()
-        note = session.guarded("meshes", lambda mesh: name_axes(session.groups, mesh))
+        note = guards.guarded("meshes", lambda mesh: name_axes(groups, mesh))
 
         def noting(original: Any) -> Any:
             def init(made: Any, /, *args: Any, **kwargs: Any) -> None:  # torch 2.6 passes mesh= by name

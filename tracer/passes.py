@@ -19,7 +19,10 @@ from foretrace.tracer.inputs import Sides, input_of, sides_of
 from foretrace.tracer.wrapped import whole_shape
 
 if TYPE_CHECKING:
-    from foretrace.tracer.session import Session
+    from collections.abc import Callable
+
+    from foretrace.tracer.groups import Groups
+    from foretrace.tracer.guarded import Guards
 
 MOST_SHAPES: Final = 1024
 """Shapes of inputs that are told apart."""
@@ -27,10 +30,6 @@ MOST_SHAPES: Final = 1024
 
 class Trained:
     """The calls of one model that is trained.
-
-    Args:
-        parameters: what is trained of it: the shape of each, by its identity.
-        sides: what its layers expect of an input.
 
     Attributes:
         shapes: how often its input had which shape, and whether it was of floating-point numbers.
@@ -91,21 +90,18 @@ class Trained:
 class Passes:
     """Watches the calls of models from outside of any other, but for those of a pipeline's stages.
 
-    Args:
-        session: the recording.
-
     Attributes:
         summed: told of each communication, in the order of their issue within its group.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, groups: Groups, guards: Guards, trains: Callable[[Any], None]) -> None:
+        self._trains = trains
         self._known: weakref.WeakKeyDictionary[Any, Trained] = weakref.WeakKeyDictionary()
         self._all: list[Trained] = []
         self._main: Trained | None = None
         self._unnoted: Trained | None = None
-        flows = Flows(session.groups, self.trained, lambda: self._main.usual if self._main else 1)
-        self.summed = session.guarded("axes", flows.note)
+        flows = Flows(groups, self.trained, lambda: self._main.usual if self._main else 1)
+        self.summed = guards.guarded("axes", flows.note)
 
     def trained(self) -> list[Counter[tuple[int, ...]]]:
         """Return the shapes of what is trained: of the model that is described, and of all."""
@@ -113,17 +109,13 @@ class Passes:
         main = [] if self._main is None else [Counter(self._main.parameters.values())]
         return [*main, Counter(whole.values())]
 
-    def begins(self, model: Any, args: Any, *, trains: bool) -> None:
-        """*model* is called with *args*, to train or not."""
-        self._unnoted = None
-        if not trains or self._session.is_pipelined:
-            return
+    def begins(self, model: Any, args: Any, step: int) -> None:
+        """*model* is called with *args*, to train, in *step*."""
         one = self._known.get(model)
         if one is None:
             one = self._met(model)
-        one.count(self._session.position.step)
-        if not one.note(args):
-            self._unnoted = one
+        one.count(step)
+        self._unnoted = None if one.note(args) else one
 
     def called_with(self, values: Iterable[Any]) -> None:
         """The model whose call is over was called with *values* by name."""
@@ -153,5 +145,5 @@ class Passes:
             self._all.append(one)
             if self._main is None or one.size > self._main.size:
                 self._main = one
-                self._session.trains(model)
+                self._trains(model)
         return one

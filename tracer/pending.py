@@ -19,6 +19,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
+from foretrace.door import sealed_text
 from foretrace.tracer.clock import now_ns
 from foretrace.tracer.groups import Groups
 from foretrace.tracer.records import Communication
@@ -40,17 +41,7 @@ UNKNOWN: Final = ("stream", "duration_ns", "is_bound")  # columns that only what
 
 
 class Pending:
-    """Writes what one rank has under way; called on the writing thread after each batch.
-
-    Args:
-        path: the run directory.
-        rank: own global rank.
-        groups: the process groups, which count what is issued.
-        shift_ns: what to add to own time to get the time of the run.
-        moments: tells when stamps were.
-        under_way: yields the communications that are issued and not written as spans, oldest first.
-        step: returns the optimizer step that the training is in.
-    """
+    """Writes what one rank has under way; called on the writing thread after each batch."""
 
     def __init__(
         self,
@@ -137,10 +128,9 @@ class Pending:
             "n_pending": len(found),
             "stack": main_stack(),
         }
-        write_atomically(self.path, json.dumps(document) + "\n")
+        write_atomically(self.path, sealed_text(json.dumps(document)))
 
     def _described(self, one: Communication) -> dict[str, Any]:
-        """Return one communication in the columns of a timeline."""
         start = self._moments.ns(one.start) + self._shift_ns if self._moments.knows(one.start) else -1
         row = dict(zip(COLUMNS, communication_row(one, "", start, 0), strict=True))
         return {name: value for name, value in row.items() if name not in UNKNOWN}
@@ -199,11 +189,6 @@ class Issued:
     """The ring of one rank; ``note`` may be called on any thread.
 
     Where the file system is not local, or has no room, there is no ring and ``note`` does nothing.
-
-    Args:
-        path: the run directory.
-        rank: own global rank.
-        shift_ns: what to add to own time to get the time of the run.
     """
 
     def __init__(self, path: Path, rank: int, shift_ns: int) -> None:

@@ -22,7 +22,7 @@ from urllib.parse import urlparse
 
 from foretrace.tracer import internals, on_cpu
 from foretrace.tracer.errors import RecordError
-from foretrace.tracer.guarded import is_interrupt
+from foretrace.tracer.guarded import is_interrupt, take_out
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.optimizing import optimizer_steps
 from foretrace.tracer.process import is_distributed, is_first, is_told_world, own_name
@@ -53,20 +53,14 @@ class Recording:
     """A recording that may still have to begin: when this process joins its process group.
 
     A process that is in none, and was not told that it will be, is recorded as a world of its own until then.
-
-    Args:
-        path: the run directory that is asked for.
-        name: what a person calls the run; empty: the last part of *path*.
-        flush_s: seconds between two batches of spans, None: as usual.
-        window: ranks and steps to record.
-        depth: one of DEPTHS.
-        is_shared: several trainings of one command may record into *path*, one after the other.
+    If *is_shared*, several trainings of one command may record into *path*, one after the other.
 
     Attributes:
         target: the run directory that is asked for.
         path: that into which this process records: beside *target* where others may need that.
         session: the recording in this process, None before it has begun.
         is_over: it has been ended, begun or not, and does not begin any more.
+        notes_errors: uncaught exceptions of this process are noted in it.
         awaits_group: nothing is recorded before this process joins its process group.
     """
 
@@ -82,7 +76,7 @@ class Recording:
     ) -> None:
         self.path = self.target = path
         self.session: Session | None = None
-        self.is_over = self._is_alone = False
+        self.is_over = self._is_alone = self.notes_errors = False
         self._n_groups = 0
         self._name = name or path.name
         self._flush_s = flush_s
@@ -114,6 +108,7 @@ class Recording:
             RunError: the directory cannot be written, or holds a run already.
             RecordError: no rank is to be recorded, or torch lacks what recording needs.
         """
+        from foretrace.tracer.hooks import install
         from foretrace.tracer.session import Session
         from foretrace.tracer.sink import FLUSH_S
 
@@ -131,7 +126,7 @@ class Recording:
             self.is_over = True
             atexit.register(clock.close)  # others may still compare their clocks with this one
             return
-        self.session = Session(
+        session = Session(
             self.path,
             rank,
             world_size,
@@ -141,7 +136,9 @@ class Recording:
             window=self._window,
             depth=self._depth,
         )
-        on_cpu.tell(self.session.warn)
+        install(session)
+        self.session = session
+        on_cpu.tell(session.warn)
 
     def end_step(self) -> None:
         """End a step, because the training says so."""
@@ -285,11 +282,6 @@ _n_recordings: list[int] = [0]
 
 
 def _joined(folder: Path) -> tuple[int, int, RunClock]:
-    """Return rank, world size and the clock of the run, found with all other ranks.
-
-    Args:
-        folder: where ranks of one machine tell each other how their clock drifts.
-    """
     from foretrace.tracer.clock import JOIN_TIMEOUT, CommonClock, RunClock, now_ns, synchronise
 
     if not is_distributed():
@@ -464,7 +456,11 @@ def forget(recording: Recording) -> None:
 
 
 def begin_now(recording: Recording) -> None:
-    """Begin *recording* unless it has begun or ended, and see that it ends with the process; never raises."""
+    """Begin *recording* unless it has begun or ended, and see that it ends with the process.
+
+    Raises nothing but what a handler of signals has raised.
+    """
+    _note_uncaught(recording)
     try:
         if not recording.begin_if_due():
             return
@@ -477,15 +473,20 @@ def begin_now(recording: Recording) -> None:
             (recording.target / REFUSED).write_text(why, encoding="utf-8")
         return
     atexit.register(recording.leave)
-    _note_uncaught(recording)
 
 
 def _note_uncaught(recording: Recording) -> None:
-    """Have an uncaught exception noted in the run, and then shown as ever."""
+    """Have uncaught exceptions noted in the run, and then shown as ever, also while it begins."""
+    if recording.notes_errors:
+        return
+    recording.notes_errors = True
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         recording.note_error(error)
+        with suppress(Exception):  # it is shown, whatever is wrong with us
+            take_out(error)
+            trace = error.__traceback__
         shown(kind, error, trace)
 
     sys.excepthook = hook
@@ -509,11 +510,7 @@ _OPTIMIZER: Final = "torch.optim.optimizer"  # module in which hooks on optimize
 
 
 def attach(module: Any) -> None:
-    """Arrange for a recording to begin with ``init_process_group``.
-
-    Args:
-        module: ``torch.distributed.distributed_c10d``, just imported.
-    """
+    """Arrange for a recording to begin with ``init_process_group``."""
     path = Path(os.environ[RUN_VARIABLE])
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restart:  # what was recorded before the restart stays as it is

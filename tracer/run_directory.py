@@ -78,7 +78,7 @@ def claimed(path: Path, claimant: str) -> Iterator[None]:
             claim = _claim(file, claimant.encode())
             stack.callback(os.close, claim)
             stack.callback(_give_up, claim, file)
-            os.pwrite(claim, bytes(PROBE_BYTES), len(claimant))
+            _write(claim, bytes(PROBE_BYTES), len(claimant))
             os.ftruncate(claim, len(claimant))
         except (OSError, UnicodeEncodeError) as error:
             raise RecordError(f"cannot record into {path}: {reason(error)}; nothing started") from error
@@ -93,6 +93,7 @@ def _claim(file: Path, claimant: bytes) -> int:
             holder = _holder(claim, claimant)
             is_there = os.fstat(claim).st_nlink > 0  # and was not taken away before we had locked it
         except OSError:
+            _give_up(claim, file)  # as on a full disk, where nobody's name fits in
             os.close(claim)
             raise
         if holder == claimant and is_there:
@@ -115,11 +116,18 @@ def _holder(claim: int, claimant: bytes) -> bytes:
         if not _lock(claim, fcntl.LOCK_EX):
             return claimant
         os.ftruncate(claim, 0)
-        os.pwrite(claim, claimant, 0)
+        _write(claim, claimant, 0)
     with suppress(BlockingIOError):
         _lock(claim, fcntl.LOCK_SH)
         return os.pread(claim, PROBE_BYTES, 0).rstrip(b"\0")  # less what is written as a probe
     return b""
+
+
+def _write(claim: int, data: bytes, at: int) -> None:
+    """Write all of *data*, or raise OSError: what only a part has room for ends short first."""
+    while data:
+        done = os.pwrite(claim, data, at)
+        data, at = data[done:], at + done
 
 
 def _lock(claim: int, how: int) -> bool:

@@ -14,8 +14,7 @@ from typing import Any, Final
 from foretrace.tracer.audit import Auditor
 from foretrace.tracer.clock import RunClock, now_ns
 from foretrace.tracer.device_works import DeviceTimes
-from foretrace.tracer.guarded import Guarded
-from foretrace.tracer.hooks import Hook, install
+from foretrace.tracer.guarded import Guarded, Hook
 from foretrace.tracer.kernels import kernel_trace
 from foretrace.tracer.lane import Lane
 from foretrace.tracer.memory import MemoryLog
@@ -39,16 +38,6 @@ HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")  # names of the 
 
 class Session(Training[Lane], Guarded):
     """A recording in this process.
-
-    Args:
-        path: the run directory.
-        rank: own global rank.
-        world_size: number of ranks.
-        clock: where own time lies on the clock of the run.
-        name: what a person calls the run.
-        flush_s: seconds between two batches of spans.
-        window: ranks and steps to record.
-        depth: ``"light"`` or ``"kernels"``.
 
     Raises:
         RunError: the directory cannot be written, or holds spans of this rank already.
@@ -78,40 +67,21 @@ class Session(Training[Lane], Guarded):
         self._process = Process.here()
         self._written_state: object = None
         moments = Resolver()
-        self._pending = self._make_pending(moments)
-        self.device_times = DeviceTimes(moments)
-        self._audit: Audit | None = None
-        self._auditor = self.guarded("the audit", Auditor)(self.groups) if is_distributed() else None
-        self.sink = self._make_sink(moments, flush_s)
-        self.issued = Issued(path, rank, clock.shift_ns)
-        self.lane = Lane(self.position, self.sink.put)
-        self._described: Callable[[], Any] = lambda: None
-        self.steps, self.passes = Steps(self), Passes(self)
-        self.completions: Any = None
-        self.backward: Any = None
-        self._hooks: list[Hook] = []
-        self._kernels = kernel_trace(path, rank, self.window) if depth == "kernels" else None
-        self.hook()
-        self._write_beginning()
-        in_children(self._forked)
-
-    def _make_pending(self, moments: Resolver) -> Pending:
-        """Return what tells of communication under way; it asks the sink, which is made after it."""
-        return Pending(
-            self.path,
-            self.rank,
+        self._pending = Pending(
+            path,
+            rank,
             self.groups,
-            self.clock.shift_ns,
+            clock.shift_ns,
             moments,
             under_way=lambda: self.sink.under_way(),  # noqa: PLW0108 - the sink is made later
             step=lambda: self.position.step,
         )
-
-    def _make_sink(self, moments: Resolver, flush_s: float) -> Sink:
-        """Return what writes spans every *flush_s* seconds; it tells the passes, which are made after it."""
-        return Sink(
-            SpanWriter(self.path, self.rank),
-            self.clock.span_shift_ns,
+        self.device_times = DeviceTimes(moments)
+        self._audit: Audit | None = None
+        self._auditor = self.guarded("the audit", Auditor)(self.groups) if is_distributed() else None
+        self.sink = Sink(
+            SpanWriter(path, rank),
+            clock.span_shift_ns,
             moments,
             self.device_times,
             beside=self._beside,
@@ -120,9 +90,18 @@ class Session(Training[Lane], Guarded):
             has_step=self.window.has_step,
             seen=self._seen,
         )
+        self.issued = Issued(path, rank, clock.shift_ns)
+        self.lane = Lane(self.position, self.sink.put)
+        self._described: Callable[[], Any] = lambda: None
+        self.steps, self.passes = Steps(self), Passes(self.groups, self, self.trains)
+        self.completions: Any = None
+        self.backward: Any = None
+        self._hooks: list[Hook] = []
+        self._kernels = kernel_trace(path, rank, self.window) if depth == "kernels" else None
+        self._write_beginning()
+        in_children(self._forked)
 
     def _write_beginning(self) -> None:
-        """Write what is known of the run; the first of the recorded ranks also writes ``run.json``."""
         if self.rank == self.window.first_rank(self.world_size):
             # What comes first into run.json stays: layout and device are known once they are used.
             write_info(self.path, replace(self.info(finished=False), layout=None, cluster=None))
@@ -161,7 +140,8 @@ class Session(Training[Lane], Guarded):
     def called(self, model: Any, args: Any) -> bool:
         """*model* is called from outside of any other, with *args*; return whether it is to train."""
         trains = super().called(model, args)
-        self.passes.begins(model, args, trains=trains)
+        if trains and not self.is_pipelined:
+            self.passes.begins(model, args, self.position.step)
         return trains
 
     def called_with(self, values: Iterable[Any]) -> None:
@@ -187,6 +167,8 @@ class Session(Training[Lane], Guarded):
 
     def step_ended(self) -> None:
         """A step is over: a moment to look at memory, or the end of what is to be recorded."""
+        if self.completions is not None and not self.is_closed:  # what has failed may be what closes it
+            self.completions.step_ended()
         self.memory.sample(on_cuda=self.lane.device is not None)
         self.step_began()
         if self.window.is_past(self.position.step):
@@ -238,13 +220,11 @@ class Session(Training[Lane], Guarded):
         write_info(self.path, self.info(finished=True), self.rank)
 
     def _seen(self, one: Communication) -> None:
-        """*one* has ended, and is about to be written."""
         self.passes.summed(one)
         if self._auditor is not None:
             self._auditor.add(one)
 
     def _ask_c10d(self) -> None:
-        """Compare what was recorded with what c10d holds."""
         with GATE.asking() as may_ask:
             if self._auditor is not None and may_ask:
                 for one in self.sink.under_way():
@@ -254,7 +234,9 @@ class Session(Training[Lane], Guarded):
     def ends_with(self, error: str) -> None:
         """Note the exception that ends the training, on disk at once: a launcher may end this process."""
         self.warn(f"the training ended with {error}")
-        self._process = replace(self._process, error=error, error_ns=now_ns() + self.clock.shift_ns)
+        at_ns, calls = now_ns() + self.clock.shift_ns, self.completions
+        failed = calls is not None and bool(self.guarded("collectives", calls.failure_seen)())
+        self._process = replace(self._process, error=error, error_ns=at_ns, call_failed=failed)
         if not self.is_closed:
             self._write_sidecar()
 
@@ -264,13 +246,9 @@ class Session(Training[Lane], Guarded):
         if name == "collectives":
             self._process = replace(self._process, sees_calls=False)
 
-    def hook(self) -> None:
-        """Put all hooks in place."""
-        self._hooks += install(self)
-
-    def add_hook(self, hook: Hook) -> None:
-        """Take one more hook into care, that of a module which the training has imported late."""
-        self._hooks.append(hook)
+    def keep(self, *hooks: Hook) -> None:
+        """Take *hooks* into care, which are in place: some when the training has imported what they watch."""
+        self._hooks += hooks
 
     def unhook(self) -> None:
         """Take all hooks away, when what they follow has ended; ranks that do so must do it together."""
@@ -299,7 +277,6 @@ class Session(Training[Lane], Guarded):
             self.warn(f"what is under way not written: {error}")
 
     def _write_sidecar(self) -> None:
-        """Write the sidecar of this rank if it has changed."""
         state = self.groups.n_changes, len(self.warnings), self.n_notes, id(self.model), self.clock.shown()
         if state != self._written_state:
             self._written_state = state

@@ -293,9 +293,6 @@ MOST_NODES: Final = 20_000  # nodes of a graph that are looked at: a layer of a 
 class Precision:
     """Models of which the next call tells in what type they compute.
 
-    Args:
-        told: called with the name of the type, as layouts write it, once a call has told.
-
     Attributes:
         awaited: the models, by identity; mostly empty, and looked at with each call of a module.
     """

@@ -195,13 +195,7 @@ class Streams:
         self._free_ns: defaultdict[str, list[int]] = defaultdict(list)
 
     def place(self, communication: Communication, issued_ns: int, end_ns: int) -> tuple[str, int, int]:
-        """Return the stream, the start and the end of a communication.
-
-        Args:
-            communication: what to place.
-            issued_ns: when it was issued; on a GPU, when it began.
-            end_ns: when it was complete.
-        """
+        """Return the stream, the start and the end of a communication."""
         axis = communication.group.axis
         name = f"{axis}.{communication.kind}" if communication.is_p2p else axis
         if not communication.is_p2p and communication.device < 0:
@@ -243,10 +237,6 @@ class UnderWay:
 
     Iterating yields them, oldest first.
 
-    Args:
-        times: tells when communications began and ended.
-        most: how many are followed at once; what comes beyond is only counted, as the oldest explain a hang.
-
     Attributes:
         n_kept: how many are followed.
         n_left: how many had not ended when the recording did.
@@ -275,9 +265,6 @@ class UnderWay:
         """Yield what has ended, when it began and when it ended, in the order of issue within a group.
 
         On a processor it began when it was issued, as far as is known here.
-
-        Args:
-            last: the recording ends: what has not ended is counted, and kept to be told of.
         """
         for line in self._lines.values():
             may_pass = last or len(line) > MOST_BEHIND
@@ -321,21 +308,11 @@ Record = Segment | StepWindow | Communication
 
 
 class Sink:
-    """Writes records in the background.
-
-    Args:
-        writer: the span file of this rank.
-        shift_ns: what to add to own time to get the time of the run.
-        moments: tells when stamps were.
-        times: tells when communications began and ended.
-        beside: called after each batch, on the writing thread; must not raise.
-        failed: called with an error that ended the writing.
-        flush_s: seconds between two batches.
-        has_step: whether the records of a step are written.
-        seen: told of each communication that has ended, before it is written; must not raise.
+    """Writes records in the background; what is told on the way, on the thread that writes, must not raise.
 
     Attributes:
         n_lost: records that came when too many waited to be written.
+        heard: called with each batch of spans that is written, on the writing thread; must not raise.
         thread_id: identifier of the thread that writes, by which its processor time can be asked for.
     """
 
@@ -355,6 +332,7 @@ class Sink:
         self._has_step, self._seen = has_step, seen
         self._times, self._under_way = times, UnderWay(times)
         self.n_lost = 0
+        self.heard: list[Callable[[pa.Table], None]] = []
         self._writer = writer
         self._shift_ns = shift_ns
         self._beside = beside
@@ -444,7 +422,10 @@ class Sink:
             rows = [*self._rows, *self._communication_rows(last=last)]
             self._rows.clear()
         if rows or segments:
-            self._writer.append_table(table(rows, segments, self._writer.rank))
+            made = table(rows, segments, self._writer.rank)
+            self._writer.append_table(made)
+            for hear in self.heard:
+                hear(made)
 
     def _segments(self, *, last: bool) -> Iterator[dict[str, Any]]:
         """Yield what is settled at the head of the queue, as columns; other records go where they wait."""
@@ -467,7 +448,6 @@ class Sink:
             yield from self._columns(Segments.of(settled, ns))
 
     def _columns(self, segments: Segments) -> Iterator[dict[str, Any]]:
-        """Yield the columns of *segments*, if one of them is worth a span."""
         worth = segments.of_steps(self._has_step).after(self._computed_ns)
         if len(worth.rows):
             yield worth.columns(self._shift_ns)

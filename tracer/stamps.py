@@ -205,11 +205,7 @@ class Anchor(NamedTuple):
 
 
 class Resolver:
-    """Turns stamps into nanoseconds of the process; used by one thread at a time, behind the gate.
-
-    Args:
-        cuda: ``torch.cuda``, None to import it when it is needed.
-    """
+    """Turns stamps into nanoseconds of the process; used by one thread at a time, behind the gate."""
 
     def __init__(self, cuda: Any = None) -> None:
         self._cuda = cuda

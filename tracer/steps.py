@@ -23,17 +23,38 @@ import math
 import weakref
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from foretrace.tracer import internals
-from foretrace.tracer.guarded import Replacements, between
+from foretrace.tracer.guarded import Guards, Replacements, between
 from foretrace.tracer.optimizing import optimizer_steps
 from foretrace.tracer.records import Block, StepWindow
 from foretrace.tracer.stamps import Stamp
 from foretrace.tracer.wrapped import inside
 
 if TYPE_CHECKING:
-    from foretrace.tracer.session import Session
+    from foretrace.tracer.lane import Lane
+    from foretrace.tracer.records import Position
+    from foretrace.tracer.sink import Sink
+
+
+class Watched(Guards, Protocol):
+    """What steps need of a recording, or of a rehearsal; attributes as in ``Session``."""
+
+    position: Position
+    lane: Lane
+    sink: Sink
+    steps: Steps
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether its model is that of a pipeline."""
+
+    def step_began(self) -> None:
+        """A step begins."""
+
+    def step_ended(self) -> None:
+        """A step is over."""
 
 
 class _Called:
@@ -60,9 +81,6 @@ class _Called:
 class Steps:
     """Counts steps and hands over their windows, and those of the phases between them.
 
-    Args:
-        session: the recording.
-
     Attributes:
         made: optimizers that were made since the one that ends steps has last stepped, by identity.
         stepped_inside: optimizers that have stepped inside of the backward pass that runs.
@@ -71,7 +89,7 @@ class Steps:
         is_evaluating: whether what runs is an evaluation.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Watched) -> None:
         import torch
 
         self._session = session
@@ -103,12 +121,7 @@ class Steps:
         self._began: Stamp = session.lane.stamp()
 
     def called(self, model: Any, *, has_gradients: bool | None = None) -> bool:
-        """*model* is called from outside of any other; return whether it is to train, as far as is known.
-
-        Args:
-            model: the ``torch.nn.Module``.
-            has_gradients: whether its call has gradients, None: as torch says.
-        """
+        """*model* is called from outside of any other; return whether it is to train, as far as is known."""
         if self._in_backward():
             return False  # a recomputation
         one = self._called.get(model)
@@ -165,7 +178,6 @@ class Steps:
             self._doubt = self._session.lane.stamp() if since is None else since, weakref.ref(model)
 
     def _is_trained(self, model: Any, one: _Called) -> bool:
-        """Whether *model*, or a part of it, was seen to train."""
         n_known = len(self._trained), len(self._optimizers)
         if not one.is_trained and one.n_known != n_known:
             one.n_known = n_known
@@ -193,6 +205,11 @@ class Steps:
             self._start = self._session.lane.stamp()
             self._number = self._session.position.step = 0
             self._session.step_began()
+
+    def _begin_unseen(self) -> None:
+        """The first step began with the recording, for no forward of it was seen."""
+        self._begin_first()
+        self._start = self._began
 
     def _settle_early(self, at: Stamp) -> None:
         """It is known that training began *at* a moment: was it evaluated before?"""
@@ -242,6 +259,8 @@ class Steps:
     def backward_begins(self) -> None:
         """A backward pass begins from outside of any model: what was doubtful has trained."""
         self.stepped_inside.clear()
+        if self._start is None and not self._is_told:
+            self._begin_unseen()
         if self.is_evaluating or (self._early is not None and self._start is not None):
             at = self._session.lane.stamp()
             if self._doubt is not None:
@@ -364,7 +383,7 @@ def _first_parameter(optimizer: Any) -> int:
 class OptimizerHook(Replacements):
     """What each ``Optimizer.step`` means, and what a ``GradScaler`` that skips one does."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Watched) -> None:
         super().__init__()
         module = import_module("torch.optim.optimizer")  # torch.optim hides it behind its class
         self._session = session
@@ -419,7 +438,7 @@ class OptimizerHook(Replacements):
 class SaveHook(Replacements):
     """Sees checkpoints that are saved by public functions of *module*, which have these *names*."""
 
-    def __init__(self, session: Session, module: Any, *names: str) -> None:
+    def __init__(self, session: Watched, module: Any, *names: str) -> None:
         super().__init__()
         steps = session.steps
         begins, ends = (

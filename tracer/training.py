@@ -36,10 +36,6 @@ _AnyLane = TypeVar("_AnyLane", bound=_Lane)
 class Training(Generic[_AnyLane]):
     """The part of a session that is the same for a recording and for a rehearsal.
 
-    Args:
-        rank: own global rank.
-        world_size: number of ranks.
-
     Attributes:
         position: where in the training the process is.
         lane: whose work runs now; each kind of session makes its own.

@@ -49,13 +49,6 @@ class Window:
     ) -> Self:
         """Return what ``torch.profiler.schedule`` with the same numbers would record.
 
-        Args:
-            ranks: global ranks, None for all.
-            wait: steps to leave out at the beginning of each cycle.
-            warmup: steps to leave out after those.
-            active: steps to record after those.
-            repeat: number of cycles; 0: no end.
-
         Raises:
             RecordError: a number is negative, or nothing would be recorded.
         """
@@ -112,12 +105,8 @@ def _ranks(text: str) -> frozenset[int]:
 
 def _steps(part: str) -> range:
     first, colon, last = part.partition(":")
-    start, stop = first or "0", (last or str(_ENDLESS)) if colon else _next(first)
+    following = str(int(first) + 1) if first.isdecimal() else ""
+    start, stop = first or "0", (last or str(_ENDLESS)) if colon else following
     if not (start.isdecimal() and stop.isdecimal()) or not part or int(stop) <= int(start):
         raise RecordError(f"steps {part!r}: give ranges of steps, e.g. 10:20, 100: or 7")
     return range(int(start), int(stop))
-
-
-def _next(number: str) -> str:
-    """Return the number after *number*, "" if it is none."""
-    return str(int(number) + 1) if number.isdecimal() else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 
 SHOWN_DIFFERENCES: Final = 6
 """Differences that a person reads; all are in the JSON."""
@@ -60,16 +60,6 @@ class Audit:
     transfers: Tally = field(default_factory=Tally)
     reasons: Mapping[str, int] = field(default_factory=dict)
     differences: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """Return what ``to_json`` made. Raises ValueError, TypeError or KeyError if it is something else."""
-        return cls(
-            collectives=Tally(**{name: int(n) for name, n in given["collectives"].items()}),
-            transfers=Tally(**{name: int(n) for name, n in given["transfers"].items()}),
-            reasons={str(why): int(n) for why, n in given["reasons"].items()},
-            differences=tuple(map(str, given["differences"])),
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as a JSON object."""

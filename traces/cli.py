@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from foretrace.door import json_text
 from foretrace.traces.console import stdout
 from foretrace.traces.flags import usd_per_hour
 
@@ -34,6 +34,14 @@ PARTIAL: Final = click.option(
     "--price", type=usd_per_hour, help="Price of a GPU, e.g. '2.5 USD/h', to show losses in dollars."
 )
 @click.option("--bus-limit", help="Bus bandwidth of the links, e.g. '400 GB/s', if RUN does not say.")
+@click.option(
+    "--rows",
+    "n_rows",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    help="Rows of each table of kernels, collectives and copies of an ingested trace.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def analyze(
@@ -41,6 +49,7 @@ def analyze(
     paths: tuple[str, ...],
     price: float | None,
     bus_limit: str | None,
+    n_rows: int,
     *,
     partial: bool,
     as_json: bool,
@@ -60,7 +69,13 @@ def analyze(
     from foretrace.traces.analysis.metrics import summarize
     from foretrace.traces.errors import RunError
     from foretrace.traces.opening import open_whole
-    from foretrace.traces.render import show_analysis, show_critical_path, show_diagnosis, show_findings
+    from foretrace.traces.render import (
+        show_analysis,
+        show_critical_path,
+        show_diagnosis,
+        show_findings,
+        show_tables,
+    )
 
     limit = None if bus_limit is None else parse_limit(bus_limit)
     run = paths[0]
@@ -75,7 +90,7 @@ def analyze(
         if told is None:
             raise
         if as_json:
-            click.echo(json.dumps({"run": run, **told.to_dict()}))
+            click.echo(json_text({"run": run, **told.to_dict()}))
         else:
             show_diagnosis(told)
         return
@@ -91,12 +106,13 @@ def analyze(
             **found.to_dict(),
             **analysis(opened, price, limit_bytes_per_s=limit),
         }
-        click.echo(json.dumps(document))
+        click.echo(json_text(document))
         return
     show_analysis(opened, summary)
     show_diagnosis(found)
     show_findings(opened, findings(opened, price, limit_bytes_per_s=limit))
     show_critical_path(opened)
+    show_tables(opened, n_rows, limit)
 
 
 def _steps_of_ranks(opened: Run) -> list[dict[str, Any]]:
@@ -124,7 +140,7 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
 
     found = compare_runs(*(open_whole(path, partial=partial) for path in (a, b)))
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(json_text(found.to_dict()))
     else:
         show_comparison(found)
 
@@ -137,7 +153,7 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
 @click.option(
     "--format",
     "kind",
-    help="Format: perfetto, chrome, kineto, chakra, csv or parquet.  [default: from the ending of FILE]",
+    help="perfetto, chrome, kineto, chakra, memory, csv or parquet.  [default: from the ending of FILE]",
 )
 @click.option(
     "--ranks", help="Ranks to write, e.g. 0-7,9, or all; folded ranks are expanded.  [default: those stored]"
@@ -147,13 +163,15 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
 def export(
     run: str, output: str, kind: str | None, ranks: str | None, *, partial: bool, as_json: bool
 ) -> None:
-    """Write a run for other tools: Perfetto, Chrome, Chakra, CSV, Parquet.
+    """Write a run for other tools: Perfetto, Chrome, Chakra, PyTorch's memory viewer, CSV, Parquet.
 
-    For a timeline that https://ui.perfetto.dev opens:
+    For a timeline that https://ui.perfetto.dev opens, and memory that https://pytorch.org/memory_viz opens:
 
         foretrace export runs/a -o a.pftrace.gz
+        foretrace export runs/a -o a.pickle
     """
     from foretrace.traces.export import export as export_run
+    from foretrace.traces.export import format_of
     from foretrace.traces.info import rank_list
     from foretrace.traces.opening import open_whole
     from foretrace.traces.ranks import ranks_in
@@ -163,14 +181,18 @@ def export(
     named = {None: opened.stored_ranks, "all": opened.ranks}
     chosen = named[ranks] if ranks in named else ranks_in(ranks or "", below=opened.info.world_size)
     written = export_run(opened, output, kind, chosen)
-    n_spans = sum(opened.spans([opened.source(rank)]).num_rows for rank in chosen)
+    is_memory = format_of(written, kind) == "memory"
+    n_spans = sum(opened.spans([opened.source(rank)]).num_rows for rank in chosen if not is_memory)
     if as_json:
         size_bytes = written.stat().st_size
         document = {"file": str(written), "ranks": list(chosen), "n_spans": n_spans, "size_bytes": size_bytes}
-        click.echo(json.dumps(document | {"warnings": list(opened.warnings)}))
+        click.echo(json_text(document | {"warnings": list(opened.warnings)}))
         return
     console = stdout()
-    console.print(f"{written}: {n_spans:,} spans of rank {rank_list(chosen)}", soft_wrap=True, markup=False)
+    what = "memory" if is_memory else f"{n_spans:,} spans"
+    console.print(f"{written}: {what} of rank {rank_list(chosen)}", soft_wrap=True, markup=False)
+    if is_memory:
+        console.print("open it at https://pytorch.org/memory_viz: a device per rank")
     if written.name.endswith((".pftrace", ".pftrace.gz", ".json", ".json.gz")):
         console.print("open it at https://ui.perfetto.dev: the page reads it without sending it anywhere")
         if n_spans > PERFETTO_SPANS:

@@ -6,17 +6,20 @@ the causes add up to the difference of the steps. Spans are joined one by one be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Final
 
 import pyarrow as pa
 
 from foretrace.traces.analysis.causes import causes, precedence
 from foretrace.traces.analysis.metrics import averaged_steps, breakdown, left_out, step_times_ns
+from foretrace.traces.batch import work_of
+from foretrace.traces.by_operator import Pair, by_operator
 from foretrace.traces.errors import RunError
 from foretrace.traces.join import JoinedSpans, join_spans
+from foretrace.traces.notebook import card
+from foretrace.traces.report.format import format_share, format_time
 from foretrace.traces.run import Run
 
 _BACKWARD: Final = ("compute:backward", "compute:backward_input", "compute:backward_weight")
@@ -56,10 +59,14 @@ class Comparison:
         a_step, b_step: the step of each that is compared, the one of median length.
         a_step_ns, b_step_ns: how long it takes on its slowest rank.
         a_left_out, b_left_out: what of each is no training, as ``traces.analysis.metrics.left_out`` has it.
+        a_work, b_work: what their steps train on, and its unit, as ``traces.batch.work_of`` has it.
+        a_gpus, b_gpus: ranks of each.
+        differs: what makes them two jobs: the setting, and its value in each.
         causes: mean over ranks; ``a_ns`` adds up to ``a_step_ns``, ``b_ns`` to ``b_step_ns``, exactly.
         details: the same with communication and waiting split by kind, ``"exposed:dp:all_gather"``; they add
             up as the causes do.
         spans: the spans of the two steps, joined one to one.
+        operators: of two traces, what each operator took, as ``traces.by_operator.by_operator`` has it.
         warnings: warnings of both runs, and what limits the comparison.
     """
 
@@ -73,15 +80,50 @@ class Comparison:
     b_step_ns: int
     a_left_out: Sequence[Mapping[str, Any]]
     b_left_out: Sequence[Mapping[str, Any]]
+    a_work: tuple[int, str] | None
+    b_work: tuple[int, str] | None
+    a_gpus: int
+    b_gpus: int
+    differs: Mapping[str, tuple[Any, Any]]
     causes: tuple[Cause, ...]
     details: tuple[Cause, ...]
     spans: JoinedSpans
+    operators: tuple[Pair, ...]
     warnings: tuple[str, ...]
 
     @property
     def ratio(self) -> float:
         """Step time of *a* over that of *b*; ``ratio - 1`` is the error of a prediction *a*."""
         return self.a_step_ns / self.b_step_ns
+
+    @property
+    def scale(self) -> float | None:
+        """Steps of *b* that train on as much as one step of *a*; None where nobody knows."""
+        if self.a_work is None or self.b_work is None or self.a_work[1] != self.b_work[1]:
+            return None
+        return self.a_work[0] / self.b_work[0]
+
+    @property
+    def ratio_per_work(self) -> float | None:
+        """Time of a token (or row) in *a* over that in *b*, on all GPUs of each; None where nobody knows."""
+        return None if self.scale is None else self.ratio / self.scale
+
+    def faster(self, names: Sequence[str] = ("a", "b")) -> str:
+        """Say who is faster at the same work; nothing where steps do the same, or nobody knows."""
+        per_work = self.ratio_per_work
+        if per_work is None or self.a_work is None or self.a_work == self.b_work:
+            return ""
+        each = self.a_work[1].removesuffix("s")
+        gain = format_share(max(per_work, 1 / per_work) - 1)
+        whole = "" if self.a_gpus == self.b_gpus else ", each on all of its GPUs"
+        return f"per {each}, {names[per_work > 1]} is {gain} faster than {names[per_work <= 1]}{whole}"
+
+    @property
+    def warned(self) -> str:
+        """What to know first: in what the two are different jobs; empty if in nothing."""
+        if not self.differs:
+            return ""
+        return "different jobs: " + ", ".join(f"{name} {a} and {b}" for name, (a, b) in self.differs.items())
 
     @property
     def joined(self) -> pa.Table:
@@ -104,11 +146,17 @@ class Comparison:
         return bars
 
     def _repr_html_(self) -> str:
-        """Return the comparison as a notebook shows it."""
-        shown: str = import_module("foretrace.traces.notebook").comparison_html(
-            self
-        )  # which needs this module
-        return shown
+        """Return both steps as a notebook shows them, and the causes of their difference, largest first."""
+        difference = self.b_step_ns - self.a_step_ns
+        causes = sorted((c for c in self.causes if c.difference_ns), key=lambda c: -abs(c.difference_ns))
+        share = f"{format_share(difference / self.a_step_ns, '+.1f')} of the first"
+        rows = [
+            ("step, first run", format_time(self.a_step_ns / 1e9), self.a_name),
+            ("step, second run", format_time(self.b_step_ns / 1e9), self.b_name),
+            ("difference", _signed(difference), share),
+            *((cause.name, _signed(cause.difference_ns), "") for cause in causes),
+        ]
+        return card("Two runs", "what differs, by cause; the causes add up", rows, self.warnings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as one JSON object, without the single spans."""
@@ -118,19 +166,25 @@ class Comparison:
                 "step": self.a_step,
                 "step_time_s": self.a_step_ns / 1e9,
                 "left_out": list(self.a_left_out),
+                **_rates(self.a_work, self.a_step_ns, self.a_gpus),
             },
             "b": {
                 "name": self.b_name,
                 "step": self.b_step,
                 "step_time_s": self.b_step_ns / 1e9,
                 "left_out": list(self.b_left_out),
+                **_rates(self.b_work, self.b_step_ns, self.b_gpus),
             },
             "ratio": self.ratio,
+            "ratio_per_work": self.ratio_per_work,
+            "b_steps_of_the_work_of_a": self.scale,
+            "differs": {name: list(both) for name, both in self.differs.items()},
             "difference_s": (self.b_step_ns - self.a_step_ns) / 1e9,
             "causes": [cause.to_dict() for cause in self.causes],
             "details": [cause.to_dict() for cause in self.details],
             "waterfall": self.waterfall(),
             "spans": self.spans.to_dict(),
+            "operators": [pair.to_dict() for pair in self.operators],
             "warnings": list(self.warnings),
         }
 
@@ -157,11 +211,65 @@ def compare(a: Run, b: Run) -> Comparison:
         b_step_ns=b_step_ns,
         a_left_out=left_out(a),
         b_left_out=left_out(b),
+        a_work=_work(a),
+        b_work=_work(b),
+        a_gpus=a.info.world_size,
+        b_gpus=b.info.world_size,
+        differs=_differences(a, b),
         causes=_side_by_side(causes(a, a_step), causes(b, b_step)),
         details=_side_by_side(causes(a, a_step, detailed=True), causes(b, b_step, detailed=True)),
         spans=join_spans(a, a_step, b, b_step),
+        operators=by_operator(a, b, (a_step, b_step)),
         warnings=(*(f"{_name(a)}: {w}" for w in a.warnings), *(f"{_name(b)}: {w}" for w in b.warnings)),
     )
+
+
+def _rates(work: tuple[int, str] | None, step_ns: int, n_gpus: int) -> dict[str, Any]:
+    """Return how fast a step is, in tokens or rows per second and GPU, where that is known."""
+    if work is None:
+        return {"per_step": None, "unit": None, "per_s_per_gpu": None}
+    return {"per_step": work[0], "unit": work[1], "per_s_per_gpu": work[0] / step_ns * 1e9 / n_gpus}
+
+
+def _differences(a: Run, b: Run) -> dict[str, tuple[Any, Any]]:
+    """Return what makes two runs different jobs, of what both say: the setting and its values.
+
+    A simulated machine has the name of our files, a recorded one that of its driver.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, read in _ASKED.items():
+        if name == "machine" and a.info.origin != b.info.origin:
+            continue
+        ours, theirs = read(a), read(b)
+        if ours is not None and theirs is not None and ours != theirs:
+            found[name] = (ours, theirs)
+    return found
+
+
+def _work(run: Run) -> tuple[int, str] | None:
+    return work_of(run.info.job or {}, run.info.layout)
+
+
+def _said(run: Run, name: str) -> Any:
+    return (run.info.job or {}).get(name)
+
+
+_ASKED: Final[Mapping[str, Callable[[Run], Any]]] = {
+    "model": lambda run: _size(run.info.model or {}),
+    "machine": lambda run: ((run.info.cluster or {}).get("device") or {}).get("name"),
+    "GPUs": lambda run: run.info.world_size,
+    "precision": lambda run: _said(run, "precision") or (run.info.model or {}).get("dtype"),
+    "sequence length": lambda run: _said(run, "seq_len"),
+    "work per step": lambda run: (work := _work(run)) and f"{work[0]:,} {work[1]}",
+    "micro-batch": lambda run: _said(run, "micro_batch"),
+}
+"""What two runs have to share for their steps to be steps of one job, and how each says it."""
+
+
+def _size(model: Mapping[str, Any]) -> str | None:
+    """Return the parameters of a model, by which one is told from another under whatever name."""
+    n_params = model.get("n_params")
+    return None if not n_params else f"of {float(f'{n_params:.3g}'):,.0f} parameters"
 
 
 def _side_by_side(ours: Mapping[str, int], theirs: Mapping[str, int]) -> tuple[Cause, ...]:
@@ -197,3 +305,7 @@ def typical_step(run: Run) -> tuple[int, int]:
 def _name(run: Run) -> str:
     """Return what to call *run*."""
     return run.info.name or run.path.rstrip("/").rpartition("/")[2]
+
+
+def _signed(ns: int) -> str:
+    return ("+" if ns > 0 else "−" if ns < 0 else "±") + format_time(abs(ns) / 1e9)

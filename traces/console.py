@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, Final, cast
@@ -13,6 +14,9 @@ from rich.console import Console
 
 FILE_WIDTH: Final = 160
 """Columns of what goes to a file or a pipe, unless the environment says ``COLUMNS``."""
+
+TOLD_EVERY_S: Final = 5.0
+"""Seconds between two lines on the progress of long work, in a file or a pipe."""
 
 _PADDING: Final = re.compile(r" +(?=\n)")
 
@@ -35,15 +39,31 @@ def stdout(*, highlight: bool = False) -> Console:
 def telling(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
     """Show in a terminal *what* is being done; yield the function that changes these words.
 
-    They go to the error stream, so that what is printed can be piped. Where there is no terminal, or if
-    *quiet*, nothing is shown and None is yielded.
+    They go to the error stream, so that what is printed can be piped. Where there is no terminal, a line of
+    them is written every ``TOLD_EVERY_S``. If *quiet*, nothing is shown and None is yielded.
     """
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet:
         yield None
-        return
-    with console.status(what) as status:
-        yield status.update
+    elif console.is_terminal:
+        with console.status(what) as status:
+            yield status.update
+    else:
+        yield _Lines(what).update
+
+
+class _Lines:
+    """Writes what is being done to the error stream, a line every few seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._told_s = time.monotonic()
+
+    def update(self, words: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= TOLD_EVERY_S:
+            self._told_s = now_s
+            sys.stderr.write(f"{self._what}: {words}\n")
 
 
 class _Unpadded:

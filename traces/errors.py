@@ -28,6 +28,10 @@ class TraceError(ValueError):
     """Base of what a user can get wrong with timelines; shown as one line, exit status 2."""
 
 
+class LeftoverWarning(UserWarning):
+    """Files of a process that may have been killed, which nobody here can know."""
+
+
 class LayoutError(TraceError):
     """The parallel degrees do not make a grid of ranks."""
 

@@ -19,15 +19,31 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from foretrace.door import (
+    MOST_RANKS,
+    as_table,
+    check_known,
+    is_as_sealed,
+    parse,
+    read_text,
+    sealed_text,
+    shaped,
+)
 from foretrace.traces.audit import Audit, joined
-from foretrace.traces.errors import RunError, TraceError
-from foretrace.traces.info_values import info_values
+from foretrace.traces.batch import Batch
+from foretrace.traces.errors import RunError
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.model_parts import joined_models
 from foretrace.traces.timeline import FORMAT_VERSION
 
 ORIGINS: Final = ("simulated", "recorded", "ingested")
 """Where a timeline comes from; ``"ingested"`` was recorded by another tool."""
+
+UNNAMED: Final = "world"
+"""Axis of a group of which nobody has said what it is for."""
+
+CHANGED: Final = "the description of this run is not as it was written, by its checksum: edited, or damaged"
+"""Warning of a ``run.json`` or a sidecar that was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +70,12 @@ class Process:
     """The process of one recorded rank, as it describes itself.
 
     Attributes:
-        host, namespace, pid: where it runs, and its number there.
+        host, namespace, pid: where it runs, and its number there; machines that share a name, and one
+            before and after it is started anew, have different namespaces.
         error: the exception that ended it, "" if none did or it could not say so.
         error_ns: when that was noted, on the clock of the run.
+        call_failed: whether a communication of its had failed by then, as those of a peer of the dead do, and
+            it had not gone on since.
         is_finished: whether its recording came to its end.
         sees_calls: whether its communications are still noted; false once the recorder has given up on them.
     """
@@ -66,6 +85,7 @@ class Process:
     pid: int = 0
     error: str = ""
     error_ns: int = 0
+    call_failed: bool = False
     is_finished: bool = False
     sees_calls: bool = True
 
@@ -74,8 +94,69 @@ class Process:
         """Return the process that calls."""
         namespace = ""
         with suppress(OSError):  # elsewhere than on Linux numbers of processes have none
-            namespace = str(Path("/proc/self/ns/pid").readlink())
+            booted = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+            namespace = f"{Path('/proc/self/ns/pid').readlink()}@{booted}"
         return cls(host=socket.gethostname(), namespace=namespace, pid=os.getpid())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """An entry of the ``structure`` of a recorded model."""
+
+    kind: str = ""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """The ``device`` of a cluster."""
+
+    name: str = ""
+    kind: str = ""
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Intervals:
+    """The ``intervals`` of a summary."""
+
+    step_time_s: tuple[float, ...] = ()
+    step_time_from: str = ""
+
+
+_COUNTS: Final = (
+    *("input_shapes", "beside_params", "n_microbatches", "forwards_per_step", "schedules_per_step"),
+    *("global_batch", "seq_len", "tokens_per_step", "shard_ranks", "first_step", "steps"),
+)
+SAID: Final[Mapping[str, Mapping[str, Any]]] = {
+    "job": {
+        **dict.fromkeys(_COUNTS, int),
+        **dict.fromkeys(("input_shape", "recorded_ranks"), tuple[int, ...]),
+        **dict.fromkeys(("precision", "schedule", "sharding", "times"), str),
+        "eager": tuple[str, ...],
+        "batch": Batch,
+    },
+    "model": {
+        "name": str,
+        "n_params": int,
+        "structure": Mapping[str, _Part],
+        "stages": tuple[int, ...],
+        "dtype": str,
+        "config": Mapping[str, Any],
+        "head_dim": int,
+    },
+    "cluster": {
+        "name": str,
+        "device": _Device,
+        "gpus_per_node": int,
+        "n_gpus": int,
+        "price_usd_per_gpu_hour": float,
+    },
+    "summary": {"intervals": _Intervals},
+}
+"""Keys of the descriptions that readers count on, where they are given, and their types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +206,11 @@ class RunInfo:
     def __post_init__(self) -> None:
         if self.origin not in ORIGINS:
             raise RunError(f"origin {self.origin!r}: one of {', '.join(ORIGINS)}")
-        if self.world_size < 1:
-            raise RunError(f"world_size={self.world_size}: a run has at least 1 rank")
+        if not 1 <= self.world_size <= MOST_RANKS:
+            raise RunError(f"world_size={self.world_size}: a run has from 1 to {MOST_RANKS:,} ranks")
+        for group in self.groups:
+            if any(not 0 <= rank < self.world_size for rank in group.ranks):
+                raise RunError(f"group {group.id} has ranks outside of the world of {self.world_size}")
         if self.layout is not None and self.layout.world_size != self.world_size:
             raise RunError(f"the layout has {self.layout.world_size} ranks, but world_size={self.world_size}")
         if self.representatives is not None:
@@ -141,7 +225,7 @@ class RunInfo:
         for name in ("clock", "processes"):
             document[name] = {str(rank): asdict(one) for rank, one in sorted(getattr(self, name).items())}
         try:
-            return json.dumps(document, allow_nan=False) + "\n"
+            return sealed_text(json.dumps(document, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise RunError(f"this description of a run cannot be written as JSON: {error}") from error
 
@@ -156,11 +240,8 @@ class RunInfo:
         Raises:
             RunError: *text* is not JSON, does not describe a run, or has a newer format version.
         """
-        try:
-            document = json.loads(text, parse_constant=_not_json)
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{source} is not complete JSON: {error}") from error
-        if not isinstance(document, dict) or "format_version" not in document:
+        document = as_table(parse(text, "JSON", source, RunError), source, RunError)
+        if "format_version" not in document:
             raise RunError(f"{source} does not describe a run: no format_version in it")
         version = document["format_version"]
         if not isinstance(version, int) or version > FORMAT_VERSION:
@@ -169,12 +250,14 @@ class RunInfo:
                 "install a newer foretrace"
             )
         try:
-            values = info_values(document, cls.__slots__)
-            for name, kind in (("clock", Clock), ("processes", Process)):
-                values[name] = {rank: kind(**one) for rank, one in values.get(name, {}).items()}
-            return cls(**values)
-        except TraceError as error:
+            info: RunInfo = shaped(cls, document)
+            for name, kinds in SAID.items():
+                check_known(getattr(info, name), kinds, name)
+        except ValueError as error:
             raise RunError(f"{source} does not describe a run: {error}") from error
+        if is_as_sealed(text, document) or CHANGED in info.warnings:
+            return info
+        return replace(info, warnings=(*info.warnings, CHANGED))
 
     @property
     def recorded_ranks(self) -> tuple[int, ...]:
@@ -189,6 +272,11 @@ class RunInfo:
     def representative(self, rank: int) -> int:
         """Return the rank whose stored spans *rank* shares: itself unless the run is folded."""
         return rank if self.representatives is None else self.representatives[rank]
+
+
+def read_info(path: Path, name: str = "") -> RunInfo:
+    """Return the description in the file *path*, called *name* in an error. Raises RunError."""
+    return RunInfo.from_json(read_text(path, RunError), name or str(path))
 
 
 def stable_group_id(name: str, ranks: Sequence[int]) -> int:
@@ -268,9 +356,16 @@ def _joined_groups(infos: Sequence[RunInfo]) -> tuple[tuple[Group, ...], list[st
     found: dict[int, Group] = {}
     clashes: list[str] = []
     for group in (group for info in infos for group in info.groups):
-        if found.setdefault(group.id, group) != group:
-            one, other = rank_list(found[group.id].ranks), rank_list(group.ranks)
+        known = found.setdefault(group.id, group)
+        if known.ranks != group.ranks:
+            one, other = rank_list(known.ranks), rank_list(group.ranks)
+            if one == other:  # only their order differs
+                one, other = (", ".join(map(str, of.ranks)) for of in (known, group))
             clashes.append(f"group {group.id} means ranks {one} to one rank and {other} to another")
+        elif known.axis == UNNAMED:  # by a sidecar that is older than what the group is known by
+            found[group.id] = group
+        elif group.axis not in (UNNAMED, known.axis):
+            clashes.append(f"group {group.id} is {known.axis} to one rank and {group.axis} to another")
     return tuple(found[number] for number in sorted(found)), sorted(set(clashes))
 
 
@@ -281,11 +376,6 @@ def _collected(parts: Mapping[int, RunInfo]) -> list[str]:
         for warning in parts[rank].warnings:
             said.setdefault(warning, []).append(rank)
     return [f"rank {rank_list(ranks)}: {warning}" for warning, ranks in said.items()]
-
-
-def _not_json(constant: str) -> None:
-    """Refuse NaN and Infinity, which Python reads although JSON does not have them."""
-    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _check_representatives(representatives: Sequence[int], world_size: int) -> None:

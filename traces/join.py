@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.analysis.windows import windows
+from foretrace.traces.analysis.windows import windows_of
 from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
 from foretrace.traces.communicated import Channels, Communicated, channels, compared
 from foretrace.traces.run import Run
@@ -131,7 +131,7 @@ def _communicated(
 
 def _beside(run: Run, step: int, ranks: Iterable[int]) -> list[int]:
     """Return the steps of *run* that all *ranks* have, without *step*: those beside it, the nearest first."""
-    own = [{window.step for window in windows(run) if window.rank == rank} for rank in ranks]
+    own = [{window.step for window in windows_of(run, rank)} for rank in ranks]
     both = set.intersection(*own) - {step} if own else set()
     return sorted(both, key=lambda other: (abs(other - step), other))[:N_BESIDE]
 
@@ -158,7 +158,7 @@ def _stage_ranks(run: Run) -> dict[int, int]:
 
 def _step_spans(run: Run, rank: int, step: int) -> pa.Table:
     """Return the spans that start in *step* on *rank*, by start, with the time each waited and its place."""
-    window = next((w for w in windows(run) if (w.rank, w.step) == (rank, step)), None)
+    window = next((w for w in windows_of(run, rank) if w.step == step), None)
     table = run.spans([rank])
     start = int64(table, "start_ns")
     low, high = (window.start_ns, window.end_ns) if window is not None else (0, 0)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretrace.door import MOST_RANKS
 from foretrace.traces.errors import LayoutError
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
@@ -79,6 +80,10 @@ class Layout:
                 raise LayoutError(
                     f"{axis.name}={degree!r}: a parallel degree is a whole number of at least 1"
                 )
+        if max(asdict(self).values()) > MOST_RANKS or self.world_size > MOST_RANKS:
+            raise LayoutError(
+                f"pp*dp*cp*tp = {self.world_size:,} ranks: at most {MOST_RANKS:,}, also of a degree"
+            )
         if self.expert_tp == self.tp:
             object.__setattr__(self, "expert_tp", 0)
         self._check_experts()

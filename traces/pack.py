@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -76,31 +76,6 @@ class Pack:
         """Return all arrays as base64 of gzip; equal arrays give equal text."""
         packed = gzip.compress(self.raw(), compresslevel=6, mtime=0)
         return base64.b64encode(packed).decode("ascii")
-
-
-def decode(columns: Sequence[Sequence[Any]], text: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays that ``Pack.encode`` made *text* of, by name.
-
-    >>> pack = Pack()
-    >>> pack.add("layer", np.array([0, 1, 2], np.uint8))
-    >>> decode(pack.columns, pack.encode())["layer"].tolist()
-    [0, 1, 2]
-    """
-    return taken_apart(columns, gzip.decompress(base64.b64decode(text)))
-
-
-def taken_apart(columns: Sequence[Sequence[Any]], raw: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays that ``Pack.raw`` put together, by name."""
-    data = np.frombuffer(raw, np.uint8)
-    found = {}
-    for name, dtype, offset, length, *only in columns:
-        kind = np.dtype(dtype).newbyteorder("<")
-        if only:
-            found[name] = np.full(length, only[0], kind)
-            continue
-        planes = data[offset : offset + length * kind.itemsize].reshape(kind.itemsize, length)
-        found[name] = np.ascontiguousarray(planes.T).reshape(-1).view(kind)
-    return found
 
 
 def tick_ns(length_ns: int) -> int:

@@ -6,14 +6,16 @@ docs/timeline-format.md.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from foretrace.door import is_as_sealed, parse, read_bytes, read_text, shaped
 from foretrace.traces.errors import TraceError
+
+_Made = TypeVar("_Made")
 
 P2P: Final = ("send", "recv")
 UNEVEN: Final = ("all_to_all",)
@@ -73,21 +75,40 @@ class Pending:
         return next(own, self.stack[0] if self.stack else "")
 
 
-def read_pending(path: str | Path) -> tuple[list[Pending], list[str]]:
-    """Return what the ranks of the run directory *path* have under way, and which files cannot be read."""
-    found: dict[int, Pending] = {}
-    damaged = []
-    folder = Path(path) / "ranks"
-    for file in sorted(folder.glob("rank-*.pending.json")) if folder.is_dir() else ():
-        try:
-            one = _pending(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            damaged.append(f"{file} cannot be read: left out")
-        else:
-            found[one.rank] = one
+def read_pending(path: str | Path) -> list[Pending]:
+    """Return what the ranks of the run directory *path* have under way; what is damaged is left out."""
+    found = {one.rank: one for one in _said(path, "pending", _pending).values() if one is not None}
     for rank, rows in read_issued(path).items():
         found[rank] = _with_issued(found.get(rank), rank, rows)
-    return list(found.values()), damaged
+    return list(found.values())
+
+
+def read_ended(path: str | Path) -> dict[int, Ended]:
+    """Return how the processes of ranks have ended, as far as their parents noted it."""
+    ends = _said(path, "ended", _ended)
+    return {int(_rank(file)): one for file, one in ends.items() if one is not None}
+
+
+def damaged_notes(path: str | Path) -> list[str]:
+    """Return a warning for each of these files that is damaged."""
+    said = {**_said(path, "pending", _pending), **_said(path, "ended", _ended)}
+    return [f"{file} is damaged: left out" for file, one in said.items() if one is None]
+
+
+def _said(
+    path: str | Path, what: str, made: Callable[[Mapping[str, Any]], _Made]
+) -> dict[Path, _Made | None]:
+    """Return what the files ``rank-*.<what>.json`` say, as *made* of it; None where one is damaged."""
+    found: dict[Path, _Made | None] = {}
+    for file in sorted((Path(path) / "ranks").glob(f"rank-*.{what}.json")):
+        try:
+            int(_rank(file))
+            text = read_text(file, TraceError)
+            document = parse(text, "JSON", str(file), TraceError)
+            found[file] = made(document) if is_as_sealed(text, document) else None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            found[file] = None
+    return found
 
 
 def read_issued(path: str | Path) -> dict[int, tuple[Mapping[str, Any], ...]]:
@@ -96,25 +117,17 @@ def read_issued(path: str | Path) -> dict[int, tuple[Mapping[str, Any], ...]]:
     folder = Path(path) / "ranks"
     for file in sorted(folder.glob("rank-*.issued.jsonl")) if folder.is_dir() else ():
         rows = []
-        for line in file.read_bytes().splitlines():
+        for line in read_bytes(file, TraceError).splitlines():
             with suppress(ValueError, TypeError, KeyError, RecursionError, TraceError):
-                rows.append(_row(json.loads(line)))
+                rows.append(_row(parse(line.decode(), "JSON", str(file), TraceError), _OF_ISSUED))
         with suppress(ValueError):
-            found[int(file.name[5:].partition(".")[0])] = tuple(sorted(rows, key=lambda row: int(row["n"])))
+            found[int(_rank(file))] = tuple(sorted(rows, key=lambda row: int(row["n"])))
     return found
 
 
-def read_ended(path: str | Path) -> dict[int, Ended]:
-    """Return how the processes of ranks have ended, as far as their parents noted it."""
-    found = {}
-    folder = Path(path) / "ranks"
-    for file in sorted(folder.glob("rank-*.ended.json")) if folder.is_dir() else ():
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            said = json.loads(file.read_text(encoding="utf-8"))
-            found[int(file.name[5:].partition(".")[0])] = Ended(
-                status=int(said["status"]), signals_sent=tuple(map(int, said.get("signals_sent", [])))
-            )
-    return found
+def _rank(file: Path) -> str:
+    """Return what stands for a rank in the name of *file*."""
+    return file.name.removeprefix("rank-").partition(".")[0]
 
 
 def communication(rank: int, row: Mapping[str, Any]) -> Key:
@@ -153,27 +166,36 @@ def _with_issued(one: Pending | None, rank: int, rows: tuple[Mapping[str, Any], 
     return replace(one, collectives=collectives, transfers=transfers, issued=rows, stack=stack, has_ring=True)
 
 
-def _row(given: Any) -> Mapping[str, Any]:
-    """Return one line of last calls; raises what a wrong type raises."""
-    row = dict(given)
-    for name in ("n", "issued_ns", "group", "sequence", "peer", "size_bytes", "step"):
-        row[name] = int(row[name])
-    for name in ("kind", "axis", "dtype"):
-        if not isinstance(row[name], str):
-            raise TraceError(f"{name} is not text")
-    return row
+_NUMBERS: Final = ("n", "issued_ns", "start_ns", "group", "sequence", "peer", "size_bytes", "step")
+_ROW: Final[Mapping[str, type]] = {
+    **dict.fromkeys(_NUMBERS, int),
+    **dict.fromkeys(("kind", "axis", "dtype"), str),
+}
+_OF_ISSUED: Final = {*_ROW} - {"start_ns"}
+_OF_PENDING: Final = {*_ROW} - {"n", "issued_ns", "peer"}
+"""What a line of last calls, and one of what is under way, must tell; the rest of ``_ROW`` they may."""
+
+
+def _row(given: Any, needed: Set[str]) -> Mapping[str, Any]:
+    """Return one communication; raises what a wrong type raises."""
+    return dict(given) | {
+        name: shaped(kind, given[name], name)
+        for name, kind in _ROW.items()
+        if name in needed or name in given
+    }
+
+
+def _ended(document: Mapping[str, Any]) -> Ended:
+    """Return what a file says; raises what a wrong type raises."""
+    return Ended(
+        status=int(document["status"]), signals_sent=tuple(map(int, document.get("signals_sent", [])))
+    )
 
 
 def _pending(document: Mapping[str, Any]) -> Pending:
     """Return what a file says; raises what a wrong type raises."""
     transfers = {(int(g), int(a), int(b)): int(n) for g, a, b, n in document.get("transfers", [])}
-    under_way = tuple(dict(row) for row in document["pending"])
-    for row in under_way:
-        for name in ("group", "sequence", "size_bytes", "step", "start_ns"):
-            int(row[name])
-        for name in ("kind", "axis", "dtype"):
-            if not isinstance(row[name], str):
-                raise TraceError(f"{name} is not text")
+    under_way = tuple(_row(row, _OF_PENDING) for row in document["pending"])
     return Pending(
         rank=int(document["rank"]),
         t_ns=int(document["t_ns"]),

@@ -15,10 +15,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs, ipc
 
+from foretrace.door import parse, shaped
 from foretrace.traces.errors import RunError, TimelineError, reason
-from foretrace.traces.info import RunInfo, merged
+from foretrace.traces.info import RunInfo, merged, rank_list
+from foretrace.traces.notebook import run_html
+from foretrace.traces.pending import damaged_notes
 from foretrace.traces.run import Part, Run
-from foretrace.traces.timeline import FORMAT_VERSION, MEMORY, checked
+from foretrace.traces.sealed import KEY, WAY_OUT, read_batches, read_file, segments
+from foretrace.traces.timeline import FORMAT_VERSION, LINKS, MEMORY, LinkChange, checked
 from foretrace.traces.writer import SPANS
 
 INFO_KEY: Final = b"foretrace.run"
@@ -46,6 +50,8 @@ def open_run(path: str | PathLike[str]) -> Run:
         found = filesystem.get_file_info(root)
         if found.type == fs.FileType.NotFound:
             raise RunError(f"{name} does not exist")
+        if found.type == fs.FileType.Unknown:
+            raise RunError(f"{name} is a device, a pipe or a socket: give a run directory, or a file of one")
         reader = _Reader(filesystem, name)
         return reader.directory(root) if found.type == fs.FileType.Directory else reader.file(root)
     except (OSError, pa.ArrowException, UnicodeEncodeError) as error:
@@ -59,13 +65,16 @@ class _Reader:
         self._fs = filesystem
         self._name = name
         self._notes: list[str] = []
+        self._is_sealed = True
 
     def directory(self, root: str) -> Run:
         """Open a run directory, complete or still being written."""
-        selector = fs.FileSelector(root, recursive=True)
         files = {
             info.path[len(root) :].strip("/"): info
-            for info in self._fs.get_file_info(selector)
+            for folder in ("", f"/{SPANS}", "/ranks")
+            for info in self._fs.get_file_info(
+                fs.FileSelector(f"{root}{folder}", recursive=False, allow_not_found=True)
+            )
             if info.is_file
         }
         base = self._info(files["run.json"].path) if "run.json" in files else None
@@ -85,10 +94,18 @@ class _Reader:
             raise RunError(
                 f"{self._name} has spans of rank {last}, but its world has {info.world_size} ranks"
             )
-        if not info.finished:
+        is_left = (
+            any(not one.finished for one in sidecars.values()) or not sidecars
+        )  # missing ranks have a note
+        if not info.finished and is_left:
             self._notes.append("the run has not finished, or was stopped: what it had written is shown")
         memory = self._memory(files["memory.arrow"].path) if "memory.arrow" in files else self._samples(files)
-        return Run(self._name, info, parts, memory, self._notes)
+        links = self._links(files["links.arrow"].path) if "links.arrow" in files else None
+        if isinstance(self._fs, fs.LocalFileSystem):
+            self._notes += damaged_notes(root)
+        if not self._is_sealed:
+            self._notes.append("files without checksums: damage to them would go unnoticed")
+        return Run(self._name, info, parts, memory, self._notes, links=links, shown=run_html)
 
     def file(self, path: str) -> Run:
         """Open one file, which may hold several ranks."""
@@ -102,7 +119,8 @@ class _Reader:
         else:
             self._notes.append("one file without run.json: layout, groups and clocks are unknown")
             info = _guessed(int(max(np.max(table["rank"].to_numpy()), np.max(table["peer"].to_numpy()))) + 1)
-        return Run(self._name, info, [Part(None, lambda: table)], MEMORY.empty_table(), self._notes)
+        part = Part(None, lambda: table)
+        return Run(self._name, info, [part], MEMORY.empty_table(), self._notes, shown=run_html)
 
     def _span_files(self, files: dict[str, fs.FileInfo]) -> dict[int, fs.FileInfo]:
         """Return the file of each rank; the finished one where a stream is still beside it."""
@@ -121,16 +139,14 @@ class _Reader:
                 return None
             timeline = _timeline(table, at.path)
             return Part(rank, lambda: timeline)
-        reader = self._arrow_file(at.path)
-        _refuse_newer(reader.schema, at.path)
-
-        def load() -> pa.Table:
-            try:
-                return _timeline(reader.read_all(), at.path)
-            except (OSError, pa.ArrowException) as error:
-                raise RunError(f"{at.path} is damaged: {reason(error)}") from error
-
-        return Part(rank, load)
+        source = self._source(at.path)
+        try:
+            schema = ipc.open_file(source).schema
+        except (OSError, pa.ArrowException) as error:
+            raise RunError(f"{at.path} is not an Arrow file, or is damaged: {reason(error)}") from error
+        _refuse_newer(schema, at.path)
+        self._is_sealed &= KEY in (schema.metadata or {})
+        return Part(rank, lambda: _timeline(read_file(source, at.path)[0], at.path))
 
     def _table(self, path: str) -> pa.Table:
         """Return the contents of one file by its ending."""
@@ -143,7 +159,7 @@ class _Reader:
             if path.endswith(".parquet"):
                 return _parquet(self._fs.open_input_file(path))
             if path.endswith(".arrow"):
-                return self._arrow_file(path).read_all()
+                return self._arrow(path)
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{self._name} is damaged or not a timeline: {reason(error)}") from error
         job = path.endswith(".toml")
@@ -156,11 +172,11 @@ class _Reader:
             )
         )
 
-    def _arrow_file(self, path: str) -> ipc.RecordBatchFileReader:
-        try:
-            return ipc.open_file(self._source(path))
-        except (OSError, pa.ArrowException) as error:
-            raise RunError(f"{path} is not an Arrow file, or is damaged: {reason(error)}") from error
+    def _arrow(self, path: str) -> pa.Table:
+        """Return the rows of an Arrow file, and note whether it has a checksum."""
+        table, is_sealed = read_file(self._source(path), path)
+        self._is_sealed &= is_sealed
+        return table
 
     def _stream(self, path: str, who: str) -> pa.Table | None:
         """Return the readable prefix of a stream; None and a note if not even one batch is complete."""
@@ -169,28 +185,36 @@ class _Reader:
         if not source.size():
             self._notes.append(f"{who} has written nothing yet")
             return None
-        batches: list[pa.RecordBatch] = []
-        end = 0
+        places: list[tuple[int, int]] = []
         try:
-            reader = ipc.open_stream(source)
-            _refuse_newer(reader.schema, path)
-            while True:
-                batch = reader.read_next_batch()
-                batches.append(batch)
-                end = source.tell()
-        except StopIteration:
-            if batches:
-                return pa.Table.from_batches(batches)
-            self._notes.append(f"{who} has written no span")
-            return None
+            for place in segments(source):
+                places.append(place)
+            end = source.tell()
         except (OSError, pa.ArrowException) as error:
-            if not batches and not _starts_like_a_stream(source):
+            if not places and not _starts_like_a_stream(source):
                 raise RunError(f"{path} is not an Arrow stream: {reason(error)}") from error
+            end = places[-1][1] if places else 0
+        if (left := source.size() - end) > 0:
             self._notes.append(
-                f"{who}: {len(batches)} batches read, the last {source.size() - end} bytes are an "
-                "incomplete batch and were left out"
+                f"{who}: {len(places)} batches read, the last {left} bytes are an incomplete batch, "
+                "or damaged, and were left out"
             )
-            return pa.Table.from_batches(batches) if batches else None
+        elif not places:
+            self._notes.append(f"{who} has written no span")
+        if not places:
+            return None
+        source.seek(0)
+        try:
+            schema, batches, is_sealed = read_batches(source.read_buffer(), places)
+        except (OSError, pa.ArrowException) as error:
+            raise RunError(f"{path} is damaged: {reason(error)}; {WAY_OUT}") from error
+        _refuse_newer(schema, path)
+        self._is_sealed &= is_sealed
+        if damaged := [number for number, batch in enumerate(batches, 1) if batch is None]:
+            which = f"{'batch' if len(damaged) == 1 else 'batches'} {rank_list(damaged)} of {len(batches)}"
+            self._notes.append(f"{who}: {which} damaged; {len(batches) - len(damaged)} used")
+        whole = [batch for batch in batches if batch is not None]
+        return pa.Table.from_batches(whole) if whole else None
 
     def _source(self, path: str) -> pa.NativeFile:
         """Open *path* for random access; local files are mapped into memory."""
@@ -209,13 +233,25 @@ class _Reader:
             raise RunError(f"{path} is not text: {error}") from error
 
     def _memory(self, path: str) -> pa.Table:
-        reader = self._arrow_file(path)
+        table = self._arrow(path)
         try:
-            table = reader.read_all()
             table.validate(full=True)
             return table.select(MEMORY.names).cast(MEMORY).combine_chunks()
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             raise RunError(f"{path} is not memory over time: {reason(error)}") from error
+
+    def _links(self, path: str) -> pa.Table | None:
+        """Return how full links were; None, and a note, if that cannot be read."""
+        try:
+            table = self._arrow(path)
+            table.validate(full=True)
+            said = table.schema.metadata or {}
+            changes = parse(said.get(b"changes", b"[]").decode(), "JSON", path, RunError)
+            shaped(tuple[LinkChange, ...], changes)
+            return table.select(LINKS.names).cast(LINKS.with_metadata(said))
+        except (KeyError, ValueError, pa.ArrowException):
+            self._notes.append("how full links were (links.arrow) is damaged: left out")
+            return None
 
     def _samples(self, files: dict[str, fs.FileInfo]) -> pa.Table:
         """Return the memory that each rank wrote by itself, joined; one that cannot be read is said."""
@@ -235,7 +271,7 @@ def _parquet(file: pa.NativeFile) -> pa.Table:
     """Return the table in a Parquet file; the library is loaded when there is one."""
     from pyarrow import parquet as pq  # noqa: PLC0415 - takes as long to load as a small run to read
 
-    return pq.read_table(file)
+    return pq.read_table(file, page_checksum_verification=True)
 
 
 def _rank_files(files: dict[str, fs.FileInfo], folder: str) -> list[tuple[int, str, fs.FileInfo]]:

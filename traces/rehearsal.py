@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyarrow import ipc
 
+from foretrace.door import as_table, check_known, is_as_sealed, parse, read_text, sealed_text, shaped
 from foretrace.traces.errors import RunError
-from foretrace.traces.info_values import info_values
+from foretrace.traces.info import CHANGED, SAID
 from foretrace.traces.layout import Group, Layout
-from foretrace.traces.writer import file_options, write_atomically
+from foretrace.traces.sealed import read_file, write_file
+from foretrace.traces.writer import write_atomically
 
 REHEARSAL_VERSION: Final = 1
 """Version of the format; readers refuse a newer one."""
@@ -119,6 +120,18 @@ PLACES: Final = pa.schema(
 """Where in the training events are."""
 
 
+MEASURED: Final = pa.schema(
+    [
+        pa.field("event", pa.int64(), nullable=False),  # row of events
+        pa.field("start_ns", pa.int64(), nullable=False),  # when it began on the device
+        pa.field("device_ns", pa.int64(), nullable=False),  # how long its kernels ran
+        pa.field("host_ns", pa.int64(), nullable=False),  # what the host worked since the launch before
+        pa.field("pause_ns", pa.int64(), nullable=False),  # the same, where it did not work on launching
+    ]
+)
+"""What operations and communications took, where a rank's events are those of a trace."""
+
+
 class RankTables(NamedTuple):
     """What one rank does: tables in the columns of ``EVENTS``, ``WORKS``, ``MESSAGES`` and ``PLACES``."""
 
@@ -126,6 +139,14 @@ class RankTables(NamedTuple):
     works: pa.Table
     messages: pa.Table
     places: pa.Table
+
+
+class Issued(NamedTuple):
+    """What a rank issued, in the tables of a rehearsal, and what it took: columns of ``MEASURED``, facts."""
+
+    tables: RankTables
+    measured: pa.Table
+    facts: Mapping[str, Any]
 
 
 _SCHEMAS: Final = (EVENTS, WORKS, MESSAGES, PLACES)
@@ -179,7 +200,7 @@ class Rehearsal:
         document = {name: getattr(self, name) for name in self.__slots__}
         document["layout"] = None if self.layout is None else self.layout.degrees
         document["groups"] = [asdict(group) for group in self.groups]
-        return json.dumps(document, allow_nan=False, indent=1) + "\n"
+        return sealed_text(json.dumps(document, allow_nan=False, indent=1))
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Rehearsal:
@@ -188,32 +209,22 @@ class Rehearsal:
         Raises:
             RunError: *text* does not describe a rehearsal, or one of a newer format.
         """
-        try:
-            document = json.loads(text)
-            version = document["format_version"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{source} does not describe a rehearsal: {error}") from error
+        document = as_table(parse(text, "JSON", source, RunError), source, RunError)
+        version = document.get("format_version")
         if not isinstance(version, int) or version > REHEARSAL_VERSION:
             raise RunError(
                 f"{source} has format version {version!r}, this foretrace reads up to {REHEARSAL_VERSION}; "
                 "install a newer foretrace"
             )
         try:
-            values = info_values({"origin": "", **document}, ("origin", *_SHARED))
-            del values["origin"]
-            lists = {name: tuple(document.get(name, ())) for name in _LISTS}
-            plain = {name: document[name] for name in _PLAIN if name in document}
-            return cls(**{**values, **lists, **plain})
-        except (TypeError, ValueError) as error:
+            found: Rehearsal = shaped(cls, document)
+            for name, kinds in SAID.items():
+                check_known(getattr(found, name, None), kinds, name)
+        except ValueError as error:
             raise RunError(f"{source} does not describe a rehearsal: {error}") from error
-
-
-_SHARED: Final = ("world_size", "layout", "groups", "model")
-"""Keys that ``run.json`` has, too."""
-
-_LISTS: Final = ("ranks", "representatives", "command", "stated", "notes", "checked")
-
-_PLAIN: Final = ("name", "job", "memory", "versions", "format_version")
+        if is_as_sealed(text, document):
+            return found
+        return replace(found, notes=(*found.notes, CHANGED))
 
 
 def rehearsal_folder(path: str | Path) -> Path:
@@ -235,7 +246,7 @@ def read_rehearsal(path: str | Path) -> Rehearsal:
         RunError: there is none, or it cannot be read.
     """
     file = rehearsal_folder(path) / "rehearsal.json"
-    return Rehearsal.from_json(file.read_text(encoding="utf-8"), str(file))
+    return Rehearsal.from_json(read_text(file, RunError), str(file))
 
 
 def write_rehearsal(folder: Path, rehearsal: Rehearsal) -> None:
@@ -253,8 +264,27 @@ def write_rank(folder: Path, rank: int, tables: RankTables) -> None:
     for part, table, schema in zip(RankTables._fields, tables, _SCHEMAS, strict=True):
         file = rank_file(folder, rank, part)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with ipc.new_file(str(file), schema, options=file_options()) as writer:
-            writer.write_table(table.cast(schema))
+        write_file(file, schema, [table])
+
+
+def write_measured(folder: Path, rank: int, measured: pa.Table) -> None:
+    """Write what the events of *rank* took below *folder*."""
+    write_file(rank_file(folder, rank, "measured"), MEASURED, [measured])
+
+
+def read_measured(folder: Path, rank: int) -> pa.Table | None:
+    """Return what the events of *rank* took; None if nobody measured it.
+
+    Raises:
+        RunError: the table is damaged.
+    """
+    file = rank_file(folder, rank, "measured")
+    if not file.is_file():
+        return None
+    try:
+        return read_file(file)[0].select(MEASURED.names).cast(MEASURED)
+    except (KeyError, ValueError, pa.ArrowException) as error:
+        raise RunError(f"{file} cannot be read: {error}") from error
 
 
 def read_rank(folder: Path, rank: int) -> RankTables:
@@ -270,13 +300,14 @@ def read_rank(folder: Path, rank: int) -> RankTables:
     for part, schema in zip(RankTables._fields, _SCHEMAS, strict=True):
         file = rank_file(folder, rank, part)
         try:
-            with pa.memory_map(str(file)) as source:
-                table = ipc.open_file(source).read_all()
+            table, _ = read_file(file)
             for name, default in _ADDED.items():
                 if name in schema.names and name not in table.column_names:
                     column = pa.array([default] * len(table), schema.field(name).type)
                     table = table.append_column(name, column)
             found.append(table.select(schema.names).cast(schema))
-        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        except RunError:
+            raise
+        except (KeyError, ValueError, pa.ArrowException) as error:
             raise RunError(f"{file} cannot be read: {error}") from error
     return RankTables(*found)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -14,13 +13,14 @@ from rich.table import Table
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath, critical_path
 from foretrace.traces.analysis.diagnosis import Diagnosis
 from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
-from foretrace.traces.analysis.gaps import gaps_on_path
-from foretrace.traces.analysis.metrics import Breakdown, breakdown
+from foretrace.traces.analysis.gaps import CAUSES, gaps_on_path
+from foretrace.traces.analysis.metrics import Breakdown, breakdown, grouped, in_plural
 from foretrace.traces.batch import batch_in
 from foretrace.traces.compare import Comparison, typical_step
 from foretrace.traces.console import stdout
 from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import format_left_out, format_share, format_si, format_time
+from foretrace.traces.report.tables import tables
 from foretrace.traces.run import Run
 
 SHOWN_RANKS: Final = 16
@@ -28,11 +28,6 @@ SHOWN_RANKS: Final = 16
 
 SHOWN_SHARE: Final = 0.0005
 """Least share that has a column: what is less on every rank would be printed as 0.0 %."""
-
-GAP_CAUSES: Final = MappingProxyType(
-    {"host": "the host is late", "launch": "launches", "queued": "queued", "unknown": "why is not known"}
-)
-"""Causes of pauses of a device, in words."""
 
 LEAST_PART: Final = 0.005
 """Share of the critical path that is printed as 1 % at least."""
@@ -84,6 +79,8 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
     console.print(
         _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
     )
+    for what, text in summary["assumed"].items():
+        console.print(f"{what} {text}", style="dim", markup=False, soft_wrap=True)
     if n_bounds := summary["n_bounds"]:
         console.print(
             f"{n_bounds:,} communications ended at an unknown time within their spans: they are in no share "
@@ -132,12 +129,25 @@ def _gap(run: Run, path: CriticalPath) -> str:
     """Return how much of the path nothing runs in, and why as far as the trace knows."""
     total = path.by_kind().get(GAP, 0)
     told = [
-        f"{GAP_CAUSES.get(cause, cause)} {format_share(ns / path.length_ns, '.0f')}"
+        f"{CAUSES[cause].short if cause in CAUSES else cause} {format_share(ns / path.length_ns, '.0f')}"
         for cause, ns in gaps_on_path(run, path).items()
         if ns > LEAST_PART * path.length_ns
     ]
     why = f" ({', '.join(told)})" if told else ""
     return f"nothing runs {format_share(total / path.length_ns, '.0f')}{why}"
+
+
+def show_tables(run: Run, n_rows: int, limit_bytes_per_s: float | None) -> None:
+    """Print the largest kernels, collectives and copies of a trace of a device, and how it was launched."""
+    console = stdout()
+    for shown in tables(run, n_rows, limit_bytes_per_s):
+        table = _table(*shown.head)
+        for row in shown.rows:
+            table.add_row(*(escape(cell) for cell in row))
+        if shown.rows:
+            console.print(table)
+        if shown.note:
+            console.print(shown.note, style="dim", markup=False, soft_wrap=True)
 
 
 def show_diagnosis(found: Diagnosis) -> None:
@@ -170,6 +180,8 @@ def show_findings(run: Run, found: Sequence[Finding]) -> None:
     for one in found[:SHOWN_FINDINGS]:
         money = "" if one.usd_per_hour is None else f", ${one.usd_per_hour:,.2f} an hour"
         console.print(f"- {one.text}{money}", soft_wrap=True, markup=False)
+        if one.advice:
+            console.print(f"  {one.advice}", style="dim", soft_wrap=True, markup=False)
 
 
 def _what(summary: Mapping[str, Any]) -> str:
@@ -181,13 +193,23 @@ def _what(summary: Mapping[str, Any]) -> str:
 
 def _steps(summary: Mapping[str, Any]) -> str:
     """Return the line about step times, and one about what is in no step."""
+    if not summary["has_steps"]:
+        return (
+            f"window [bold]{format_time(summary['step_time_s'])}[/], from first to last: nothing marks steps"
+        )
     said = f"step time [bold]{format_time(summary['step_time_s'])}[/]"
     averaged = [step["step_time_s"] for step in summary["steps"] if step["averaged"]]
     if len(averaged) > 1:
         said += f", median of {len(averaged)} ({format_time(min(averaged))} to {format_time(max(averaged))})"
-    if left_out := [step for step in summary["steps"] if not step["averaged"]]:
-        first = left_out[0]
-        said += f"; step {first['step']} warms up ({format_time(first['step_time_s'])}) and is left out"
+    took_s = {step["step"]: step["step_time_s"] for step in summary["steps"]}
+    whys = {step["step"]: step["why_not"] for step in summary["steps"] if not step["averaged"]}
+    for why, steps in grouped(whys).items():
+        took = format_time(max(took_s[step] for step in steps))
+        said += (
+            f"; step {steps[0]} {why} ({took}) and is left out"
+            if len(steps) == 1
+            else f"; steps {rank_list(steps)} {in_plural(why)} (up to {took}) and are left out"
+        )
     return "\n".join(filter(None, (said, format_left_out(summary["left_out"]))))
 
 
@@ -245,31 +267,92 @@ def _compared(step_ns: int, origin: str, name: str, step: int, phases: Sequence[
 
 def show_comparison(found: Comparison) -> None:
     """Print the two step times, the causes of their difference, and how single spans compare."""
-    console = stdout()
+    console, told = stdout(), found.to_dict()
+    if found.warned:
+        console.print(found.warned, style="yellow", markup=False, soft_wrap=True)
+    a = _compared(found.a_step_ns, found.a_origin, found.a_name, found.a_step, found.a_left_out)
+    b = _compared(found.b_step_ns, found.b_origin, found.b_name, found.b_step, found.b_left_out)
     console.print(
-        f"a  {_compared(found.a_step_ns, found.a_origin, found.a_name, found.a_step, found.a_left_out)}\n"
-        f"b  {_compared(found.b_step_ns, found.b_origin, found.b_name, found.b_step, found.b_left_out)}\n"
-        f"a / b  [bold]{found.ratio:.3f}[/]",
+        f"a  {a}{_rate(told['a'])}\nb  {b}{_rate(told['b'])}\n{_ratios(found)}",
         soft_wrap=True,
     )
-    table = _table("cause, on the mean rank", "a", "b", "b - a", "of the step of b")
+    scale = 1.0 if found.scale is None else found.scale
+    as_much = "" if scale == 1 else f" in {scale:.3g} steps"
+    table = _table("cause, on the mean rank", "a", f"b{as_much}", "b - a", "of b")
     for cause in found.details:
         if cause.a_ns or cause.b_ns:
-            times = (format_time(ns / 1e9) for ns in (cause.a_ns, cause.b_ns, cause.difference_ns))
             table.add_row(
-                escape(cause.name.replace(":", " ")),
-                *times,
-                format_share(cause.difference_ns / found.b_step_ns, "+.1f"),
+                escape(cause.name.replace(":", " ")), *_beside(cause.a_ns, cause.b_ns, scale, found.b_step_ns)
             )
-    total_ns = found.b_step_ns - found.a_step_ns
-    sums = (format_time(ns / 1e9) for ns in (found.a_step_ns, found.b_step_ns, total_ns))
-    table.add_row("step", *sums, format_share(total_ns / found.b_step_ns, "+.1f"), style="bold")
+    table.add_row("step", *_beside(found.a_step_ns, found.b_step_ns, scale, found.b_step_ns), style="bold")
     console.print(table)
     both = found.spans.communicated
     if both is not None and (said := both.words()):
         console.print(escape(said), style="" if both.differences else "dim", soft_wrap=True)
+    if found.operators:
+        console.print(_operators(found))
     _show_joined(console, found.spans.to_dict())
     show_warnings(console, found.warnings)
+
+
+SHOWN_OPERATORS: Final = 12
+
+
+def _operators(found: Comparison) -> Table:
+    """Return the operators of two traces that differ most; what only one of them has is summed up last."""
+    joined = [pair for pair in found.operators if pair.joined_by]
+    alone = [pair for pair in found.operators if not pair.joined_by]
+    table = _table("operator, on the device", "calls", "a", "b", "b - a", "b / a")
+    for pair in joined[:SHOWN_OPERATORS]:
+        module = "/".join(pair.operator.module.split("/")[-2:])
+        words = " ".join(part for part in (pair.operator.name, pair.operator.shapes, module) if part)
+        calls = f"{pair.a_calls:.4g}" + (f", {pair.b_calls:.4g}" if pair.a_calls != pair.b_calls else "")
+        table.add_row(escape(words[:LONGEST_OPERATOR]), calls, *_took(pair.a_s, pair.b_s))
+    rest = joined[SHOWN_OPERATORS:]
+    only = [pair for pair in alone if pair.a_calls], [pair for pair in alone if pair.b_calls]
+    for said, pairs in ((f"{len(rest)} more", rest), ("only in a", only[0]), ("only in b", only[1])):
+        if pairs:
+            calls = f"{sum(pair.a_calls + pair.b_calls * (pair.a_calls == 0) for pair in pairs):.4g}"
+            names = ", ".join(dict.fromkeys(pair.operator.name[:30] for pair in pairs[:3]))
+            sums = (sum(pair.a_s for pair in pairs), sum(pair.b_s for pair in pairs))
+            table.add_row(f"{said}: {escape(names)}" if pairs is not rest else said, calls, *_took(*sums))
+    return table
+
+
+def _took(a_s: float, b_s: float) -> tuple[str, str, str, str]:
+    """Return two times, their difference and their ratio, for a table."""
+    ratio = f"{b_s / a_s:.2f}" if a_s and b_s else ""
+    return format_time(a_s), format_time(b_s), format_time(b_s - a_s), ratio
+
+
+LONGEST_OPERATOR: Final = 80
+
+
+def _rate(side: Mapping[str, Any]) -> str:
+    """Return how fast a step is, where that is known."""
+    if side["per_step"] is None:
+        return ""
+    rate = side["per_s_per_gpu"]
+    return (
+        f"; {rate:,.0f} {side['unit']}/s per rank"
+        if rate >= 100
+        else f"; {rate:.3g} {side['unit']}/s per rank"
+    )
+
+
+def _ratios(found: Comparison) -> str:
+    """Return the ratio of the step times and, where their work differs, who is faster at the same work."""
+    said = f"a / b  [bold]{found.ratio:.3f}[/]"
+    if not (faster := found.faster()):
+        return said
+    return f"{said} a step, [bold]{found.ratio_per_work:.3f}[/] for the same work: {faster}"
+
+
+def _beside(a_ns: int, b_ns: int, scale: float, step_ns: int) -> Iterator[str]:
+    """Yield times of *a* and *b*, that of *b* for as much work, their difference, and its share of *b*."""
+    theirs = b_ns * scale
+    yield from (format_time(ns / 1e9) for ns in (a_ns, theirs, theirs - a_ns))
+    yield format_share((theirs - a_ns) / (step_ns * scale), "+.1f")
 
 
 def _show_joined(console: Console, spans: Mapping[str, Any]) -> None:

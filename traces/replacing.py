@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import errno
+import glob
+import hashlib
 import os
+import re
+import secrets
+import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-from foretrace.traces.errors import RunError, reason
+from foretrace.traces.errors import LeftoverWarning, RunError, reason
+from foretrace.traces.info import Process
 
 
 @contextmanager
@@ -22,18 +30,84 @@ def replacing(target: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be made or put in its place.
     """
+    if not target.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     if target.exists() and not target.is_file() and not target.is_dir():
         yield target
         return
     final = target.resolve() if target.is_symlink() else target
-    fresh = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     _make_folder(final.parent)
+    fresh = _beside(final)
     try:
+        os.close(
+            os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        )  # no link of others' is followed
         yield fresh
         fresh.replace(final)
+    except OSError as error:
+        if error.filename is None:  # as where the disk is full
+            error.filename = str(target)
+        raise
     finally:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """Give the path of a new folder of this user's alone beside *target*, in which it is made.
+
+    Folders on the way to it that do not exist are made. The folder is removed in the end, and so are those
+    of processes that were killed before they could.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    _make_folder(target.parent)
+    folder = _beside(target)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    """Return a path beside *target* that nobody has, and remove what killed processes left there.
+
+    What those of other machines, or of this one before it was started anew, have there is only named.
+    """
+    here = Process.here()
+    where = hashlib.blake2b(f"{here.host} {here.namespace}".encode(), digest_size=6).hexdigest()
+    owner = f"{re.sub(r'[^A-Za-z0-9_-]', '-', here.host)[:32]}-{where}"
+    name = target.name.encode(errors="ignore")[:64].decode(errors="ignore")  # a name has at most 255 bytes
+    for left in target.parent.glob(f".{glob.escape(name)}.*.tmp"):
+        if not (made := _MADE.fullmatch(left.name.removeprefix(f".{name}."))):
+            continue
+        if made["owner"] != owner:
+            there = made["owner"].rpartition("-")[0]
+            said = f"{left} is written on {there}, which cannot be seen from here: remove it if nobody does"
+            with suppress(LeftoverWarning):  # where warnings are errors
+                warnings.warn(LeftoverWarning(said), stacklevel=3)
+        elif not _runs(int(made["pid"])):
+            with suppress(OSError):  # that of another user
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    return target.with_name(f".{name}.{owner}-{here.pid}-{secrets.token_hex(4)}.tmp")
+
+
+_MADE: Final = re.compile(r"(?P<owner>[A-Za-z0-9_-]*-[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
+"""What follows the name of a target: who makes it."""
+
+
+def _runs(pid: int) -> bool:
+    """Return whether there is a process *pid* on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # that of another user, or a number that no process has: not ours
+        return True
+    return True
 
 
 def check_can_write(target: Path | None) -> None:
@@ -43,12 +117,12 @@ def check_can_write(target: Path | None) -> None:
     """
     if target is None:
         return
-    folder = next(one for one in target.absolute().parents if one.exists())
-    probe = folder / f".{target.name}.{os.getpid()}.probe"
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        probe.touch()
+        folder = next(one for one in target.absolute().parents if one.exists())
+        probe = _beside(folder / target.name)
+        probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}; nothing was done") from error

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
+from foretrace.traces.columns import int64, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.folding import Expander
-from foretrace.traces.info import Clock, RunInfo, rank_list
-from foretrace.traces.timeline import empty
+from foretrace.traces.info import UNNAMED, Clock, RunInfo, rank_list
+from foretrace.traces.timeline import TIMELINE, empty
 
 _Derived = TypeVar("_Derived")
+
+PLACES: Final = ("rank", "group", "peer")
+"""Columns in which ranks differ that do the same at the same times."""
+
+_RECENT: Final = 16
+"""Different columns of a name that a new one is held against: neighbouring ranks do alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +45,11 @@ class Run:
         info: what ``run.json`` and the sidecars of the ranks say.
         stored_ranks: ranks whose spans are stored, in order.
         warnings: caveats about the run, from the writer and from reading it.
-        links: utilisation of links, of a run that was not read from a directory; None if unknown.
+        links: utilisation of links in the columns of ``traces.timeline.LINKS``; None if unknown.
 
     Args:
         kept: cache of values derived from the spans; runs with the same spans may share one.
+        shown: returns the run as a notebook shows it, which takes modules that need this one.
     """
 
     def __init__(
@@ -55,16 +62,21 @@ class Run:
         *,
         kept: dict[Any, Any] | None = None,
         links: pa.Table | None = None,
+        shown: Callable[[Run], str] | None = None,
     ) -> None:
         self.path = path
         self.info = info
         self._parts = {part.rank: part for part in parts if part.rank is not None}
         self._tables: dict[int, pa.Table] = {}
+        self._seen: dict[str, list[tuple[int, pa.ChunkedArray]]] = {name: [] for name in TIMELINE.names}
+        self._alike: dict[int, int] = {}
+        self._first: dict[tuple[int, ...], int] = {}
         for part in parts:
             if part.rank is None:
                 self._tables.update(_by_rank(part.load()))
         self._memory = memory
         self.links = links
+        self._shown = shown
         self._expander = Expander(info.groups)
         self._derived: dict[Any, Any] = {} if kept is None else kept
         self.stored_ranks = tuple(sorted({*self._parts, *self._tables}))
@@ -98,7 +110,7 @@ class Run:
 
     def source(self, rank: int) -> int:
         """Return the stored rank whose spans *rank* has: itself, or its representative."""
-        return rank if rank in self.stored_ranks else self.info.representative(rank)
+        return rank if rank in self._parts or rank in self._tables else self.info.representative(rank)
 
     def memory(self) -> pa.Table:
         """Return memory over time of the stored ranks, without rows if it was not stored."""
@@ -110,10 +122,24 @@ class Run:
             self._derived[build] = build(self)
         return cast("_Derived", self._derived[build])
 
-    def _repr_html_(self) -> str:
-        """Return the run as a notebook shows it."""
-        shown: str = import_module("foretrace.traces.notebook").run_html(self)  # which needs this module
-        return shown
+    def like(self, rank: int) -> int:
+        """Return the first stored rank whose spans are those of the stored *rank* in all but ``PLACES``.
+
+        What does not depend on these columns has to be found only once for all such ranks.
+        """
+        self._rank_spans(rank)
+        return self._alike.setdefault(rank, rank)
+
+    def once(self, build: Callable[[pa.Table], _Derived], rank: int) -> _Derived:
+        """Return ``build`` of the spans of the stored *rank*, which does not look at ``PLACES``; kept."""
+        first = self.like(rank)
+        if (build, first) not in self._derived:
+            self._derived[build, first] = build(self._rank_spans(first))
+        return cast("_Derived", self._derived[build, first])
+
+    def _repr_html_(self) -> str | None:
+        """Return the run as a notebook shows it; None if it was made without."""
+        return None if self._shown is None else self._shown(self)
 
     def _rank_spans(self, rank: int) -> pa.Table:
         if rank in self._parts or rank in self._tables:
@@ -130,7 +156,23 @@ class Run:
         if table.num_rows and (other := set(table["rank"].unique().to_pylist()) - {rank}):
             raise RunError(f"{self.path}: the file of rank {rank} holds spans of rank {min(other)}")
         clock = self.info.clock.get(rank)
-        return table if clock is None or clock.applied else _on_common_clock(table, clock)
+        table = table if clock is None or clock.applied else _on_common_clock(table, clock)
+        return self._shared(rank, _named_since(table, self.info) if self.info.origin == "recorded" else table)
+
+    def _shared(self, rank: int, table: pa.Table) -> pa.Table:
+        """Return *table* with columns that another rank has, too, held once; note if all of them are."""
+        columns, numbers = [], []
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            seen = self._seen[name]
+            at = next((at for at, (_, one) in enumerate(seen) if one.equals(column)), None)
+            found = (rank, column) if at is None or name in PLACES else seen.pop(at)
+            if name not in PLACES:
+                seen.insert(0, found)
+                del seen[_RECENT:]
+                numbers.append(found[0])
+            columns.append(found[1])
+        self._alike[rank] = self._first.setdefault(tuple(numbers), rank)
+        return pa.table(columns, schema=table.schema)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -179,6 +221,24 @@ def _by_rank(table: pa.Table) -> dict[int, pa.Table]:
     if (np.diff(rank) < 0).any():
         table = table.take(order).combine_chunks()
     return {int(r): table.slice(a, b - a) for r, a, b in zip(ranks, starts, ends, strict=True)}
+
+
+def _named_since(table: pa.Table, info: RunInfo) -> pa.Table:
+    """Return *table* with one axis for each group: rows may be older than what its group is known by."""
+    named = {group.id: group.axis for group in info.groups if group.axis != UNNAMED}
+    codes, names = labels(table, "axis")
+    if UNNAMED not in names or not named:
+        return table
+    group = int64(table, "group")
+    rows = np.flatnonzero((codes == names.index(UNNAMED)) & np.isin(group, list(named)))
+    if not len(rows):
+        return table
+    known = list(dict.fromkeys([*names, *named.values()]))
+    codes = codes.copy()
+    codes[rows] = [known.index(named[one]) for one in group[rows].tolist()]
+    field = table.schema.field("axis")
+    column = pa.DictionaryArray.from_arrays(pa.array(codes, field.type.index_type), pa.array(known))
+    return table.set_column(table.schema.get_field_index("axis"), field, column.cast(field.type))
 
 
 def _on_common_clock(table: pa.Table, clock: Clock) -> pa.Table:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,14 +17,16 @@ from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import ipc
 
+from foretrace.door import read_text
 from foretrace.traces.errors import RunError, TimelineError, reason
 from foretrace.traces.info import RunInfo
 from foretrace.traces.reader import INFO_KEY, open_run
+from foretrace.traces.replacing import scratch_folder
 from foretrace.traces.run import Run
+from foretrace.traces.sealed import write_file
 from foretrace.traces.timeline import MEMORY, checked
-from foretrace.traces.writer import COMPACT_ROWS, SPANS, SpanWriter, file_options, write_atomically
+from foretrace.traces.writer import COMPACT_ROWS, SPANS, SpanWriter, write_atomically
 
 __all__ = ["INFO_KEY", "Run", "SpanWriter", "open_run", "write_info", "write_run"]
 
@@ -69,9 +70,8 @@ def write_run(
     if memory is not None:
         memory = _checked_memory(memory)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-            fresh = Path(scratch) / "run"
+        with scratch_folder(target) as scratch:
+            fresh = scratch / "run"
             (fresh / SPANS).mkdir(parents=True)
             (fresh / "run.json").write_text(info.to_json(), encoding="utf-8")
             with _Files() as files:
@@ -81,7 +81,7 @@ def write_run(
                 _write_table(fresh / "memory.arrow", memory)
             if links is not None:
                 _write_table(fresh / "links.arrow", links)
-            _swap(fresh, target, Path(scratch) / "old")
+            _swap(fresh, target, scratch / "old")
     except (OSError, pa.ArrowException, UnicodeEncodeError) as error:
         raise RunError(f"cannot write {path}: {reason(error)}") from error
     return target
@@ -121,9 +121,9 @@ def _check_replaceable(target: Path, info: RunInfo) -> None:
 def holds_recording(path: Path) -> bool:
     """Return whether a recorded run is at *path*, which nothing but a recording may replace."""
     try:
-        described = (path / "run.json").read_text(encoding="utf-8")
+        described = read_text(path / "run.json", RunError)
         return RunInfo.from_json(described, str(path)).origin == "recorded"
-    except (OSError, RunError, UnicodeDecodeError):
+    except RunError:
         return False
 
 
@@ -182,8 +182,7 @@ class _Files:
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
-    with ipc.new_file(str(path), table.schema, options=file_options()) as writer:
-        writer.write_table(table, max_chunksize=COMPACT_ROWS)
+    write_file(path, table.schema, [table], COMPACT_ROWS)
 
 
 def _swap(fresh: Path, target: Path, old: Path) -> None:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import groupby, pairwise
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.traces.analysis.windows import windows
+from foretrace.traces.report.areas import painted, share_of_bins
 from foretrace.traces.report.cells import rank_step
 from foretrace.traces.report.colours import fill, mix, palette
-from foretrace.traces.report.format import format_time
+from foretrace.traces.report.format import format_share, format_time
 from foretrace.traces.report.kinds import Kinds
 from foretrace.traces.report.labels import Labels
-from foretrace.traces.report.overview import BINS, NOTHING, PAIR, slices
 from foretrace.traces.report.rows import picks, rows_of
 from foretrace.traces.run import Run
 
 LEAST_WIDTH: Final = 24
 """Slices below which a picture says nothing."""
 
-_STATES: Final = {"bubble": "·", "other": "?", "exposed": "=", "wait": "-", "host": "h"}
-"""Letter of each state; work has the letter of its legend."""
+_STATES: Final = {"bubble": "·", "other": "?", "wait": "-", "host": "h"}
+"""Letter of each state; exposed communication has that of its axis, work that of its legend."""
 
 
 class Piece(NamedTuple):
@@ -56,7 +57,7 @@ class Picture(NamedTuple):
 def picture(run: Run, width: int) -> Picture | None:
     """Return the first step of *run*, at most one screen of rows; None where *width* letters are too few.
 
-    Each letter is what its rank does for most of that slice of time.
+    The letters of a kind are its share of all of them, and no kind of work is without one.
 
     Raises:
         RunError: the run has no step with a length.
@@ -71,47 +72,57 @@ def picture(run: Run, width: int) -> Picture | None:
     length_ns = max(window.end_ns for window in ours) - origin_ns
     present = {window.rank for window in ours}
     named = {entry["rank"]: entry["label"] for entry in rows_of(run, run.stored_ranks).entries}
-    found: list[tuple[str, list[int]]] = []
-    for rank in picks(run)[0]:
-        stored = run.source(rank)
-        if stored in present:
-            done = rank_step(run, stored, step, labels, labels.of_rank(run, stored))
-            found.append((named[stored], _shrunk(slices(done, origin_ns, length_ns, PAIR), width)))
-    shown = sorted({kind for _, row in found for kind in row} - {NOTHING})
+    ranks = [stored for rank in picks(run)[0] if (stored := run.source(rank)) in present]
+    edges = origin_ns + np.linspace(0, length_ns, width + 1)
+    shares = np.stack(
+        [
+            share_of_bins(rank_step(run, r, step, labels, labels.of_rank(run, r)), edges, len(kinds.entries))
+            for r in ranks
+        ]
+    )
+    works = [entry["group"] == "compute" for entry in kinds.entries]
+    rows = _letters(shares, np.flatnonzero(works))
+    total = shares.sum(axis=(0, 1))
+    shown = np.unique(rows[rows < len(works)])
     return Picture(
-        tuple(Line(name, tuple(_pieces(row, kinds))) for name, row in found),
+        tuple(Line(named[rank], tuple(_pieces(row, kinds))) for rank, row in zip(ranks, rows, strict=True)),
         format_time(length_ns / 1e9),
-        tuple((_piece(kind, 1, kinds), _label(kind, kinds)) for kind in shown),
+        tuple(
+            (_piece(int(kind), 1, kinds), f"{kinds.entries[kind]['label']} {format_share(part)}")
+            for kind, part in zip(shown, total[shown] / total[:-1].sum(), strict=True)
+        ),
     )
 
 
-def _shrunk(slots: np.ndarray[Any, Any], width: int) -> list[int]:
-    """Return the kind that most of the slices behind each letter have."""
-    edges = np.linspace(0, BINS, width + 1).round().astype(int)
-    return [
-        int(np.bincount(slots[a:b], minlength=NOTHING + 1).argmax()) if b > a else NOTHING
-        for a, b in pairwise(edges)
-    ]
+def _letters(shares: NDArray[np.float32], works: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return the kind of each letter, of *shares* by row, place and kind.
+
+    The rows are painted as one, so that what is too short for a letter in every row gets one in some. A kind
+    of work, of those numbered *works*, that is too short for that has the one that is most its own.
+    """
+    n_rows, width, n_kinds = shares.shape
+    flat = shares.reshape(n_rows * width, 1, n_kinds)
+    found = painted(flat)[0]
+    for kind in works:
+        own = flat[:, 0, kind]
+        if own.any() and kind not in found:
+            found[np.where(np.bincount(found)[found] > 1, own, -1).argmax()] = kind
+    letters: NDArray[np.int64] = found.reshape(n_rows, width)
+    return letters
 
 
-def _pieces(row: list[int], kinds: Kinds) -> list[Piece]:
-    return [_piece(kind, len(list(same)), kinds) for kind, same in groupby(row)]
-
-
-def _label(kind: int, kinds: Kinds) -> str:
-    return "Forward and backward in turns" if kind == PAIR else str(kinds.entries[kind]["label"])
+def _pieces(row: NDArray[np.int64], kinds: Kinds) -> list[Piece]:
+    return [_piece(kind, len(list(same)), kinds) for kind, same in groupby(row.tolist())]
 
 
 def _piece(kind: int, n_letters: int, kinds: Kinds) -> Piece:
-    if kind == NOTHING:
+    if kind == len(kinds.entries):
         return Piece(" " * n_letters, "", works=False)
-    if kind == PAIR:
-        own = palette()["light"]["compute"]
-        return Piece("X" * n_letters, mix(own["forward"], own["backward"], 0.5), works=True)
     entry = kinds.entries[kind]
     if entry["group"] == "compute":
         letter = (entry["letter"] or "c")[0]
         return Piece(letter * n_letters, fill(entry, palette(), "light").colour, works=True)
     light, dark = (fill(entry, palette(), theme) for theme in ("light", "dark"))
     colour = mix(light.line or light.colour, dark.line or dark.colour, 0.5)  # for a ground of either kind
-    return Piece(_STATES.get(entry["id"].partition(":")[0], "?") * n_letters, colour, works=False)
+    state, _, axis = entry["id"].partition(":")
+    return Piece((_STATES.get(state) or axis[:1].lower() or "=") * n_letters, colour, works=False)

@@ -9,6 +9,7 @@ the time until the last participant arrives is waiting, the rest is transfer. Sp
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -22,9 +23,6 @@ FORMAT_VERSION: Final = 2
 MARKS: Final = ("step", "phase")
 """Kinds of spans that are no work but mark time: the window of one optimizer step on one rank; a phase that
 is no training, as an evaluation."""
-
-CATEGORIES: Final = ("compute", "collective", "p2p", "copy", "host", "wait", *MARKS)
-"""Kinds of spans."""
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
 
@@ -89,6 +87,31 @@ MEMORY: Final = pa.schema(
     metadata={"foretrace.format": str(FORMAT_VERSION)},
 )
 """Columns of ``memory.arrow``: a step function per rank and category."""
+
+LINKS: Final = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("tier", _LABEL, nullable=False),
+        pa.field("direction", _LABEL, nullable=False),
+        pa.field("start_ns", pa.int64(), nullable=False),
+        pa.field("end_ns", pa.int64(), nullable=False),
+        pa.field("used", pa.float64(), nullable=False),
+    ]
+)
+"""Columns of ``links.arrow``: how full a rank's way into its node (``near``) or out of it (``far``) was, or
+the way of a switch upward (``leaf``, ``spine``; ``rank`` is its number). The metadata may hold ``changes``, a
+list of ``LinkChange`` in JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChange:
+    """What is left of the width of a way from a moment on."""
+
+    rank: int
+    tier: str
+    direction: str
+    at_ns: int
+    capacity: float
 
 
 def timeline(columns: dict[str, object]) -> pa.Table:

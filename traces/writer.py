@@ -19,6 +19,7 @@ from pyarrow import ipc
 
 from foretrace.traces.errors import RunError, reason
 from foretrace.traces.replacing import replacing
+from foretrace.traces.sealed import BLANK, KEY, Pieces, look, segments, write_file
 from foretrace.traces.timeline import TIMELINE, checked, timeline
 
 SPANS: Final = "spans"
@@ -28,11 +29,6 @@ COMPACT_ROWS: Final = 1 << 17
 """Rows per record batch of a finished file: large enough to compress well, small enough to stream."""
 
 _LABELS: Final = tuple(field.name for field in TIMELINE if pa.types.is_dictionary(field.type))
-
-
-def file_options() -> ipc.IpcWriteOptions:
-    """Return how finished files are written: zstd, one dictionary per column, as every reader can."""
-    return ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
 
 
 class SpanWriter:
@@ -63,7 +59,8 @@ class SpanWriter:
             self._sink = pa.OSFile(str(self._stream_path), "wb")
         except OSError as error:
             raise RunError(f"cannot record into {path}: {error}") from error
-        self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(self._sink, TIMELINE)
+        self._pieces = Pieces()
+        self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(self._pieces, TIMELINE)
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +97,7 @@ class SpanWriter:
         writer, self._writer = self._writer, None
         try:
             writer.close()
+            self._sink.write(self._pieces.taken())
             self._sink.close()
             compact(self._stream_path, self._file_path)
         except (OSError, pa.ArrowException) as error:
@@ -125,7 +123,8 @@ class SpanWriter:
         if wrong := set(table["rank"].unique().to_pylist()) - {self.rank}:
             raise RunError(f"spans of rank {wrong.pop()} given to the writer of rank {self.rank}")
         try:
-            self._writer.write_batch(self._batch(table))
+            self._writer.write_batch(self._batch(table), custom_metadata={KEY: BLANK})
+            self._sink.write(self._pieces.taken())
             if self._fsync:
                 _sync(self._stream_path)
         except (OSError, pa.ArrowException) as error:
@@ -169,17 +168,20 @@ def compact(stream: Path, target: Path) -> None:
     """Turn the finished stream file *stream* into the compressed file *target*, then delete *stream*.
 
     Runs through the stream twice, once for the dictionaries and once for the rows, so that memory does not
-    grow with the length of the run.
+    grow with the length of the run. Raises RunError if the stream is damaged.
     """
     temporary = target.with_suffix(".arrow.tmp")
     with pa.memory_map(str(stream)) as source:
+        data = memoryview(source.read_buffer())
+        source.seek(0)
+        if not all(look(data[begin:end]).is_whole for begin, end in segments(source)):
+            raise RunError(f"cannot finish {target}: {stream} is damaged; the rest of it can still be read")
+        source.seek(0)
         final: dict[str, pa.Array] = {}
         for batch in ipc.open_stream(source):
             final = {name: batch.column(name).dictionary for name in _LABELS}
         source.seek(0)
-        with ipc.new_file(str(temporary), TIMELINE, options=file_options()) as writer:
-            for batch in _grouped(ipc.open_stream(source), final):
-                writer.write_batch(batch)
+        write_file(temporary, TIMELINE, _grouped(ipc.open_stream(source), final))
     _sync(temporary)
     temporary.replace(target)
     _sync(target.parent)

@@ -11,17 +11,18 @@ from typing import Any, Final
 from foretrace.simulator.builder.stage_layers import split_layers
 from foretrace.simulator.config import job_settings, with_expert_tp
 from foretrace.simulator.errors import JobError, TableError
+from foretrace.simulator.framework import framework_of, load_framework
 from foretrace.simulator.job import Job, check_chunks, why_not_combined
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model, names
 from foretrace.simulator.network.cost import Network, network_of, placed
-from foretrace.simulator.profiles import framework_of, load_framework
 from foretrace.simulator.settings import CONVENTIONS
 from foretrace.simulator.settings import SHAPE as SHAPE_SETTING
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.validate.runs import stage_memories
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.device import Device
 from foretrace.traces.layout import Layout
 from measured.machines import Machines, device_of, machine
 from measured.spelling import (
@@ -32,6 +33,8 @@ from measured.spelling import (
     counted_ends_of,
     expert_tp_of,
     fused_attention,
+    fused_parts,
+    has_dropout,
     is_hybrid,
     p2p_of,
     precision_of,
@@ -104,7 +107,9 @@ def model_of(row: Row) -> Model:
         norm="layernorm" if gpt else "rmsnorm",
         **biases,
         max_positions=row.integer("seq_len") if gpt else 0,
-        dropout=gpt and fused_attention(row.text("flash_attention")) is False,
+        dropout=has_dropout(
+            row.text("notes"), default=gpt and fused_attention(row.text("flash_attention")) is False
+        ),
         causal="bert" not in arch,
         **_experts(row, layers),
     )
@@ -117,7 +122,10 @@ def _with_latent_attention(base: Model | None, row: Row, name: str, layers: int)
     if base is None:
         raise TableError(f"model {name!r}: the widths of its latent attention are not given")
     dense = layers - row.integer("moe_layers", layers)
-    return replace(base, name=name, n_layers=layers, n_dense_layers=dense, n_mtp=_mtp(base, layers))
+    vocab = row.integer("vocab", base.vocab)
+    return replace(
+        base, name=name, n_layers=layers, n_dense_layers=dense, n_mtp=_mtp(base, layers), vocab=vocab
+    )
 
 
 def _mtp(base: Model, layers: int) -> int:
@@ -135,6 +143,7 @@ def _over(base: Model, row: Row, *, name: str, n_layers: int) -> Model:
         "tied_embeddings": row.flag("tied_emb", default=base.tied_embeddings),
     }
     experts: dict[str, Any] = _experts(row, n_layers)
+    sizes["dropout"] = has_dropout(row.text("notes"), default=base.dropout)
     return replace(base, name=name, n_layers=n_layers, n_mtp=_mtp(base, n_layers), **sizes, **experts)
 
 
@@ -324,12 +333,14 @@ def _conventions(row: Row, framework: str) -> tuple[tuple[str, object], ...]:
     """Return what *row* says in any column about conventions of its *framework*."""
     said = f"{row.text('notes')} {row.text('framework')}"
     kernel = attention_kernel(row.text("flash_attention"))
-    named = (("attention", (kernel, *load_framework(framework).attention)),) if kernel else ()
-    return (
-        *conventions_then(framework, row.text("date")),
-        *conventions_of(row.text("comm_overlap"), row.text("sharding"), said),
-        *named,
-    )
+    found: dict[str, Any] = dict(conventions_then(framework, row.text("date")))
+    found.update(conventions_of(row.text("comm_overlap"), row.text("sharding"), said))
+    if kernel:
+        found["attention"] = (kernel, *load_framework(framework).attention)
+    if fused := fused_parts(said):
+        eager = found.get("eager", load_framework(framework).eager)
+        found["eager"] = tuple(part for part in eager if part not in fused)
+    return tuple(found.items())
 
 
 def _adapters(task: str, notes: str) -> dict[str, Any]:
@@ -348,7 +359,17 @@ def _adapters(task: str, notes: str) -> dict[str, Any]:
 @cache
 def _cluster(hardware: str, n_gpus: int) -> Cluster:
     """Return GPUs of that kind; memory does not ask how they are wired."""
-    return replace(load_cluster("dgx-h100", n_gpus), device=device_of(hardware))
+    return _of(device_of(hardware), load_cluster("dgx-h100", n_gpus))
+
+
+def _of(device: Device, cluster: Cluster) -> Cluster:
+    """Return *cluster* with GPUs of that kind, in nodes of which neither price nor power is known.
+
+    The catalogue makes the same of a file with a device over a base, see ``catalog._with_base``.
+    """
+    if device == cluster.device:
+        return cluster
+    return replace(cluster, device=device, price_usd_per_gpu_hour=None, node_power_w=None)
 
 
 def _kernels(framework: str, notes: str) -> str:
@@ -477,7 +498,7 @@ def step_job(row: Row) -> StepJob:
     unpaired = schedule == "combined-1f1b" and why_not_combined(job, virtual_stages) != ""
     job = replace(
         job,
-        cluster=replace(cluster.sized(world_size), device=device_of(hardware)),
+        cluster=_of(device_of(hardware), cluster.sized(world_size)),
         schedule=schedule_of("", virtual_stages) if unpaired else schedule,
         virtual_stages=virtual_stages if virtual_stages > 1 else None,
         counted_ends=_counted_ends(job, job.layout.pp * virtual_stages),

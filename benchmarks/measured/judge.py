@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean, median
@@ -14,11 +15,12 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from foretrace.simulator import table as product_table
-from foretrace.simulator.recorded.one_time import RATIOS, SPREADS, Curve, Factors, Spreads, fit
-from foretrace.simulator.validate.runs import ERRORS
+from foretrace.simulator.memory.remedies import NOT_POSSIBLE
+from foretrace.simulator.recorded.one_time import RATIOS, SPREADS, Curve, Factors, Spreads, fit, fit_together
 from foretrace.simulator.validate.runs import Step as Timed
 from foretrace.simulator.validate.runs import run_rows as timed_rows
 from foretrace.simulator.validate.scores import Failed, Scored, Validation, spreads
+from foretrace.topologies.catalog import load_device
 from measured.jobs import size_class, size_names, step_columns
 from measured.machines import Machines
 from measured.table import Row, read_table
@@ -115,7 +117,7 @@ def translate(rows: Sequence[Row], folder: Path) -> tuple[dict[int, product_tabl
                 "counts": counts(row),
             }
             found[at] = product_table.Row({name: str(cell) for name, cell in cells.items()}, at + 1)
-        except ERRORS as error:
+        except NOT_POSSIBLE as error:
             failed[at] = Failed(id=row.id, family=family(row), reason=str(error))
     return found, failed
 
@@ -210,6 +212,7 @@ def sections(steps: Sequence[Step]) -> dict[str, Any]:
     main = [step for step in steps if is_main(step)]
     by_size = score_by(main, lambda step: step.size)
     clean = [step for step in steps if not step.stress and not step.slow]
+    devices = sorted({step.device for step in main})
     return {
         "score_by_gpu": score_by(main, lambda step: step.device),
         "score_by_size": {name: by_size[name] for name in size_names() if name in by_size},
@@ -221,7 +224,9 @@ def sections(steps: Sequence[Step]) -> dict[str, Any]:
         "with_slow_score": score(step for step in steps if step.level in COMPLETE and not step.stress),
         "slow_rows": sum(step.slow for step in steps),
         "assumed": dict(Counter(words for step in steps for words in step.assumed).most_common()),
-        "errors": errors((step.scored, (step.scored.group, step.device)) for step in main),
+        "errors": errors(
+            (step.scored, step.cluster[0], step.device, _elsewhere(step, devices)) for step in main
+        ),
     }
 
 
@@ -233,34 +238,44 @@ def score_by(steps: Iterable[Step], key: Callable[[Step], str]) -> dict[str, flo
     return {name: value for name, same in sorted(found.items()) if (value := score(same)) is not None}
 
 
-# Between which shares of a prediction measured figures lie.
+# What ranges are made of: how far off each row is, and why it may be.
 
 
-LIKELY: Final = (0.1, 0.9)
-"""Quantiles between which a measured figure is likely to be: 8 in 10."""
-
-
-def errors(rows: Iterable[tuple[Scored, tuple[str, str]]]) -> dict[str, dict[str, float]]:
-    """Return how far off each class of *rows* is, each class on each GPU, and all of them.
-
-    ``low`` and ``high`` are the quantiles ``LIKELY`` of measured over predicted. Families count the same,
-    however many rows they have.
+def errors(rows: Iterable[tuple[Scored, str, str, Sequence[float]]]) -> list[dict[str, Any]]:
+    """Return what ``benchmarks/intervals.py`` takes of *rows*, as plain JSON types.
 
     Args:
-        rows: each with the class of its layout and its GPU.
+        rows: each with who measured it, its GPU, and the ``ln(measured / predicted)`` that it would have with
+            the clocks of other GPUs, as it were if its own had never been measured.
     """
-    found: dict[str, list[Scored]] = defaultdict(list)
-    for row, (name, device) in rows:
-        for what in ("all", name, f"{name} · {device}"):
-            found[what].append(row)
-    return {name: _errors(same) for name, same in sorted(found.items())}
+    return [
+        {
+            "source": source,
+            "device": device,
+            "family": row.family,
+            "wider": ["experts"] if row.group == "MoE" else [],
+            "off": -row.log_ratio,
+            "elsewhere": list(elsewhere),
+        }
+        for row, source, device, elsewhere in rows
+    ]
 
 
-def _errors(rows: Sequence[Scored]) -> dict[str, float]:
-    sizes = Counter(row.family for row in rows)
-    weighted = [(-row.log_ratio, 1 / sizes[row.family]) for row in rows]
-    low, high = (math.exp(quantile(weighted, share)) for share in LIKELY)
-    return {"families": len(sizes), "rows": len(rows), "low": low, "high": high}
+def _elsewhere(step: Step, devices: Iterable[str]) -> list[float]:
+    """Return ``ln(measured / predicted)`` of *step* with the clock of each of *devices* but its own."""
+    own = _clock(step.device)
+    return [
+        math.log(step.scored.measured / step.curve.at(compute=own / _clock(other)))
+        for other in devices
+        if other != step.device
+    ]
+
+
+@cache
+def _clock(device: str) -> float:
+    """Return the clock of *device* while it trains, as a share of that in a short burst."""
+    found = load_device(device)
+    return found.sustained_clock_fraction * found.training_clock_fraction
 
 
 # Whether predictions choose the right layout.
@@ -466,6 +481,15 @@ def after(runs: Iterable[Step], one: Step) -> list[Step]:
     return [
         with_factors(step, factors) if _family(step) == _family(one) else step for step in _but(runs, one)
     ]
+
+
+def after_some(runs: Sequence[Step], some: Sequence[Step]) -> list[Step]:
+    """Return *runs* but *some*, those of a model and precision with the factors that its own of them tell."""
+    found = [step for step in runs if not any(step is one for one in some)]
+    for told in _by(some, _family).values():
+        factors = fit_together([one.curve for one in told], [one.scored.measured for one in told])
+        found = [with_factors(step, factors) if _family(step) == _family(told[0]) else step for step in found]
+    return found
 
 
 def middle(runs: Iterable[Step]) -> Step:

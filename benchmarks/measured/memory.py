@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from foretrace.simulator import table as product_table
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.intervals import layout_class
 from foretrace.simulator.job import Job
+from foretrace.simulator.memory.remedies import NOT_POSSIBLE
 from foretrace.simulator.validate.runs import (
-    ERRORS,
     FIGURES,
     FitValidation,
     Verdict,
@@ -34,6 +33,9 @@ LIKE: Final = (
 )
 """Columns that a failed run takes from a completed run of the same shape where its own table lacks them."""
 
+UNSURE: Final = "not verified"
+"""In notes: it is not known what ran, so that the row is scored, but says nothing of how far off we are."""
+
 
 def validate_memory(table: Path, steps: Path | None, folder: Path) -> tuple[Validation, list[dict[str, Any]]]:
     """Return the peak memory of every figure in *table*, in GB, and the rows as ``foretrace validate`` reads.
@@ -49,26 +51,29 @@ def validate_memory(table: Path, steps: Path | None, folder: Path) -> tuple[Vali
     """
     machines = Machines(folder)
     rows = completed(read_table(table, ("model", "tp", "pp", "dp", "kind")), table, steps)
-    scored: list[tuple[Scored, tuple[str, str]]] = []
+    scored: list[tuple[Scored, str, str, Sequence[float]]] = []
     failed: list[Failed] = []
+    unsure: set[str] = set()
     written: list[dict[str, Any]] = []
     for row in rows:
         family = " ".join(row.text(name) for name in ("source_group", "model", "hardware", "precision"))
         try:
             cells = {**memory_columns(row, machines), "family": family}
             found = scored_memory(product_table.Row(cells, row.number))
-        except ERRORS as error:
+        except NOT_POSSIBLE as error:
             failed.append(Failed(id=row.id, family=family, reason=str(error)))
             continue
         written.append(cells)
-        scored += [(one, (layout_class(job), job.cluster.device.name)) for one, job in found]
+        where = row.text("source_group"), found[0][1].cluster.device.name, ()
+        scored += [(one, *where) for one, _ in found]
+        unsure |= {one.id for one, _ in found if UNSURE in row.text("notes")}
     validation = Validation(
         kind="memory",
         table=str(table),
         unit="GB",
-        rows=[one for one, _ in scored],
+        rows=[one for one, *_ in scored],
         failures=failed,
-        extra={"errors": errors(scored)},
+        extra={"errors": errors(one for one in scored if one[0].id not in unsure)},
     )
     return validation, written
 
@@ -146,7 +151,7 @@ def validate_fit(
             cells = {**_columns(row, machines), "id": row.id, "completed": str(did_run)}
             verdicts.append(verdict(product_table.Row(cells, row.number), ran=did_run))
             written.append(cells)
-        except ERRORS as error:
+        except NOT_POSSIBLE as error:
             family = "completed" if did_run else "failed"
             failures.append(Failed(id=row.id, family=family, reason=str(error)))
     return FitValidation(table=str(table), verdicts=verdicts, failures=failures), written

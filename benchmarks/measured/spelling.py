@@ -123,6 +123,16 @@ def fused_attention(text: str) -> bool | None:
     return not UNFUSED.fullmatch(word)
 
 
+def has_dropout(notes: str, *, default: bool) -> bool:
+    """Return whether *notes* say that dropout is on or off, *default* if neither.
+
+    >>> has_dropout("defaults 0.1: dropout ON", default=False), has_dropout("", default=False)
+    (True, False)
+    """
+    found = re.search(r"dropout (on|off)\b", notes.lower())
+    return found[1] == "on" if found else default
+
+
 def attention_kernel(text: str) -> str:
     """Return the attention kernel that *text* names, as devices list it; nothing if it names none.
 
@@ -360,19 +370,36 @@ Since 0.6 Megatron-Bridge says so in functions that its recipes call, not in the
 """
 
 NOTED: Final = (
-    (WHOLE_STEP, (("expert_dispatch", "once"), ("host_work", 0.05))),
+    (WHOLE_STEP, (("expert_dispatch", "once"), ("graphed", ("step",)), ("fused_experts", ON))),
     (
         r'"moe_flex_dispatcher_backend": "(?:hybridep|deepep)"|(?:\+|with) deepep',
         (("expert_dispatch", "once"),),
     ),
-    (r'"cuda_graph_impl": "(?:full_iteration"|local", "cuda_graph_scope": "full_it)', (("host_work", 0.05),)),
+    (
+        r'"cuda_graph_impl": "(?:full_iteration"|local", "cuda_graph_scope": "full_it)',
+        (("graphed", ("step",)), ("fused_experts", ON)),
+    ),
     (r"mixedprecision mode default", (("reduces_in_16_bit", OFF),)),
 )
 """The same for notes, which quote the recipe or the mode that a run was started with, and for frameworks.
 
-A step that is one CUDA graph is launched at once; 0.05 is what ``frameworks/jax.toml`` has for one program.
+A step that is one CUDA graph has no host that looks at the tokens of experts, so that grouped products are
+those of Transformer Engine's fuser: every such recipe in MXFP8 sets ``use_transformer_engine_op_fuser``.
 Composer's ``DEFAULT`` reduces gradients in fp32, ``PURE`` in 16 bit (composer/trainer/mosaic_fsdp_utils.py).
 """
+
+SCOPE: Final = re.compile(
+    r'"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": (\[[^\]]*\]|"\w+")|cuda graphs of ([\w ]+)'
+)
+"""Modules that are CUDA graphs, as recipes list them or in words."""
+
+SCOPES: Final = {
+    "attn": "attention",
+    "mlp": "mlp",
+    "moe_router": "router",
+    "moe_preprocess": "dispatch",
+}
+"""What a module is called in ``cuda_graph_scope``, and in ``simulator.framework.GRAPHED``."""
 
 PAIRED: Final = re.compile(rf'"moe_a2a_overlap": true|overlap-moe-expert-parallel-comm|{WHOLE_STEP}')
 """Exchanges of experts run beside the computing of another micro-batch."""
@@ -396,19 +423,37 @@ SCALINGS: Final = {"cs": "current", "ds": "delayed", "sc": "blockwise"}
 P2P_ON: Final = re.compile(r"p2p overlap on")
 
 
+FUSED: Final = re.compile(r"fused ((?:(?:norm|swiglu|rotary|cross entropy)(?:, | and )?)+)")
+PARTS: Final = {"norm": "norm", "swiglu": "activation", "rotary": "rotary", "cross entropy": "loss"}
+"""Words for what a run fused by hand, and which of ``simulator.framework.EAGER_PARTS`` that is."""
+
+
+def fused_parts(notes: str) -> frozenset[str]:
+    """Return what *notes* say is one kernel although the framework leaves it unfused.
+
+    >>> sorted(fused_parts("fused norm, swiglu, rotary, cross entropy; network not stated"))
+    ['activation', 'loss', 'norm', 'rotary']
+    """
+    found = FUSED.search(notes.lower())
+    return frozenset(part for word, part in PARTS.items() if found and word in found[1])
+
+
 def conventions_of(overlap: str, sharding: str, notes: str = "") -> tuple[tuple[str, object], ...]:
     """Return what *overlap*, *sharding* and *notes*, as a table has them, say about conventions.
 
     >>> conventions_of("DP grad/param overlap on, bf16 grad sync", "zero1")
     (('overlap_grad_reduce', True), ('overlap_param_gather', True), ('reduces_in_16_bit', True))
     >>> conventions_of("", "zero1", "MoE routing balanced; recipe v0.6.1:a_model_64gpu_gb300_fp8mx_config {}")
-    (('expert_dispatch', 'once'), ('host_work', 0.05))
+    (('expert_dispatch', 'once'), ('graphed', ('step',)), ('fused_experts', True))
     """
     found: dict[str, object] = {}
     for text, patterns in ((overlap.lower(), SAID), (notes.lower(), NOTED)):
         for pattern, settings in patterns:
             if re.search(pattern, text):
                 found.update(settings)
+    if (scope := SCOPE.search(notes.lower())) and "graphed" not in found:
+        words = re.findall(r"\w+", scope[1] or scope[2])
+        found["graphed"] = tuple(part for word, part in SCOPES.items() if word in words)
     if keeps_parameters(sharding):
         found["reshard_after_forward"] = OFF
     return tuple(found.items())

@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from foretrace.door import json_text
+from foretrace.simulator.search.flags import (
+    FRAMEWORK,
+    GLOBAL_BATCH,
+    MASTER_WEIGHTS,
+    OF_THE_JOB,
+    OPTIMIZER,
+    PRECISION,
+    PRICE,
+    SEQ_LEN,
+    TOKENS,
+)
 from foretrace.simulator.settings import MOST
 
 if TYPE_CHECKING:
-    from foretrace.simulator.advise.ladder import Question
+    from foretrace.simulator.advise.ladder import Question, Rung
 
 
 @click.command()
 @click.option("--model", required=True, help="Model: a preset such as llama2-13b, or a config.json.")
 @click.option("--cluster", default="dgx-h100", show_default=True, help="Machine: a name or a TOML file.")
 @click.option("--gpus", required=True, type=click.IntRange(1, MOST), help="GPUs to use.")
-@click.option(
-    "--seq-len", default=4096, show_default=True, type=click.IntRange(1, MOST), help="Tokens per sequence."
-)
-@click.option(
-    "--global-batch", type=click.IntRange(1, MOST), help="Sequences per optimizer step. [default: 8 per GPU]"
-)
+@SEQ_LEN
+@GLOBAL_BATCH
 @click.option(
     "--micro-batch", type=click.IntRange(1, MOST), help="Sequences per micro-batch. [default: the fastest]"
 )
-@click.option(
-    "--precision",
-    type=click.Choice(["bf16", "fp16", "fp32"]),
-    default="bf16",
-    show_default=True,
-    help="Number format of compute.",
-)
-@click.option(
-    "--kernels",
-    type=click.Choice(["fused", "eager"]),
-    default="fused",
-    show_default=True,
-    help="Run element-wise work in fused or in eager kernels.",
-)
-@click.option(
-    "--framework",
-    default="torchtitan",
-    show_default=True,
-    help="Framework whose conventions for sharding apply.",
-)
+@PRECISION
+@OPTIMIZER
+@MASTER_WEIGHTS
+@FRAMEWORK
+@TOKENS
+@PRICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def advise(*, as_json: bool, **flags: Any) -> None:
     """Explain in words how to train a model on given GPUs: what fits, what is missing if not, what is best.
@@ -55,13 +48,21 @@ def advise(*, as_json: bool, **flags: Any) -> None:
     from foretrace.simulator.advise.ladder import climb
     from foretrace.simulator.advise.words import sentence, verdict
     from foretrace.simulator.config import job_settings
+    from foretrace.simulator.search.describe import conventions
     from foretrace.traces.console import telling
 
     question = _question(flags)
     with telling("trying", quiet=as_json) as tell:
         rungs = climb(question, tell)
+        if flags["framework"] is None:
+            rungs = [_covering(rung) for rung in rungs]
+        advice = list(verdict(question, rungs))
+    taken = next((rung.job for rung in rungs if rung.way.key == advice[0].numbers.get("way")), None)
+    some = taken or next(rung.job for rung in rungs if rung.job)
+    told, _ = conventions(some, given=flags["framework"] is not None, wanted=taken is not None)
     found = {
         "question": _asked(question),
+        "conventions": told,
         "ladder": [
             {
                 "way": rung.way.key,
@@ -71,31 +72,54 @@ def advise(*, as_json: bool, **flags: Any) -> None:
                 "sentence": sentence(rung).text,
                 "numbers": sentence(rung).numbers,
                 "job": job_settings(rung.job) if rung.job else None,
+                "figures": question.figures(rung),
             }
             for rung in rungs
         ],
-        "advice": [one._asdict() for one in verdict(question, rungs)],
+        "advice": [one._asdict() for one in advice],
     }
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json_text(found))
     else:
         _show(found)
 
 
+def _covering(rung: Rung) -> Rung:
+    """Return *rung* with ranges that cover what every framework makes of it."""
+    from dataclasses import replace
+
+    from foretrace.simulator.intervals import Reading, covers
+    from foretrace.simulator.simulate import UNNAMED, by_framework
+
+    if rung.job is None or rung.summary is None:
+        return rung
+    summary = rung.summary
+    own = Reading(rung.job.framework, summary["step_time_s"], summary["peak_memory_bytes"])
+    ranges = covers(summary["intervals"], own, {UNNAMED: by_framework(rung.job)})
+    return replace(rung, summary={**summary, "intervals": ranges})
+
+
 def _question(flags: dict[str, Any]) -> Question:
     from foretrace.simulator.advise.ladder import Question
+    from foretrace.simulator.goodput.training import parse_count
     from foretrace.simulator.models.sources import load_model
+    from foretrace.simulator.price import usd_per_gpu_hour
+    from foretrace.simulator.search.space import usual_batch
     from foretrace.topologies.catalog import load_cluster
 
+    if flags["tokens"] is not None:
+        parse_count(flags["tokens"])  # says what is wrong before the work begins
+    cluster = load_cluster(flags["cluster"], flags["gpus"])
     return Question(
         model=load_model(flags["model"]),
-        cluster=load_cluster(flags["cluster"], flags["gpus"]),
-        global_batch=flags["global_batch"] or 8 * flags["gpus"],
+        cluster=cluster,
+        global_batch=flags["global_batch"] or usual_batch(flags["seq_len"]),
         seq_len=flags["seq_len"],
-        framework=flags["framework"],
         micro_batch=flags["micro_batch"] or 0,
-        precision=flags["precision"],
-        kernels=flags["kernels"],
+        others={name: flags[name] for name in OF_THE_JOB if flags[name] is not None},
+        price_usd_per_gpu_hour=usd_per_gpu_hour(flags["price"], cluster.mean_price_usd_per_gpu_hour),
+        is_price_given=flags["price"] is not None,
+        tokens=flags["tokens"],
     )
 
 
@@ -108,8 +132,8 @@ def _asked(question: Question) -> dict[str, Any]:
         "memory_bytes": question.cluster.device.memory_bytes,
         "global_batch": question.global_batch,
         "seq_len": question.seq_len,
-        "conventions": f"{question.framework}, {question.kernels} kernels; tensor and pipeline parallelism: "
-        "megatron",
+        "tokens": question.tokens,
+        "price_usd_per_gpu_hour": question.price_usd_per_gpu_hour,
     }
 
 
@@ -118,6 +142,7 @@ def _show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from foretrace.simulator.search.describe import conventions_line
     from foretrace.topologies.units import format_capacity
     from foretrace.traces.console import stdout
 
@@ -131,7 +156,8 @@ def _show(found: dict[str, Any]) -> None:
             style="bold",
         )
     )
-    console.print(Text(f"conventions: {asked['conventions']}", style="dim"))
+    told = found["conventions"]
+    console.print(Text(conventions_line(told["framework"], told["step_time_s"]), style="dim"))
     for rung in found["ladder"]:
         mark = ("+", "green") if rung["fits"] else ("-", "red")
         line = Table.grid(padding=(0, 1))

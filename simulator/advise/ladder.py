@@ -8,28 +8,90 @@ the two apart, by one that leaves more room; if no job fits, by the one that com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from foretrace.simulator.advise.ways import MODEL_PARALLEL, WAYS, Settings, Way
-from foretrace.simulator.errors import EngineError, SimulationError
+from foretrace.simulator.config import of_framework
+from foretrace.simulator.errors import EngineError
 from foretrace.simulator.job import Job
-from foretrace.simulator.memory.ranks import RankMemory, rank_memories
+from foretrace.simulator.memory.ranks import RankMemory, fits, rank_memories
+from foretrace.simulator.memory.remedies import NOT_POSSIBLE
 from foretrace.simulator.models.model import Model
-from foretrace.simulator.search.best import cheapest
+from foretrace.simulator.search.describe import described, difference
+from foretrace.simulator.search.found import Ranked
+from foretrace.simulator.search.parts import searched
 from foretrace.simulator.search.space import Space
-from foretrace.simulator.search.ties import difference
 from foretrace.simulator.simulate import simulate
 from foretrace.topologies.cluster import Cluster
-from foretrace.topologies.errors import TopologyError
-from foretrace.traces.errors import TraceError
 from foretrace.traces.layout import Layout
+
+# The ways to train a model on some GPUs, from the simplest to the last resort: which settings each tries.
+
+LORA_RANK: Final = 16
+"""Rank of adapters; Hu et al. 2021 (arXiv:2106.09685) use 1 to 64, and see little beyond 8."""
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A rung of the ladder.
+
+    *key*: short name, for ``--json``. *variants*: settings to try, the first that fits is taken.
+    """
+
+    key: str
+    title: str
+    variants: tuple[Settings, ...]
+    trains_all: bool = True
+
+
+def _lora(**settings: Any) -> tuple[Settings, ...]:
+    base = {"lora_rank": LORA_RANK, **settings}
+    return (
+        {**base, "sharding": "ddp"},
+        {**base, "sharding": "ddp", "recompute": "full"},
+        {**base, "sharding": "fsdp", "recompute": "full"},
+    )
+
+
+WAYS: Final[tuple[Way, ...]] = (
+    Way("ddp", "DDP", ({"sharding": "ddp"},)),
+    Way("zero1", "ZeRO-1 (optimizer states sharded)", ({"sharding": "zero1"},)),
+    Way("zero2", "ZeRO-2 (gradients too)", ({"sharding": "zero2"},)),
+    Way("fsdp", "FSDP (parameters too: ZeRO-3)", ({"sharding": "fsdp"},)),
+    Way(
+        "fsdp-selective", "FSDP + selective recomputation", ({"sharding": "fsdp", "recompute": "selective"},)
+    ),
+    Way("fsdp-full", "FSDP + full recomputation", ({"sharding": "fsdp", "recompute": "full"},)),
+    Way(
+        "offload",
+        "FSDP + full recomputation + offload to the host",
+        tuple(
+            {"sharding": "fsdp", "recompute": "full", "offload": what}
+            for what in ("optimizer", "states", "all")
+        ),
+    ),
+    Way("lora", f"LoRA (rank {LORA_RANK}, frozen weights)", _lora(), trains_all=False),
+    Way(
+        "qlora",
+        f"QLoRA (rank {LORA_RANK}, frozen weights in 4 bits)",
+        _lora(quantized_base=True),
+        trains_all=False,
+    ),
+)
+"""The ladder, from the simplest to the last resort; each with data parallelism alone."""
+
+SEARCHED: Final = Way("search", "the fastest of all layouts", ())
+"""What ``search`` finds: tensor, context, pipeline and expert parallelism too."""
+
 
 MOST_SEQUENCES: Final = 64
 """Largest micro-batch that is tried."""
 
-_NOT_POSSIBLE: Final = (SimulationError, TopologyError, TraceError)
+LISTED: Final = 10
+"""Best layouts of a search among which one is looked for that leaves room: as many as ``search`` lists."""
 
 Progress = Callable[[str], None]
 
@@ -39,11 +101,9 @@ class Rung:
     """The outcome of one way to train.
 
     Attributes:
-        way: the way of training.
         job: the job that represents it; None if none is possible.
-        ranks: its memory.
         summary: what ``simulate`` says; None where it does not fit.
-        note: why there is no job.
+        n_candidates: layouts that it is the best of; 0 where only micro-batches were tried.
     """
 
     way: Way
@@ -51,6 +111,7 @@ class Rung:
     ranks: tuple[RankMemory, ...] = ()
     summary: dict[str, Any] | None = field(default=None, compare=False)
     note: str = ""
+    n_candidates: int = 0
 
     @property
     def fullest(self) -> RankMemory:
@@ -97,39 +158,59 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What advice is asked for.
+    """What advice is asked for; ``search`` answers the same question with the same figures.
 
     Attributes:
-        model, cluster: what to train on what.
         global_batch: sequences per optimizer step.
         seq_len: tokens per sequence.
-        framework: whose conventions hold for data parallelism and sharding.
         micro_batch: sequences per micro-batch; 0: the fastest that fits.
-        precision: dtype of compute.
-        kernels: element-wise work of sharded ways, ``"fused"`` as torch.compile does it, or ``"eager"``.
+        others: other settings of every job, such as its framework.
+        price_usd_per_gpu_hour: None if nobody knows it.
+        tokens: to train on, as a person writes it; None: nobody said.
     """
 
     model: Model
     cluster: Cluster
     global_batch: int
     seq_len: int
-    framework: str = "torchtitan"
     micro_batch: int = 0
-    precision: str = "bf16"
-    kernels: str = "fused"
+    others: Mapping[str, Any] = field(default_factory=dict)
+    price_usd_per_gpu_hour: float | None = None
+    is_price_given: bool = False
+    tokens: str | None = None
 
     def job(self, **settings: Any) -> Job:
         """Return a job of this question."""
-        given: dict[str, Any] = {"layout": Layout(dp=self.cluster.n_gpus), "framework": self.framework}
         return Job(
             model=self.model,
             cluster=self.cluster,
             global_batch=self.global_batch,
             seq_len=self.seq_len,
-            precision=self.precision,
-            kernels=self.kernels,
-            **{**given, **settings},
+            **{
+                "layout": Layout(dp=self.cluster.n_gpus),
+                **of_framework(self.others),
+                **self.others,
+                **settings,
+            },
         )
+
+    def space(self) -> Space:
+        """Return the layouts that ``search`` considers."""
+        return Space(
+            model=self.model,
+            cluster=self.cluster,
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            micro_batch=(self.micro_batch,) if self.micro_batch else (),
+            others=self.others,
+        )
+
+    def figures(self, rung: Rung) -> dict[str, Any] | None:
+        """Return what ``search`` says of the layout of *rung*; None where it does not fit."""
+        if rung.job is None or rung.summary is None:
+            return None
+        prices = {(self.cluster.name, self.cluster.n_gpus): self.price_usd_per_gpu_hour}
+        return described(Ranked(job=rung.job, summary=rung.summary, cost=0.0), prices, self.tokens)
 
     def micro_batches(self) -> list[int]:
         """Return sizes to try, smallest first."""
@@ -143,21 +224,26 @@ class Question:
 def climb(question: Question, progress: Progress | None = None) -> list[Rung]:
     """Return the rung of every way, in the order of the ladder.
 
-    Raises:
-        SimulationError: no job of the question is possible at all.
+    Raises SimulationError if no job of the question is possible at all.
     """
-    question.job(micro_batch=question.micro_batches()[0] if question.micro_batches() else 1)
+    blocked: Exception | None = None
+    try:
+        question.job(micro_batch=question.micro_batches()[0] if question.micro_batches() else 1)
+    except NOT_POSSIBLE as error:  # a batch that does not divide over all GPUs may over some degrees
+        # Kept, and raised only if no way leads to a job: another layout may take a batch that this one
+        # does not.
+        blocked = error
     found = []
     for way in WAYS:
         if question.cluster.n_gpus == 1 and way.key in ("zero1", "zero2"):
             continue  # nobody to share with
         if progress is not None:
-            progress(f"trying {way.title}")
+            progress(way.title)
         found.append(_rung(question, way))
     if question.cluster.n_gpus > 1:
-        if progress is not None:
-            progress("searching tensor and pipeline parallelism")
-        found.append(_searched(question))
+        found += _searched(question, progress)
+    if blocked is not None and not any(rung.job for rung in found):
+        raise blocked
     return found
 
 
@@ -193,19 +279,11 @@ def longest(rung: Rung) -> int:
         return 0
     one = replace(job, micro_batch=1)
     length = job.seq_len
-    while length > 1 and not _fits(replace(one, seq_len=length)):
+    while length > 1 and not fits(replace(one, seq_len=length)):
         length //= 2
-    while length and length < job.seq_len * 64 and _fits(replace(one, seq_len=2 * length)):
+    while length and length < job.seq_len * 64 and fits(replace(one, seq_len=2 * length)):
         length *= 2
     return length if length > 1 else 0
-
-
-def _fits(job: Job) -> bool:
-    return _peak(rank_memories(job)) <= job.cluster.device.memory_bytes
-
-
-def _peak(ranks: Sequence[RankMemory]) -> int:
-    return max(rank.peak_bytes for rank in ranks)
 
 
 def _rung(question: Question, way: Way) -> Rung:
@@ -228,7 +306,7 @@ def _tried(question: Question, way: Way, settings: Settings) -> Iterator[Rung]:
         try:
             job = question.job(micro_batch=micro_batch, **settings)
             rung = Rung(way=way, job=job, ranks=tuple(rank_memories(job)))
-        except _NOT_POSSIBLE:
+        except NOT_POSSIBLE:
             continue
         yield rung
         if rung.missing_bytes > 0:
@@ -237,36 +315,27 @@ def _tried(question: Question, way: Way, settings: Settings) -> Iterator[Rung]:
 
 def _simulated(rung: Rung) -> Rung:
     job = rung.job
-    return rung if job is None else replace(rung, summary=dict(simulate(job).summary))
+    return rung if job is None else replace(rung, summary=dict(simulate(job, covers_unsaid=False).summary))
 
 
-def _searched(question: Question) -> Rung:
-    """Return the fastest layout that cuts the model, as Megatron-LM would run it."""
-    space = Space(
-        model=question.model,
-        cluster=question.cluster,
-        global_batch=question.global_batch,
-        seq_len=question.seq_len,
-        micro_batch=(question.micro_batch,) if question.micro_batch else (1, 2, 4),
-        schedule=("1f1b", "interleaved-1f1b"),
-        virtual_stages=(2,),
-        sharding=("zero1",),
-        others={"precision": question.precision},
-    )
-    cut = [family for family in space.families() if family.job.layout.tp * family.job.layout.pp > 1]
+def _searched(question: Question, progress: Progress | None) -> Iterator[Rung]:
+    """Yield the fastest of all layouts; if it is tight, one that is tied with it and is not, too."""
     try:
-        found = cheapest(cut, 1)
+        found = searched([question.space()], LISTED, progress=progress)
     except EngineError as error:
-        return Rung(way=MODEL_PARALLEL, note=str(error))
+        yield Rung(way=SEARCHED, note=str(error))
+        return
+    smallest, n_candidates = found.counts.smallest, found.counts.n_candidates
     if not found.best:
-        if found.counts.smallest is None:
-            return Rung(way=MODEL_PARALLEL, note="heads, layers or batch divide over none of these degrees")
-        job = found.counts.smallest[0]
-        return Rung(way=MODEL_PARALLEL, job=job, ranks=tuple(rank_memories(job)))
-    best = found.best[0]
-    return Rung(
-        way=MODEL_PARALLEL,
-        job=best.job,
-        ranks=tuple(rank_memories(best.job)),
-        summary=best.summary,
-    )
+        note = "heads, layers or batch divide over none of these degrees"
+        job = smallest[0] if smallest else None
+        ranks = tuple(rank_memories(job)) if job else ()
+        yield Rung(way=SEARCHED, job=job, ranks=ranks, n_candidates=n_candidates, note=note)
+        return
+    listed = [
+        Rung(way=SEARCHED, job=one.job, ranks=tuple(rank_memories(one.job)), summary=one.summary)
+        for one in found.best
+    ]
+    yield replace(listed[0], n_candidates=n_candidates)
+    if (roomy := preferred(listed)) is not listed[0]:
+        yield roomy

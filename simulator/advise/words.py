@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from foretrace.simulator.advise.ladder import Question, Rung, longest, preferred, simplest, tied
-from foretrace.simulator.advise.ways import MODEL_PARALLEL
-from foretrace.simulator.intervals import interval
+from foretrace.simulator.advise.ladder import (
+    SEARCHED,
+    WAYS,
+    Question,
+    Rung,
+    longest,
+    preferred,
+    simplest,
+    tied,
+)
 from foretrace.simulator.job import Job
-from foretrace.simulator.search.ties import difference
+from foretrace.simulator.price import whose
+from foretrace.simulator.search.describe import difference, seconds_by_cause
+from foretrace.simulator.search.render import amount
 from foretrace.simulator.workload.micro_batch import layer_blocks
 from foretrace.topologies.units import format_bytes, format_capacity, format_time
 from foretrace.traces.report.format import format_share
@@ -40,13 +49,14 @@ def sentence(rung: Rung) -> Advice:
             f"than there is; most of it {of}",
             numbers,
         )
-    rate, found = rung.tokens_per_s, interval(rung.job, "step_time")
+    among = f"the fastest of all {rung.n_candidates:,} layouts: " if rung.n_candidates else ""
+    rate, found = rung.tokens_per_s, rung.summary["intervals"].get("tokens_per_s")
     tight = ", tightly," if rung.is_tight else ""
-    between = f" ({rate / found.high:,.0f} to {rate / found.low:,.0f})" if found else ""
+    between = f" ({found[0]:,.0f} to {found[1]:,.0f})" if found else ""
     numbers |= {"host_bytes": rung.host_bytes, "is_tight": rung.is_tight}
     numbers |= {name: rung.summary[name] for name in ("tokens_per_s", "step_time_s", "mfu", "shares")}
     return Advice(
-        f"{_title(rung)} fits{tight} with {format_bytes(peak)}: {rate:,.0f} tokens/s{between}, "
+        f"{among}{_title(rung)} fits{tight} with {format_bytes(peak)}: {rate:,.0f} tokens/s{between}, "
         f"{format_time(rung.summary['step_time_s'])} a step{_mfu(rung)}, micro-batch "
         f"{rung.job.micro_batch}{_exposed(rung.summary)}{_host(rung)}",
         numbers,
@@ -58,7 +68,7 @@ def verdict(question: Question, rungs: Sequence[Rung]) -> Iterator[Advice]:
     fitting = [rung for rung in rungs if rung.fits]
     full = [rung for rung in fitting if rung.way.trains_all]
     if full:
-        yield from _best(question, full)
+        yield from _best(question, [one for one in full if not _is_again(one, full)])
     else:
         yield _short(question, rungs)
     adapters = [rung for rung in fitting if not rung.way.trains_all]
@@ -68,10 +78,16 @@ def verdict(question: Question, rungs: Sequence[Rung]) -> Iterator[Advice]:
         yield _more(question)
 
 
+def _is_again(rung: Rung, rungs: Sequence[Rung]) -> bool:
+    """Whether *rung* is the best of all layouts, and one of the others has that job, too."""
+    return rung.way is SEARCHED and any(one.job == rung.job for one in rungs if one is not rung)
+
+
 def _best(question: Question, full: Sequence[Rung]) -> Iterator[Advice]:
     """Yield what to take of the rungs that train everything and fit, simplest first, and why."""
     best, by_rate = simplest(full), sorted(full, key=lambda rung: -rung.tokens_per_s)
     yield _take(best, by_rate)
+    yield from _costs(question, best)
     yield _room(best)
     if best.job is not None and best.job.offload != "none":
         yield _more(question)
@@ -85,10 +101,11 @@ def _best(question: Question, full: Sequence[Rung]) -> Iterator[Advice]:
     slower = [rung for rung in by_rate if rung not in tied(full)]
     if slower:
         loses = best.tokens_per_s / slower[0].tokens_per_s - 1
+        causes = seconds_by_cause(best.summary or {}, slower[0].summary or {})
         yield Advice(
             f"{_title(slower[0])} takes {_percent(loses)} longer, {_why(best, slower[0])}, and leaves "
             f"{format_bytes(-slower[0].missing_bytes)}",
-            {"way": slower[0].way.key, "longer": loses, "seconds_by_cause": _by_cause(best, slower[0])},
+            {"way": slower[0].way.key, "longer": loses, "seconds_by_cause": causes},
         )
 
 
@@ -115,6 +132,21 @@ def _take(best: Rung, by_rate: Sequence[Rung]) -> Advice:
     return Advice(
         f"{take}: {why}; {_title(fastest)} is predicted {_percent(gain)} faster{leaves} ({below})",
         numbers | {"fastest": fastest.way.key, "faster": gain},
+    )
+
+
+def _costs(question: Question, best: Rung) -> Iterator[Advice]:
+    """Yield what the training costs, where the price of a GPU is known."""
+    figures = question.figures(best) or {}
+    usd, price = figures.get("usd_per_1b_tokens"), question.price_usd_per_gpu_hour
+    if usd is None or price is None:
+        return
+    days = figures["days"]
+    whole = f"; {question.tokens} tokens take {days:,.3g} days and ${amount(figures['usd'])}" if days else ""
+    yield Advice(
+        f"a billion tokens cost ${amount(usd)}{whole}, "
+        f"{whose(question.cluster.name, price, given=question.is_price_given)}",
+        {name: figures[name] for name in ("usd_per_1b_tokens", "days", "usd")},
     )
 
 
@@ -171,11 +203,12 @@ def _title(rung: Rung) -> str:
     if job is None:
         return rung.way.title
     said = rung.way.title
-    if rung.way is MODEL_PARALLEL:
+    if rung.way is SEARCHED:
         degrees = job.layout.degrees
-        shown = [axis for axis in ("tp", "cp", "pp", "dp", "ep") if degrees[axis] > 1]
-        said = " × ".join(f"{axis.upper()} {degrees[axis]}" for axis in shown)
+        cut = [axis for axis in ("tp", "cp", "pp", "ep") if degrees[axis] > 1]
+        said = " × ".join(f"{axis.upper()} {degrees[axis]}" for axis in [*cut, "dp"] if degrees[axis] > 1)
         said += f" (expert TP {job.layout.etp})" if job.model.n_experts else ""
+        said += f", {_SHARDED[job.sharding]}" if job.layout.dp * job.layout.cp > 1 else ""
         said += "" if job.recompute == "none" else f" + {job.recompute} recomputation"
         said += f" with {job.schedule}" if job.layout.pp > 1 else ""
     elif rung.way.key == "offload":
@@ -184,6 +217,10 @@ def _title(rung: Rung) -> str:
         said += {"ddp": " under DDP", "fsdp": " under FSDP"}[job.sharding]
         said += " + full recomputation" if job.recompute == "full" else ""
     return said
+
+
+_SHARDED: Final = {way.key: way.title.split(" (")[0] for way in WAYS}
+"""Names of what data-parallel ranks share out."""
 
 
 def _host(rung: Rung) -> str:
@@ -206,21 +243,12 @@ def _exposed(summary: dict[str, Any]) -> str:
     return f", {_percent(share)} of it waits for communication" if share >= 0.03 else ""
 
 
-def _by_cause(best: Rung, other: Rung) -> dict[str, float]:
-    """Return where *other* loses its time to *best*, in seconds per step; adds up to the difference."""
-    mine, theirs = best.summary or {}, other.summary or {}
-    causes = dict.fromkeys([*mine["shares"], *theirs["shares"]])
-    return {
-        cause: theirs["shares"].get(cause, 0.0) * theirs["step_time_s"]
-        - mine["shares"].get(cause, 0.0) * mine["step_time_s"]
-        for cause in causes
-    }
-
-
 def _why(best: Rung, other: Rung) -> str:
     """Return the largest two causes that *other* is slower by, those that count."""
     least_s = LEAST_CAUSE * float((best.summary or {})["step_time_s"])
-    parts = sorted(_by_cause(best, other).items(), key=lambda part: -part[1])
+    parts = sorted(
+        seconds_by_cause(best.summary or {}, other.summary or {}).items(), key=lambda part: -part[1]
+    )
     told = [(cause.replace(":", " "), seconds) for cause, seconds in parts[:2] if seconds > least_s]
     return ", ".join(f"{seconds:+.3g} s {cause}" for cause, seconds in told)
 

@@ -10,11 +10,10 @@ from foretrace.simulator.builder.groups import axis_of
 from foretrace.simulator.builder.instances import Message
 from foretrace.simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
 from foretrace.simulator.builder.stages import Unit
-from foretrace.simulator.clock import to_ns
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine.slowdown import MILLION
 from foretrace.simulator.job import Job
-from foretrace.simulator.program import Label
+from foretrace.simulator.program import Label, to_ns
 from foretrace.simulator.workload.ops import Block, Comm, Op, Phase
 
 KINDS: Final = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
@@ -26,6 +25,11 @@ ROUTES: Final = ("forward", "recompute")
 
 Megatron-LM ``moe/token_dispatcher.py``, ``cuda_sync_point``; ``experts.py``, ``tokens_per_expert.tolist()``.
 """
+
+
+GRAPHED_STEP: Final = 0.05
+"""Time of the host per operation of a step that is one CUDA graph, over that of eager code: it launches the
+graph, not its kernels. The share is that of a compiled program (``frameworks/jax.toml``)."""
 
 
 @dataclass(slots=True)
@@ -46,9 +50,8 @@ class _Piece:
 class Launch(NamedTuple):
     """Time of the host for a task, in ns.
 
-    Attributes:
-        lead: part that must pass before the device may start, so that it does not run out of kernels later.
-        rest: part during which the device works already.
+    *lead*: part that must pass before the device may start, so that it does not run out of kernels later.
+    *rest*: part during which the device works already.
     """
 
     lead: int = 0
@@ -59,8 +62,8 @@ class Launch(NamedTuple):
 class _Line:
     """A phase cut into tasks, with positions relative to its start, and what comes next has to wait for.
 
-    ``launches`` is the time that the host takes to launch each task, nothing for communications;
-    ``waits_for_routes`` says whether the host has to wait for the device on the way.
+    ``launches`` is the time that the host takes to launch each task; ``waits_for_routes`` says whether the
+    host has to wait for the device on the way.
     """
 
     tasks: tuple[Task, ...]
@@ -84,14 +87,14 @@ class Chains:
     the device; only an action in which it is the slower of the two, or has to wait for the device on the way,
     gets tasks on the ``host`` stream.
 
-    Args:
-        compute: how long operations take.
-        host_work: time of the host per operation, over that of the device's ``launch_s``.
+    *host_work*: time of the host per operation, over that of the device's ``launch_s``. *waits*: the host
+    waits for the router to learn where tokens go.
     """
 
-    def __init__(self, compute: ComputeModel, host_work: float = 1.0) -> None:
+    def __init__(self, compute: ComputeModel, host_work: float = 1.0, *, waits: bool = True) -> None:
         self._compute = compute
         self._launch_s = host_work * compute.device.launch_s
+        self._waits = waits
         self._lines: dict[tuple[str, str, Phase], _Line] = {}
         self._found: dict[tuple[str, str, int], tuple[Phase, _Line]] = {}  # keyed by the identity of a phase
         self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
@@ -111,11 +114,8 @@ class Chains:
     def unit(self, template: Template, unit: Unit, action: Pass, beside: Sequence[int] = ()) -> None:
         """Append what *action* does in *unit* to the main line of *template*.
 
-        Args:
-            template: where to append; ``template.launches`` says whether the host's launches are written too.
-            unit: embedding, layer or head.
-            action: what to do.
-            beside: tasks off the main line that the first task waits for too.
+        *template*: where to append; ``template.launches`` says whether the host's launches are written too.
+        *unit*: embedding, layer or head. *beside*: tasks off the main line that the first task waits for too.
         """
         for block, phase in _phases(unit, *action):
             self._write(template, block, phase, beside)
@@ -145,7 +145,6 @@ class Chains:
         template.tails = tuple(placed(line.tails))
 
     def _of_layer(self, line: _Line, layer: int) -> tuple[Task, ...]:
-        """Return the tasks of *line* as those of *layer*."""
         key = id(line), layer
         if key not in self._labelled:
             self._labelled[key] = line, tuple(task._replace(layer=layer) for task in line.tasks)
@@ -154,6 +153,7 @@ class Chains:
     def _line(self, block: Block, phase: str) -> _Line:
         """Return *phase* of *block*; layers that are alike mostly share the very same phases."""
         content = block.phases[phase]
+        # By identity first: to hash a phase is to hash every operation in it.
         near = block.name, phase, id(content)
         if near not in self._found:
             self._found[near] = content, self._line_of(block.name, phase, content)
@@ -164,8 +164,13 @@ class Chains:
         if key not in self._lines:
             pieces, tails = _pieces(content)
             tasks = tuple(self._task(name, phase, piece) for piece in pieces)
-            launches = tuple(self._launch(piece.ops) for piece in pieces)
-            waits_for_routes = phase in ROUTES and any(task.stream == EP for task in tasks)
+            launches = tuple(
+                self._launch(piece.ops)
+                if piece.comm is None
+                else Launch(to_ns(piece.comm.launches * self._launch_s))
+                for piece in pieces
+            )
+            waits_for_routes = self._waits and phase in ROUTES and any(task.stream == EP for task in tasks)
             waits = tuple(piece.waits for piece in pieces)
             self._lines[key] = _Line(tasks, launches, waits, tails, waits_for_routes)
         return self._lines[key]
@@ -196,7 +201,11 @@ class Chains:
         if comm is not None:
             axis = axis_of(comm.axis)
             label = Label("collective", comm.kind, name, axis, comm.dtype)
-            message = Message(comm.kind, comm.axis, comm.size_bytes, comm.dtype, top_k=comm.top_k)
+            message = Message(
+                *(comm.kind, comm.axis, comm.size_bytes, comm.dtype),
+                top_k=comm.top_k,
+                max_nodes=comm.max_nodes,
+            )
             return Task(STREAMS.index(axis), label, message=message)
         return Task(
             COMPUTE,
@@ -217,6 +226,8 @@ def host_work(job: Job) -> float:
     [2.1, 9.45]
     """
     profile, layout = job.profile, job.layout
+    if "step" in profile.graphed:
+        return GRAPHED_STEP
     leaves = layout.pp > 1 and layout.world_size > job.most_ranks_per_node
     return profile.host_work * (1 + profile.host_per_tensor_rank * (layout.tp - 1) * leaves)
 

@@ -2,19 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from foretrace.simulator.builder.groups import OF_REPLICAS, Groups
 from foretrace.simulator.builder.instances import Message
 from foretrace.simulator.builder.program_builder import DP, DP_COPIES, Task, Template
 from foretrace.simulator.builder.stages import Unit
-from foretrace.simulator.builder.tensors import Bucket, buckets, tensors
 from foretrace.simulator.job import Job
 from foretrace.simulator.program import Label
+from foretrace.simulator.workload.linear import parts_of
 from foretrace.simulator.workload.lora import NF4_BITS
-from foretrace.simulator.workload.ops import DTYPE_BYTES
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Block
+
+# The parameters of a unit one tensor at a time: what buckets of gradients are filled with.
+
+
+def tensors(job: Job, unit: Unit, scope: str) -> tuple[int, ...]:
+    """Return the sizes of the parameters of *unit* whose gradients are summed over *scope*.
+
+    In the order in which backward makes the gradients: from the last matrix of a block to its norms, which
+    are taken for one tensor. Adapters are small, and taken for one too.
+
+    *scope*: ``dp``, or ``edp`` for the experts of that rank.
+    """
+    if job.lora_rank:
+        found = [unit.adapters if scope == "dp" else 0]
+    elif scope == "dp":
+        found = [n for block in reversed(unit.blocks) for n in _dense(job, block)]
+    else:
+        found = [n for block in reversed(unit.blocks) for n in _experts(job, block)]
+    return tuple(n for n in found if n)
+
+
+class Bucket(NamedTuple):
+    """Gradients that travel together: how many, and the place of the unit that fills the bucket."""
+
+    n_params: int
+    unit: int
+
+
+def buckets(sizes: Sequence[Sequence[int]], cap: int) -> list[Bucket]:
+    """Return the buckets that the tensors of some units go to in turn.
+
+    One is full from *cap* on, the last may not be. No tensor is split: PyTorch
+    ``compute_bucket_assignment_by_size`` (``reducer.cpp``) and Megatron-LM ``param_and_grad_buffer.py`` close
+    a bucket with the tensor that reaches its size.
+
+    >>> buckets([(3, 3, 9), (1, 2)], 4)
+    [Bucket(n_params=6, unit=0), Bucket(n_params=9, unit=0), Bucket(n_params=3, unit=1)]
+    """
+    found, held = [], 0
+    for unit, tensors_of_unit in enumerate(sizes):
+        for size in tensors_of_unit:
+            held += size
+            if held >= cap:
+                found.append(Bucket(held, unit))
+                held = 0
+    return [*found, Bucket(held, len(sizes) - 1)] if held else found
+
+
+def _dense(job: Job, block: Block) -> Iterator[int]:
+    """Matrices of *block* outside of routed experts, then everything else."""
+    left = block.params - block.expert_params
+    for linear in reversed(block.linears):
+        for part in reversed(parts_of(job, linear)):
+            yield part.params
+            left -= part.params
+    yield left
+
+
+def _experts(job: Job, block: Block) -> Iterator[int]:
+    """Both matrices of every expert of *block* on this rank."""
+    if not block.expert_params:
+        return
+    up, down = job.model.mlp_linears(job.model.moe_ffn_hidden, job.layout.etp)
+    for _ in range(block.expert_params // (up.params + down.params)):
+        yield from (down.params, up.params)
+
 
 DDP_BUCKET_BYTES: Final = 25 * 2**20
 """Default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel, 25 MiB."""
@@ -32,16 +98,11 @@ def replicas(scope: str, unit: Unit) -> int:
 class DataParallel:
     """Writes the data-parallel communication of a job into templates.
 
-    Args:
-        job: for sharding and dtypes.
-        groups: for the number of replicas.
-
     Attributes:
         is_fully_sharded: parameters are gathered before they are used.
         keeps_whole: they then stay whole until the last backward of the step, as gradients do.
         gathers_ahead: updated parameters are gathered while the first forward of a step goes on.
         reduces_late: gradients are reduced after backward, not beside it.
-        is_alone: there are no replicas.
     """
 
     def __init__(self, job: Job, groups: Groups) -> None:
@@ -83,9 +144,15 @@ class DataParallel:
         """Append the gathering of the parameters of *unit*; return its tasks."""
         return self._each(template, unit, "all_gather", after)
 
-    def scatter(self, template: Template, unit: Unit, after: Sequence[int]) -> tuple[int, ...]:
-        """Append the reduce-scatter of the gradients of *unit*, and the sum over copies; return its tasks."""
-        return self._each(template, unit, "reduce_scatter", after)
+    def scatter(
+        self, template: Template, unit: Unit, after: Sequence[int], *, is_last: bool = False
+    ) -> tuple[int, ...]:
+        """Append the reduce-scatter of the gradients of *unit*, and the sum over copies; return its tasks.
+
+        Some sum over copies only in the last backward of a step (*is_last*).
+        """
+        sums = is_last or not self._job.profile.copies_once
+        return self._each(template, unit, "reduce_scatter", after, sums=sums)
 
     def reduce_in_buckets(self, template: Template, ready: Sequence[tuple[Unit, Sequence[int]]]) -> None:
         """Append the reduction of gradients in buckets, in the order in which backward makes them ready.
@@ -95,9 +162,7 @@ class DataParallel:
         all-reduces, the others reduce-scatter. What does not overlap waits for the whole backward, and what
         comes next waits for it.
 
-        Args:
-            template: what to append to.
-            ready: units in the order of backward, each with the tasks that make its gradients.
+        *ready*: units in the order of backward, each with the tasks that make its gradients.
         """
         late, units = self.reduces_late, [unit for unit, _ in ready]
         filled = [(at, scope, n) for scope in self._scopes for n, at in self._buckets(scope, units)]
@@ -145,6 +210,18 @@ class DataParallel:
             for n_params, _ in self._buckets(scope, units):
                 template.then(self._task("all_gather", f"{scope}.shard", n_params))
 
+    def gather_momenta(self, template: Template, units: Sequence[Unit]) -> None:
+        """Append the gathering of momenta in the precision of the job, to be multiplied as whole matrices.
+
+        Reference: Liu et al. 2025, arXiv:2502.16982, algorithm 1 (Distributed Muon), "DP gather".
+        """
+        if not self._job.updates.iterations or not self._job.shards.optimizer:
+            return
+        for scope in self._scopes:
+            n_params = sum(self._trained(scope, unit) for unit in units if unit.layer >= 0)
+            if self._shards[scope] > 1 and n_params:
+                template.then(self._task("all_gather", f"{scope}.shard", n_params))
+
     @property
     def reduced_dtype(self) -> str:
         """Dtype in which gradients travel: under autocast that of the parameters, fp32."""
@@ -158,6 +235,26 @@ class DataParallel:
             -(-sum(self._trained(scope, unit) for unit in units) // (n if shared else 1))
             for scope, n in self._shards.items()
         )
+
+    def owned_tensors(self, units: Sequence[Unit]) -> int:
+        """Return in how many tensors the parameters of *units* lie that one rank updates."""
+        shared = self._job.shards.optimizer and not self.is_fully_sharded
+        return sum(
+            -(-sum(len(tensors(self._job, unit, scope)) for unit in units) // (n if shared else 1))
+            for scope, n in self._shards.items()
+        )
+
+    def exchanged_params(self, units: Sequence[Unit]) -> int:
+        """Return how many of *units* are trained and one rank's part, where all replicas share them out."""
+        return sum(
+            -(-sum(self._trained(scope, unit) for unit in units) // n) for scope, n in self._replicas.items()
+        )
+
+    def trained_params(self, units: Sequence[Unit]) -> int:
+        """Return how many parameters of *units* are trained over all ranks that hold a part of them."""
+        layout = self._job.layout
+        cut = {"dp": layout.tp, "edp": layout.ep * layout.etp}
+        return sum(cut[scope] * self._trained(scope, unit) for scope in OF_REPLICAS for unit in units)
 
     def _trained(self, scope: str, unit: Unit) -> int:
         """Return the parameters of *unit* that have gradients and are updated."""
@@ -192,8 +289,13 @@ class DataParallel:
             return DDP_BUCKET_BYTES // DTYPE_BYTES[self.reduced_dtype]
         return max(MEGATRON_BUCKET_PARAMS, MEGATRON_BUCKET_PARAMS_PER_RANK * self._replicas[scope])
 
-    def _each(self, template: Template, unit: Unit, kind: str, after: Sequence[int]) -> tuple[int, ...]:
-        """Append what each kind of parameters in *unit* goes through; return the last task of each."""
+    def _each(
+        self, template: Template, unit: Unit, kind: str, after: Sequence[int], *, sums: bool = True
+    ) -> tuple[int, ...]:
+        """Append what each kind of parameters in *unit* goes through; return the last task of each.
+
+        What is scattered is summed over copies if it *sums*.
+        """
         found: list[int] = []
         for scope in self._scopes:
             gathers, last = kind == "all_gather", tuple(after)
@@ -201,7 +303,9 @@ class DataParallel:
             if not n_params:
                 continue
             steps = [("all_gather", ".shard", n_params)] if self._shards[scope] > 1 else []
-            for one, part, n in self._scattering(scope, n_params) if kind == "reduce_scatter" else steps:
+            if not gathers:
+                steps = [step for step in self._scattering(scope, n_params) if sums or step[1] != ".copies"]
+            for one, part, n in steps:
                 task = self._task(one, f"{scope}{part}", n)._replace(layer=unit.layer)
                 last = (template.add(task._replace(stream=DP_COPIES) if part == ".copies" else task, last),)
             found += last if last != tuple(after) else ()

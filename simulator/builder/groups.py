@@ -43,16 +43,11 @@ class Groups:
     parallelism, so that both have axis ``dp`` in the timeline. Reference: Megatron-LM ``parallel_state.py``,
     groups ``dp-cp`` and ``expert_data_parallel``.
 
-    Args:
-        layout: the parallel degrees.
-        two_copies: pipeline ranks *r* and *p - 1 - r* hold the same stages, as in DualPipe, so that they are
-            replicas of each other.
-        shard_ranks: replicas that share one copy of the states out among them; 0: all.
-        whole_stages: all ranks of a pipeline rank talk to each other.
+    *two_copies*: pipeline ranks *r* and *p - 1 - r* hold the same stages, as in DualPipe, so that they are
+    replicas of each other. *shard_ranks*: replicas that share one copy of the states out among them; 0: all.
+    *whole_stages*: all ranks of a pipeline rank talk to each other.
 
-    Attributes:
-        layout: the parallel degrees.
-        all: every group of more than one rank, numbered from 0.
+    *all*: every group of more than one rank, numbered from 0.
     """
 
     def __init__(
@@ -90,6 +85,8 @@ class Groups:
         if len(ranks) == 1:
             return
         is_of_data = scope.partition(".")[0] in OF_DATA
+        # Ranks that reduce dense and expert gradients alike have one communicator for both, as in
+        # Megatron-LM.
         known = [self._of[other].get(ranks[0]) for other in SCOPES] if is_of_data else []
         group = next((one for one in known if one and one.axis == "dp" and one.ranks == ranks), None)
         if group is None:

@@ -7,17 +7,56 @@ from typing import Final
 
 from foretrace.simulator.builder.chain import Chains, Pass
 from foretrace.simulator.builder.gradients import DataParallel
+from foretrace.simulator.builder.instances import Message
 from foretrace.simulator.builder.offload import Offload
 from foretrace.simulator.builder.pipeline import Visit
-from foretrace.simulator.builder.program_builder import COMPUTE, Task, Template
-from foretrace.simulator.builder.scales import write_amax
+from foretrace.simulator.builder.program_builder import COMPUTE, STREAMS, Task, Template
 from foretrace.simulator.builder.stages import Unit
-from foretrace.simulator.clock import to_ns
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.job import Job
-from foretrace.simulator.program import Label
+from foretrace.simulator.program import Label, to_ns
+from foretrace.simulator.workload.linear import job_recipe
 from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, memory
 from foretrace.simulator.workload.recompute import recomputes
+
+# What 8-bit products with delayed scales say to each other: the largest values they have seen.
+#
+# With delayed scaling the scale of a tensor comes from the largest values of the steps before, which all
+# ranks that hold a part of it have to agree on. Transformer Engine collects them and reduces them at once,
+# in autocast_exit after each forward and in the backward of the first module, and waits for the result
+# (FP8GlobalStateManager.reduce_and_update_fp8_tensors, async_op=False): once for every micro-batch
+# of every stage and direction. Scales that are found on the spot, or for blocks, are nobody else's
+# business.
+
+PRODUCTS: Final = 4
+"""Matrices of a layer that have scales: two of attention, two of the MLP."""
+
+TENSORS: Final = {"F": 3, "B": 2, "I": 2}
+"""Tensors of each product with a scale, by the kind of an action: input, weight and output; two gradients."""
+
+
+def amax_scope(job: Job) -> str:
+    """Return whose ranks agree on scales in *job*: ``"stage"``, ``"tp"``, or nobody, ``""``.
+
+    >>> from foretrace.simulator.config import job_from
+    >>> where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8, "tp": 2}
+    >>> amax_scope(job_from(where)), amax_scope(job_from({**where, "fp8": True}))
+    ('', 'stage')
+    """
+    recipe = job_recipe(job)
+    return job.profile.amax_ranks if recipe is not None and recipe.is_delayed else ""
+
+
+def write_amax(template: Template, job: Job, kind: str, n_layers: int) -> None:
+    """Append the reduction of the largest values in *n_layers* to *template*; what follows waits for it."""
+    if n_layers == 0 or kind not in TENSORS:
+        return
+    scope = amax_scope(job)
+    size_bytes = n_layers * PRODUCTS * TENSORS[kind] * DTYPE_BYTES["fp32"]
+    label = Label("collective", "all_reduce", "largest values", "tp" if scope == "tp" else "dp", "fp32")
+    message = Message("all_reduce", scope, size_bytes, "fp32")
+    template.then(Task(STREAMS.index("tp"), label, message=message))
+
 
 UNSHARDED_UNITS: Final = 2
 """Units that may be whole at once under full sharding: the one in use and the one gathered ahead.
@@ -31,12 +70,7 @@ Tasks = tuple[int, ...]
 class MainLine:
     """Writes what an action does with the units of its stage.
 
-    Args:
-        job: the job.
-        chains: writes the phases of a unit.
-        data_parallel: writes the traffic of parameters and gradients.
-        compute: how long operations take.
-        amax_ranks: ranks that agree on 8-bit scales after every action.
+    *amax_ranks*: ranks that agree on 8-bit scales after every action.
     """
 
     def __init__(
@@ -67,18 +101,14 @@ class MainLine:
     ) -> None:
         """Write *visit* with the *units* of its stage into *template*.
 
-        Args:
-            template: what to append to.
-            visit: the action.
-            units: units of its stage.
-            following: units of the stage that the rank comes to next for the first time in a step.
+        *following*: units of the stage that the rank comes to next for the first time in a step.
         """
         order = self.passes(visit.kind, units)
         if visit.kind != "F":
             order.reverse()
         reduces = visit.kind in "BW" and self._data_parallel.reduces(is_last=visit.is_last)
         if self._data_parallel.is_fully_sharded:
-            self._write_sharded(template, order, reduces=reduces, is_first=visit.first > 0)
+            self._write_sharded(template, order, visit, reduces=reduces)
         else:
             ahead = self._gather_ahead(template, visit, units, following)
             self._write_whole(template, order, ahead, reduces=reduces)
@@ -127,7 +157,7 @@ class MainLine:
             self._data_parallel.reduce_in_buckets(template, ready)
 
     def _write_sharded(
-        self, template: Template, order: Sequence[tuple[Unit, Pass]], *, reduces: bool, is_first: bool
+        self, template: Template, order: Sequence[tuple[Unit, Pass]], visit: Visit, *, reduces: bool
     ) -> None:
         """Write the main line where parameters are gathered by unit, ahead of use, and freed after it.
 
@@ -136,12 +166,12 @@ class MainLine:
         (``_fsdp_param_group.py``: ``pre_forward``, ``pre_backward`` with its prefetch, ``post_backward``).
         Without prefetch a unit is gathered when its turn has come; without a limit all are asked for at
         once. Wrapped as one, the whole model is gathered first, and reduced last. A pipeline stage that is
-        kept whole is gathered where it *is_first* used in a step, and reduced last. What comes last in a
+        kept whole is gathered where it is first used in a step, and reduced last. What comes last in a
         forward is not gathered again for backward, which begins with it (``DataParallel.gathers_again``).
         """
-        kind, profile = order[0][1].kind, self._job.profile
+        kind, profile = visit.kind, self._job.profile
         keeps_whole = self._data_parallel.keeps_whole
-        gathers = [is_first if keeps_whole else self._gathers(kind, unit) for unit, _ in order]
+        gathers = [visit.first > 0 if keeps_whole else self._gathers(kind, unit) for unit, _ in order]
         as_one = profile.wrap == "model"
         ahead = self._gathered_ahead(kind, len(order)) if any(gathers) else 0
         gathered: list[Tasks] = []
@@ -168,13 +198,13 @@ class MainLine:
                 if as_one or keeps_whole:
                     done.append(unit)
                 else:
-                    sent = self._scatter(template, unit)
+                    sent = self._scatter(template, unit, visit)
                     if not profile.overlap_grad_reduce:
                         template.tails = (*template.tails, *sent)
             if ahead and at + ahead < len(order):
                 gather(at + ahead)
         for unit in done:
-            self._scatter(template, unit)
+            self._scatter(template, unit, visit)
 
     def _gathers(self, kind: str, unit: Unit) -> bool:
         """Return whether an action of *kind* gathers *unit*."""
@@ -187,9 +217,9 @@ class MainLine:
             after = self._offload.copy(template, "parameters", size, after, layer=unit.layer)
         return self._data_parallel.gather(template, unit, after) or after
 
-    def _scatter(self, template: Template, unit: Unit) -> Tasks:
+    def _scatter(self, template: Template, unit: Unit, visit: Visit) -> Tasks:
         """Append the reduction of gradients of *unit*; its own shard goes to the host if used there."""
-        sent = self._data_parallel.scatter(template, unit, template.tails)
+        sent = self._data_parallel.scatter(template, unit, template.tails, is_last=visit.is_last)
         if not self._offload.has_optimizer:
             return sent
         width = DTYPE_BYTES[self._job.gradient_dtype]

@@ -13,10 +13,9 @@ from typing import Final
 
 from foretrace.simulator.builder.program_builder import COPY, HOST, Task, Template
 from foretrace.simulator.builder.stages import Unit
-from foretrace.simulator.clock import to_ns
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.activations import kept_bytes
-from foretrace.simulator.program import Label
+from foretrace.simulator.program import Label, to_ns
 from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 HOST_ADAM_PARAMS_PER_S: Final = 1.4e9
@@ -35,7 +34,7 @@ against its text; drives of today may be several times as fast.
 """
 
 STATE_BYTES: Final = 24
-"""Per parameter and step, what an optimizer reads and writes of its fp32 weight and two moments."""
+"""Per parameter and step, what Adam reads and writes of its fp32 weight and two moments."""
 
 IN_TRANSIT: Final = 2
 """Units whose activations are on the device at once: the one in use and the one on its way."""
@@ -49,8 +48,7 @@ Tasks = tuple[int, ...]
 class Offload:
     """Writes copies to and from the host, and the optimizer that runs there, into templates.
 
-    Args:
-        job: says what is offloaded, and on which machine.
+    *job*: says what is offloaded, and on which machine.
     """
 
     def __init__(self, job: Job) -> None:
@@ -137,9 +135,11 @@ class Offload:
         size = 0 if gradients_are_there else n_params * DTYPE_BYTES[job.gradient_dtype]
         label = Label("copy", "offload", "gradients")  # of no length where it only waits for earlier ones
         template.then(Task(COPY, label, to_ns(size / self._bytes_per_s), bytes_moved=size))
-        per_param_s = 1 / HOST_ADAM_PARAMS_PER_S
+        moved = 2 * (job.master_bytes or width) + 2 * job.updates.state_bytes
+        gradient = DTYPE_BYTES["fp32"]
+        per_param_s = (moved + gradient) / (STATE_BYTES + gradient) / HOST_ADAM_PARAMS_PER_S
         if job.offload_to == "nvme":
-            per_param_s = max(per_param_s, STATE_BYTES / NVME_BYTES_PER_S)
+            per_param_s = max(per_param_s, moved / NVME_BYTES_PER_S)
         host_ns = to_ns(n_params * self._sharing * per_param_s)
         template.then(Task(HOST, Label("host", "optimizer", "optimizer on the host"), host_ns))
         if not (self.has_states and job.shards.parameters):

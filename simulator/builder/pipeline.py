@@ -18,8 +18,6 @@ class Visit(NamedTuple):
 
     Attributes:
         kind: kind of the action: forward, backward, or one half of a backward.
-        stage: its stage.
-        pp: pipeline rank that carries it out.
         source: pipeline rank that it receives from, None if it does not receive.
         destination: pipeline rank that it sends to, None if it does not send.
         is_last: whether it is the last of its rank and stage to make weight gradients.
@@ -75,16 +73,11 @@ def _firsts(actions: Sequence[Action]) -> dict[Action, int]:
 class Pipeline:
     """Writes receives and sends around what the actions of a plan do.
 
-    Args:
-        orders: the plan.
-        size_bytes: size of a message between stages: activations or their gradients.
-        dtype: type of its elements.
-        overlap_p2p: post a receive one action earlier. None: only if a rank has several stages or backward is
-            split (splitting it is of no use where ranks wait for messages).
+    *size_bytes*: size of a message between stages: activations or their gradients. *overlap_p2p*: post a
+    receive one action earlier. None: only if a rank has several stages or backward is split (splitting it is
+    of no use where ranks wait for messages).
 
-    Attributes:
-        n_stages: stages of the model.
-        visits: what each action is, by pipeline rank, in the order of the plan.
+    *visits*: what each action is, by pipeline rank, in the order of the plan.
     """
 
     def __init__(self, orders: Plan, size_bytes: int, dtype: str, *, overlap_p2p: bool | None) -> None:

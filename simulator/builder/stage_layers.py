@@ -15,8 +15,7 @@ ENDS: Final = ("none", "embedding", "head", "both")
 def check_layers(layers_per_stage: Sequence[int], n_layers: int, model: str) -> None:
     """Check a list of layers per stage; an empty one means that none is given.
 
-    Raises:
-        JobError: an inner stage has none, a number is below zero, or they do not add up to *n_layers*.
+    Raises JobError if an inner stage has none, a number is below zero, or they do not add up to *n_layers*.
     """
     if not layers_per_stage:
         return
@@ -47,18 +46,14 @@ def split_layers(n_layers: int, n_stages: int, counted_ends: str = "none") -> li
     405B does the same: 126 layers on a pipeline of equal parts, one layer less at both ends
     (arXiv:2407.21783, section 3.3.2).
 
-    Args:
-        n_layers: number of layers of the model.
-        n_stages: number of stages of the pipeline.
-        counted_ends: one of ``ENDS``: ends that count as a layer, so that their stage has one less.
+    *counted_ends*: one of ``ENDS``: ends that count as a layer, so that their stage has one less.
 
     >>> [len(layers) for layers in split_layers(126, 8)]
     [15, 16, 16, 16, 16, 16, 16, 15]
     >>> [len(layers) for layers in split_layers(6, 4, "both")]
     [1, 2, 2, 1]
 
-    Raises:
-        JobError: there are more stages than layers.
+    Raises JobError if there are more stages than layers.
     """
     first, last = (int(counted_ends in (end, "both")) for end in ("embedding", "head"))
     n_shared = n_layers + first + last
@@ -78,10 +73,7 @@ def split_by_cost(costs: Sequence[int], head: int, n_stages: int) -> list[range]
 
     Reference: nanotron ``PipelineBlock``, ``get_block_compute_costs``.
 
-    Args:
-        costs: cost of every layer.
-        head: cost of the head, which follows them.
-        n_stages: number of stages of the pipeline.
+    *head*: cost of the head, which follows them.
     """
     total, done, starts = sum(costs) + head, 0, [0]
     for block, cost in enumerate(costs):

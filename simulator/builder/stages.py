@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from foretrace.simulator.builder.stage_layers import ranges, split_by_cost, split_layers
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.job import Job
 from foretrace.simulator.schedules import MOST_PASSES, Action, Plan, pairs, plan
-from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
+from foretrace.simulator.workload.micro_batch import embedding_blocks, head_blocks, layer_blocks
 from foretrace.simulator.workload.ops import Block
+
+MOST_LAYERS: Final = 1_000_000
+"""Passes through a layer that a program holds, over its stages. Each is some fifty tasks of its own."""
+
+
+def check_work(job: Job) -> None:
+    """Raise JobError, before anything is built, if there is more work in *job* than memory holds."""
+    n_layers = job.model.n_layers + job.model.n_mtp
+    if (n_passes := 2 * job.n_microbatches * n_layers * job.n_steps) > MOST_LAYERS:
+        raise JobError(
+            f"micro-batches times layers times steps, forward and backward = {n_passes:,}: at most "
+            f"{MOST_LAYERS:,} are simulated; larger micro-batches, more dp or fewer steps would work"
+        )
 
 
 def job_plan(job: Job) -> Plan:
     """Return the actions of every pipeline rank of *job*.
 
-    Raises:
-        ScheduleError: the schedule is unknown or does not allow these ranks and micro-batches.
-        JobError: there are more passes than memory holds.
+    Raises ScheduleError if the schedule is unknown or does not allow these ranks and micro-batches. Raises
+    JobError if there are more passes than memory holds.
     """
     found = plan(job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
     if (n_passes := sum(map(len, found)) * job.n_steps) > 2 * MOST_PASSES:
@@ -47,9 +60,8 @@ def n_stages(orders: Plan) -> int:
 def stage_layers(job: Job, n_stages: int) -> list[range]:
     """Return the layers of each of *n_stages* stages: as the job lists them, or as its framework shares out.
 
-    Raises:
-        JobError: the list is for another number of stages, there are more stages than layers, or
-            one without a layer that full sharding would gather.
+    Raises JobError if the list is for another number of stages, there are more stages than layers, or one
+    without a layer that full sharding would gather or adapters would be in.
     """
     listed, n_layers = job.layers_per_stage, job.model.n_layers
     if listed and len(listed) != n_stages:
@@ -58,6 +70,11 @@ def stage_layers(job: Job, n_stages: int) -> list[range]:
             f"{n_stages // job.layout.pp} on each of {job.layout.pp} pipeline ranks"
         )
     if listed:
+        if job.lora_rank and not listed[0]:
+            raise JobError(
+                f"lora_rank={job.lora_rank}: the first of {n_stages} stages has no layer, and so no adapter "
+                "to train; layers_per_stage with at least one there would work"
+            )
         return ranges(listed)
     if job.profile.split == "cost" and n_stages > 1:
         costs = [job.model.matmul_params(layer) for layer in range(n_layers)]
@@ -75,9 +92,7 @@ def stage_layers(job: Job, n_stages: int) -> list[range]:
 class Unit:
     """What a rank goes through, gathers and frees at once: the embedding, a layer, or the head.
 
-    Attributes:
-        layer: transformer layer, -1 for embedding and head.
-        blocks: its blocks in forward order.
+    *layer*: transformer layer, -1 for embedding and head.
     """
 
     layer: int
@@ -122,10 +137,9 @@ class Unit:
 def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
     """Return what each of *n_stages* stages holds, in forward order: embedding, layers, head.
 
-    Raises:
-        JobError: there are more stages than layers.
+    Raises JobError if there are more stages than layers.
     """
-    alike: dict[tuple[bool, int], tuple[Block, ...]] = {}
+    alike: dict[tuple[tuple[str, ...], int], tuple[Block, ...]] = {}
 
     def unit(layer: int) -> Unit:
         kind = layer_kind(job, layer)
@@ -134,11 +148,11 @@ def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
         return Unit(layer, tuple(replace(block, layer=layer) for block in alike[kind]))
 
     found = [[unit(layer) for layer in layers] for layers in stage_layers(job, n_stages)]
-    found[0].insert(0, Unit(-1, (embedding_block(job),)))
+    found[0].insert(0, Unit(-1, embedding_blocks(job)))
     found[-1].append(Unit(-1, head_blocks(job)))
     return [tuple(units) for units in found]
 
 
-def layer_kind(job: Job, layer: int) -> tuple[bool, int]:
-    """Return what tells the work of a layer from that of others: experts, and how far back it looks."""
-    return job.model.is_moe(layer), job.window_of(layer)
+def layer_kind(job: Job, layer: int) -> tuple[tuple[str, ...], int]:
+    """Return what tells the work of a layer from that of others: its blocks, and how far back it looks."""
+    return job.model.kinds(layer), job.window_of(layer)

@@ -5,19 +5,17 @@ Every rule follows a framework that is named where the rule is written; docs/sim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from foretrace.simulator.builder.chain import Chains, host_work
 from foretrace.simulator.builder.gradients import DataParallel
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.instances import Message
-from foretrace.simulator.builder.line import MainLine
+from foretrace.simulator.builder.line import MainLine, amax_scope
 from foretrace.simulator.builder.offload import Offload
-from foretrace.simulator.builder.pairs import write_both
 from foretrace.simulator.builder.pipeline import Pipeline, Visit
 from foretrace.simulator.builder.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
-from foretrace.simulator.builder.scales import amax_scope
 from foretrace.simulator.builder.stages import (
     Unit,
     job_pairs,
@@ -26,15 +24,76 @@ from foretrace.simulator.builder.stages import (
     scatters_p2p,
     units_by_stage,
 )
-from foretrace.simulator.clock import to_ns
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine.slowdown import MILLION
 from foretrace.simulator.job import Job
-from foretrace.simulator.program import Label
+from foretrace.simulator.program import Label, to_ns
 from foretrace.simulator.schedules import Plan, held_stages
 from foretrace.simulator.workload.linear import hidden_bytes, tokens_per_shard
 from foretrace.simulator.workload.micro_batch import optimizer_ops
 from foretrace.simulator.workload.ops import DTYPE_BYTES
+
+# A forward and a backward that a schedule pairs: one template, in which each computes while the other
+# waits.
+#
+# DualPipe's authors write the kernels of both into one order by hand, so that the all-to-all of one micro-
+# batch hides behind the computing of another. Both receive before it, and both send after it. Reference:
+# DeepSeek-V3, arXiv:2412.19437, section 3.2.1 and figure 4; github.com/deepseek-ai/DualPipe,
+# _forward_backward_chunk.
+
+BLOCKING: Final = tuple(STREAMS.index(axis) for axis in ("tp", "cp", "ep"))
+"""Streams of communication that the main line of an action waits for."""
+
+
+def write_both(template: Template, forward: Template, backward: Template) -> None:
+    """Append two main lines to *template*, whose tails both of them follow.
+
+    They take turns: after every communication that it waits for, one leaves the device to the other.
+
+    *template*: what to append to; its tails become those of both.
+    """
+    before = template.tails
+    tails: list[int] = []
+    lines: list[tuple[Template, Iterator[range], dict[int, int]]] = [
+        (line, _turns(line), {}) for line in (forward, backward)
+    ]
+    waits: list[list[list[int]]] = [[[] for _ in line.tasks] for line, _, _ in lines]
+    for (line, _, _), own in zip(lines, waits, strict=True):
+        for task, other in line.waits:
+            own[task].append(other)
+    going = [0, 1]
+    while going:
+        for which in tuple(going):
+            line, turns, numbers = lines[which]
+            turn = next(turns, None)
+            if turn is None:
+                going.remove(which)
+                continue
+            for at in turn:
+                after = [a for other in waits[which][at] for a in _placed(other, before, numbers)]
+                numbers[at] = template.add(line.tasks[at]._replace(part=which), after)
+    for line, _, numbers in lines:
+        tails += [a for other in line.tails for a in _placed(other, before, numbers)]
+    template.tails = tuple(dict.fromkeys(tails))
+
+
+def _placed(other: int, before: tuple[int, ...], numbers: dict[int, int]) -> tuple[int, ...]:
+    """Return what a task of one main line stands for in the template of both."""
+    if other == Template.BEFORE:
+        return before
+    return (numbers[other],) if other >= 0 else (other,)
+
+
+def _turns(line: Template) -> Iterator[range]:
+    """Yield the tasks of *line* in runs that end with a communication that it waits for."""
+    start = 0
+    for at, task in enumerate(line.tasks):
+        if task.message is not None and task.stream in BLOCKING:
+            yield range(start, at + 1)
+            start = at + 1
+    if start < len(line.tasks):
+        yield range(start, len(line.tasks))
+
 
 SCALAR_BYTES: Final = 4
 """One fp32 number per rank: a sum of squares, a loss."""
@@ -47,36 +106,38 @@ def checkpoint_s(job: Job, groups: Groups) -> float:
     """
     if not job.checkpoint_every:
         return 0.0
-    orders, data_parallel = job_plan(job), DataParallel(job, groups)
+    data_parallel = DataParallel(job, groups)
+    saved = (_saved_bytes(job, data_parallel, own) for own in units_of_ranks(job))
+    return max(saved) / job.checkpoint_bytes_per_s
+
+
+def units_of_ranks(job: Job) -> list[list[Unit]]:
+    """Return the units that each pipeline rank of *job* holds."""
+    orders = job_plan(job)
     units = units_by_stage(job, n_stages(orders))
-    held = ([unit for stage in held_stages(order) for unit in units[stage]] for order in orders)
-    return max(_saved_bytes(job, data_parallel, own) for own in held) / job.checkpoint_bytes_per_s
+    return [[unit for stage in held_stages(order) for unit in units[stage]] for order in orders]
 
 
 def _saved_bytes(job: Job, data_parallel: DataParallel, units: Sequence[Unit]) -> int:
-    """Return the bytes that a rank with *units* saves of what it owns: weights and fp32 states."""
-    return data_parallel.owned_params(units) * (3 * DTYPE_BYTES["fp32"] + DTYPE_BYTES[job.precision])
+    """Return the bytes that a rank with *units* saves of what it owns: weights and optimizer states."""
+    per_param = job.master_bytes + job.updates.state_bytes + DTYPE_BYTES[job.precision]
+    return round(data_parallel.owned_params(units) * per_param)
 
 
 class Templates:
     """Writes the template of each kind of action of each stage once.
 
-    Args:
-        job: the job.
-        groups: its process groups.
-        compute: how long operations take.
-        orders: the plan of the schedule, which says which pipeline rank holds which stage.
+    *orders*: the plan of the schedule, which says which pipeline rank holds which stage.
 
-    Attributes:
-        visits: what each action is, by pipeline rank, in the order of the plan.
-        pairs: forwards that run together with the backward after them.
+    *visits*: what each action is, by pipeline rank, in the order of the plan. *pairs*: forwards that run
+    together with the backward after them.
     """
 
     def __init__(self, job: Job, groups: Groups, compute: ComputeModel, orders: Plan) -> None:
         self._job = job
         self._world = groups.size("world")
         self._compute = compute
-        self._chains = Chains(compute, host_work(job))
+        self._chains = Chains(compute, host_work(job), waits="step" not in job.profile.graphed)
         self._data_parallel = DataParallel(job, groups)
         self._offload = Offload(job)
         amax_ranks = groups.size(scope) if (scope := amax_scope(job)) else 1
@@ -143,7 +204,8 @@ class Templates:
             if self._job.profile.grad_norm:
                 self._all_reduce(template, "gradient norm")
             self._reduce_norms(template, units)
-            self._update(template, self._data_parallel.owned_params(units))
+            self._data_parallel.gather_momenta(template, units)
+            self._update(template, units)
             self._data_parallel.gather_in_buckets(template, units)
             if self._job.profile.loss_all_reduce:
                 self._all_reduce(template, "loss")
@@ -193,21 +255,25 @@ class Templates:
         for _ in range(n_norms * job.profile.norm_reductions):
             template.then(Task(STREAMS.index("tp"), label, message=message))
 
-    def _update(self, template: Template, n_params: int) -> None:
-        """Append the optimizer step of *n_params*, on the device or where its states live."""
+    def _update(self, template: Template, units: Sequence[Unit]) -> None:
+        """Append the optimizer step of what this rank owns of *units*, here or where its states live."""
+        n_params = self._data_parallel.owned_params(units)
         if self._offload.has_optimizer:
             sent = self._data_parallel.is_fully_sharded
             self._offload.optimizer(template, n_params, gradients_are_there=sent)
         else:
-            template.then(self._optimizer(n_params))
+            template.then(self._optimizer(n_params, units))
 
-    def _optimizer(self, n_params: int) -> Task:
-        ops = optimizer_ops(self._job, n_params)
+    def _optimizer(self, n_params: int, units: Sequence[Unit]) -> Task:
+        profile = self._job.profile
+        ops = optimizer_ops(self._job, n_params, [unit.layer for unit in units if unit.layer >= 0])
+        launches = profile.update_launches * self._data_parallel.owned_tensors(units)
+        host_ns = to_ns(launches * profile.host_work * self._compute.device.launch_s)
         return Task(
             COMPUTE,
             Label("compute", "optimizer", "optimizer", "", "fp32"),
-            duration_ns=self._compute.duration_ns(ops),
-            memory_bound=MILLION,
+            duration_ns=max(self._compute.duration_ns(ops), host_ns),
+            memory_bound=0 if self._job.updates.iterations else MILLION,
             flops=sum(op.flops for op in ops),
             bytes_moved=sum(op.bytes_moved for op in ops),
         )

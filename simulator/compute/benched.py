@@ -90,9 +90,7 @@ class Bench:
         after ``sustained_after_s`` of it. Repeated kernels run into that, ``REPEATS`` of them for
         ``L = REPEATS t``: ``t = t_burst + (t_lasting - t_burst) L / (L + sustained_after_s)``.
 
-        Args:
-            ops: what is measured.
-            load: one of ``LOADS``.
+        *load*: one of ``LOADS``.
         """
         burst_s, lasting_s = (sum(map(model.op_s, ops)) for model in (self._burst, self._lasting))
         if load == BURST:
@@ -106,9 +104,8 @@ class Bench:
 def kernel_ops(row: Row, device: Device) -> list[Op]:
     """Return the operations of the kernel of *row* on *device*.
 
-    Raises:
-        TableError: it is no kernel that is simulated, or a size is missing.
-        TopologyError: the device has no figure for its dtype.
+    Raises TableError if it is no kernel that is simulated, or a size is missing. Raises TopologyError if the
+    device has no figure for its dtype.
     """
     kind, dtype = row.text("kernel"), row.text("dtype")
     device.peak(dtype)
@@ -227,9 +224,7 @@ def _unfused(
 class Promise(NamedTuple):
     """What a device promises of measured kernels.
 
-    Attributes:
-        device: name of it.
-        times_us: time of each kernel in µs; None where the device has no such figure.
+    *times_us*: time of each kernel in µs; None where the device has no such figure.
     """
 
     device: str
@@ -239,13 +234,8 @@ class Promise(NamedTuple):
 def promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, Any]]) -> list[float | None]:
     """Return how long collectives over the first *n_ranks* of a machine should take, in seconds.
 
-    Args:
-        against: a machine of the catalogue, or a machine file.
-        n_ranks: ranks that take part.
-        rows: each with ``kind`` and ``size_bytes``.
-
-    Raises:
-        TopologyError: there is no such machine, or it is too small.
+    *against*: a machine of the catalogue, or a machine file. *rows*: each with ``kind`` and ``size_bytes``.
+    Raises TopologyError if there is no such machine, or it is too small.
     """
     network = Network(load_cluster(against, n_ranks))
     found: list[float | None] = []
@@ -262,12 +252,8 @@ def promise_collectives(against: str, n_ranks: int, rows: Sequence[Mapping[str, 
 def promise(against: str, kernels: Sequence[Mapping[str, object]]) -> Promise:
     """Return how long *kernels* should take on the device that *against* names.
 
-    Args:
-        against: a device or machine of the catalogue, a machine file, or what a GPU calls itself.
-        kernels: rows with the columns of a table of kernels.
-
-    Raises:
-        TopologyError: no device is meant, or a machine file is not valid.
+    *against*: a device or machine of the catalogue, a machine file, or what a GPU calls itself. Raises
+    TopologyError if no device is meant, or a machine file is not valid.
     """
     device = device_named(against)
     times: list[float | None] = []

@@ -3,7 +3,7 @@
 A fused kernel reads its inputs and writes its outputs once. Eager PyTorch runs every line of a model as a
 kernel of its own and writes what lies between to memory, some of it in fp32. Traffic is counted in passes:
 one read or one write per element. Kernels of eager PyTorch compute the address of each element where operands
-do not lie alike, as a norm's weight that is broadcast (tracer/rehearse/operators/ordered.py finds them in a
+do not lie alike, as a norm's weight that is broadcast (tracer/rehearse/tape/pricing.py finds them in a
 script by their strides, the tables below list them).
 """
 
@@ -21,9 +21,8 @@ from foretrace.simulator.workload.ops import DTYPE_BYTES, Addressed, Op, Piece, 
 class Apart(NamedTuple):
     """A kernel that computes the address of each element.
 
-    Attributes:
-        narrow, wide: its part of the passes.
-        share: its elements over all; a half of each head is 0.5, as is a complex number for two real ones.
+    *narrow*, *wide*: its part of the ``Passes``. *share*: its elements over all; a half of each head is 0.5,
+    as is a complex number for two real ones.
     """
 
     narrow: float
@@ -35,8 +34,8 @@ class Passes(NamedTuple):
     """Reads and writes per element.
 
     Attributes:
-        narrow: in the precision of the job.
-        wide: in fp32.
+        narrow: those in the precision of the job.
+        wide: those in fp32.
         kernels: over which they are spread.
         apart: those of the kernels whose operands do not lie alike.
     """
@@ -183,12 +182,8 @@ def traffic(job: Job, part: str, form: str, name: str, n_elements: int) -> tuple
     of the fused form: what it needs for each is measured with everything around it, and kernels that eager
     code adds are part of that.
 
-    Args:
-        job: the job.
-        part: one of ``simulator.framework.EAGER_PARTS``.
-        form: a key of ``FUSED``.
-        name: name of the operation.
-        n_elements: over which it goes.
+    *part*: one of ``simulator.framework.EAGER_PARTS``. *form*: a key of ``FUSED``. *n_elements*: over which
+    it goes.
     """
     both, fused = _passes(job, part, form), FUSED[form]
     return (

@@ -5,15 +5,177 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from foretrace.simulator.compute.convolution import CONVOLUTION, direct_s
-from foretrace.simulator.compute.grouped import members, members_s, plain_bytes
-from foretrace.simulator.compute.tiling import Rates, tiled_s
-from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, result_bytes
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Op, operand_bytes, result_bytes
 from foretrace.topologies.device import Device
+from foretrace.topologies.kernel import GemmTiles
+
+# Matrix products as tiles of the output, dealt to processors in waves, at a limited clock.
+
+Floats = npt.NDArray[np.float64]
+
+K_STEP: Final = 64
+"""Depth of the operand slices that a main loop steps over; k is rounded up to it (CUTLASS tile shapes)."""
+
+SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Ways to split k among processors when the output has too few tiles to occupy them."""
+
+
+class Rates(NamedTuple):
+    """What a product runs at.
+
+    Attributes:
+        peak: peak rate of the dtype, FLOP/s.
+        bandwidth: bandwidth of the memory, bytes/s.
+        clock: clock under lasting load over that in a short burst.
+    """
+
+    tiles: GemmTiles
+    peak: float
+    bandwidth: float
+    clock: float
+
+
+def tiled_s(on: Rates, shapes: Floats, *, moved: Floats, batch: int = 1) -> Floats:
+    """Return the time of matrix products, the best over all tiles and splits, without fixed latency.
+
+    With ``T`` tiles of ``a x b``, each split ``s`` ways along k, on ``S`` processors:
+
+    - one tile takes ``2 a b k/s / (e P/S) * (1 + side (a + b) / (a b)) + overhead``;
+    - there are ``T s / S`` waves, the last one counted up to a whole for ``1 - wave_overlap`` of it;
+    - the clock stretches that by ``1 + throttle t / (t + throttle_s)``, or by ``1 / clock`` if that is more;
+    - operands take ``bytes / (b BW)``, and a split writes and reads its fp32 parts.
+
+    *shapes*: m, n and k; shape ``(3, n_products)``. *moved*: bytes each product reads and writes; shape
+    ``(n_products,)``. *batch*: members that run as one kernel.
+
+    Returns:
+        Seconds; shape ``(n_products,)``.
+    """
+    tiles = on.tiles
+    m, n, k = (values[:, None, None] for values in shapes)
+    a, b, splits = choices(tiles)
+    whole = np.ceil(m / a) * np.ceil(n / b) * batch
+    per_tile = tile_s(on, k)
+    filled = whole * splits / tiles.processors
+    waves = tiles.wave_overlap * filled + (1 - tiles.wave_overlap) * np.ceil(filled)
+    compute = np.maximum(waves, 1.0) * per_tile
+    best: Floats = blended_s(on, compute, whole, moved[:, None, None], m * n * batch).min(axis=(1, 2))
+    return best
+
+
+def choices(tiles: GemmTiles) -> tuple[Floats, Floats, Floats]:
+    """Return rows and columns of a tile and ways to split k, along axes 1, 1 and 2 of three."""
+    a, b = (np.array(sides, float)[None, :, None] for sides in zip(*tiles.tiles, strict=True))
+    return a, b, np.array(SPLITS, float)[None, None, :]
+
+
+def tile_s(on: Rates, k: Floats) -> Floats:
+    """Return what one tile takes, of products of depth *k*; shape ``(n_products, n_tiles, n_splits)``."""
+    tiles = on.tiles
+    a, b, splits = choices(tiles)
+    depth = np.ceil(k / splits / K_STEP) * K_STEP
+    rate = tiles.efficiency * on.peak / tiles.processors
+    found: Floats = 2 * a * b * depth / rate * (1 + tiles.operand_side * (a + b) / (a * b))
+    return found + tiles.tile_overhead_s
+
+
+def blended_s(on: Rates, compute: Floats, whole: Floats, moved: Floats, outputs: Floats) -> Floats:
+    """Return the time at the clock that power leaves, blended with that of memory; ``inf``: no such split.
+
+    *compute*: time of the tiles; shape ``(n_products, n_tiles, n_splits)``. *whole*: tiles of each; broadcast
+    to that shape, as all others. *moved*: bytes that each reads and writes.
+    """
+    tiles, splits = on.tiles, choices(on.tiles)[2]
+    slowed = compute * np.maximum(1 + tiles.throttle * compute / (compute + tiles.throttle_s), 1 / on.clock)
+    parts = np.where(splits > 1, 8 * splits * outputs, 0.0)
+    memory = (moved + parts) / (tiles.memory_fraction * on.bandwidth)
+    # a library does not split further once every processor has a part
+    possible = (splits == 1) | (whole * (splits - 1) < tiles.processors)
+    scale = np.maximum(slowed, memory)
+    both = scale * ((slowed / scale) ** tiles.blend + (memory / scale) ** tiles.blend) ** (1 / tiles.blend)
+    found: Floats = np.where(possible, both, np.inf)
+    return found
+
+
+# A product for each of several experts in one launch, where each has rows of its own.
+#
+# Tiles of all members are dealt to the processors of the device as those of one product are, so that what
+# matters is how many tiles the rows of each come to. Assumed: the tile is the best for all members
+# together (torch chooses between two by the mean of their rows,
+# dispatch_bf16_grouped_kernel_on_tile_size in ATen/native/cuda/GroupMM.cu), and a member without rows
+# takes no processor. No kernel with uneven rows has been measured for it.
+
+
+def members(op: Op) -> Floats:
+    """Return m, n and k of every member of *op*; shape ``(3, n_members)``."""
+    sides = {"m": op.m, "n": op.n, "k": op.k}
+    return np.array(
+        [op.rows if op.along == side else [size] * len(op.rows) for side, size in sides.items()], float
+    )
+
+
+def plain_bytes(op: Op) -> int:
+    """Return what *op* reads and writes, sums in the result left out.
+
+    A member without rows reads nothing. Its result is written where rows are summed over: it is zero.
+    """
+    if not op.rows:
+        operands = operand_bytes(op.m * op.k + op.k * op.n, op.dtype)
+        return (operands + op.m * op.n * result_bytes(op.dtype)) * op.batch
+    m, n, k = members(op)
+    read = k * (m + n) * (m * n * k > 0)
+    return operand_bytes(int(read.sum()), op.dtype) + int((m * n).sum()) * result_bytes(op.dtype)
+
+
+def members_s(on: Rates, sides: Floats, moved: float) -> float:
+    """Return the time of products that one kernel works through, each of its own size.
+
+    As ``tiled_s``: of the time in which the processors do all tiles one by one, and that in which the last of
+    them is done, by the share of a wave that runs beside others. No less than the longest tile. It never
+    falls where a member gets more rows.
+
+    *sides*: m, n and k of each; shape ``(3, n_members)``. *moved*: bytes that all of them read and write.
+    """
+    m, n, k = (values[:, None, None] for values in sides)
+    has_work = m * n * k > 0
+    if not has_work.any():
+        return moved / (on.tiles.memory_fraction * on.bandwidth)
+    a, b, splits = choices(on.tiles)
+    n_tiles = np.ceil(m / a) * np.ceil(n / b)
+    per_tile = tile_s(on, k) * has_work
+    mean_s = (n_tiles * splits * per_tile).sum(axis=0) / on.tiles.processors
+    if np.ptp(k):
+        last_s = _last_s(n_tiles * splits, per_tile, on.tiles.processors)
+    else:
+        waves = np.ceil((n_tiles * splits).sum(axis=0) / on.tiles.processors)
+        last_s = waves * per_tile.max(axis=0)
+    overlap = on.tiles.wave_overlap
+    compute = np.maximum(overlap * mean_s + (1 - overlap) * last_s, per_tile.max(axis=0))
+    whole, outputs = (n_tiles * has_work).sum(axis=0), (m * n * has_work).sum(axis=0)
+    return float(blended_s(on, compute[None], whole[None], np.array(moved), outputs[None]).min())
+
+
+def _last_s(n_tiles: Floats, per_tile: Floats, processors: int) -> Floats:
+    """Return when the last of *processors* is done, if none begins a tile before its last one is done.
+
+    Tiles are numbered member by member, and processor ``p`` takes every ``processors``-th from ``p`` on, as
+    persistent kernels of CUTLASS do (``sm90_tile_scheduler_group.hpp``).
+
+    *n_tiles*: of each member, also of one without work; shape ``(n_members, n_tiles, n_splits)``. *per_tile*:
+    what one of them takes, in seconds; 0 where there is nothing to do; same shape.
+    """
+    ends = np.cumsum(n_tiles, axis=0)[..., None]
+    places = np.arange(processors)
+    before = np.ceil((ends - n_tiles[..., None] - places) / processors)
+    taken = np.ceil((ends - places) / processors) - before
+    busiest: Floats = (taken * per_tile[..., None]).sum(axis=0).max(axis=-1)
+    return busiest
+
 
 SUMS_EXPOSED: Final = 0.25
 """Share of the traffic of sums in the output that no main loop hides.
@@ -111,7 +273,7 @@ def gemm_s(op: Op, device: Device) -> float:
     member on a few streams, as Transformer Engine issues them: tiles of the next member fill processors that
     the last wave of one leaves, so that each takes its share of one kernel and ``MEMBER_S``, and
     ``SPACING_S`` at least; or, with the kernel ``"torch"``, one kernel over all members at
-    ``TORCH_GROUPED_SHARE`` of the rate, also where members have unlike rows (``simulator.compute.grouped``).
+    ``TORCH_GROUPED_SHARE`` of the rate, also where members have unlike rows (``members_s``).
     """
     if op.kernel == CONVOLUTION and op.batch > 1:
         return _grouped_convolution_s(op, device)
@@ -179,3 +341,30 @@ def _tiled_s(device: Device, op: Op) -> float:
     return busy_s + max(op.bytes_moved - plain_bytes(op), 0) * SUMS_EXPOSED / (
         tiles.memory_fraction * bandwidth
     )
+
+
+# How long a convolution by groups of channels takes: on tensor cores, or directly.
+
+CONVOLUTION: Final = "convolution"
+"""``Op.kernel`` of a product whose members are the groups of a convolution."""
+
+DIRECT_SHARE: Final = 0.11
+"""Rate of kernels that add up a convolution without tensor cores, such as depthwise ones, over that of large
+fp32 products.
+
+Set on three of 24 training steps of timm on RTX 3090, of the half of them that a rule chose before any was
+run: EfficientNet-B4, MobileNetV2 and ConvNeXt-T, with depthwise kernels of 3, 5 and 7 places
+(benchmarks/tables/rehearsed_times.toml). Those of the other half, EfficientNetV2-M, MobileNetV3 and Xception,
+are predicted at 0.87 to 0.99 of their times.
+"""
+
+
+def direct_s(op: Op, device: Device) -> float:
+    """Return the time of the convolution *op* element by element, without fixed latency.
+
+    The slower of ``flops / (DIRECT_SHARE s P)`` and ``bytes / (f BW)``: P the peak of fp32, s the
+    ``gemm_fp32_share``, f the ``memory_bound_fraction``, BW the memory bandwidth.
+    """
+    peak = device.gemm_fp32_share * (device.peak_flops_per_s.get("fp32") or device.peak(op.dtype))
+    bandwidth = device.memory_bound_fraction * device.memory_bytes_per_s
+    return max(op.flops / (DIRECT_SHARE * peak), op.bytes_moved / bandwidth)

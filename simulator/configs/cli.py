@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from foretrace.door import json_text
 from foretrace.simulator.flags import JobCommand, job_settings_options, tool
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ def config(
 ) -> None:
     """Read the configuration of another tool: what each setting means here, and which have no effect.
 
-    FILES: DeepSpeed JSON, Accelerate YAML, Megatron-LM script or arguments, torchtitan TOML, nanotron YAML, a
-    model's config.json, a run.toml. Several complete each other; a flag overrides what a file says.
+    FILES: of DeepSpeed, Accelerate, Megatron-LM (script or arguments), torchtitan, nanotron, Primus, SimuMax,
+    Calculon, ASTRA-sim; a model's config.json, a run.toml. Several complete each other; a flag overrides
+    what a file says.
 
         foretrace config ds_config.json --model llama2-7b --cluster dgx-a100 --gpus 8 -o run.toml
 
@@ -52,7 +53,7 @@ def config(
         write_atomically(Path(output), text)
     if as_json:
         said = {"job": job_settings(job), "files": found.describe(), "file": output}
-        click.echo(json.dumps(said | ({"written": made.describe()} if made else {})))
+        click.echo(json_text(said | ({"written": made.describe()} if made else {})))
         return
     _show(job, found.describe())
     if output:

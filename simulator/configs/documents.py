@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from foretrace.door import load, read_text
+from foretrace.simulator.configs.astra import workload
 from foretrace.simulator.configs.shell import arguments
 from foretrace.simulator.errors import ConfigError
 
 NATIVE: Final = "foretrace"
 MODEL_CONFIG: Final = "huggingface"
 
+MOST_SCRIPT_BYTES: Final = 1 << 20
+"""Largest launch script."""
+
+MOST_EXTENDED: Final = 16
+"""Files of which each extends the next, at most."""
+
 _TOML: Final = (("torchtitan", ("parallelism", "training.local_batch_size", "activation_checkpoint")),)
 _JSON: Final = (
+    ("simumax", ("micro_batch_num", "head_num", "accelerator")),  # before: its models have a model_type, too
+    ("calculon", ("tensor_par", "num_blocks", "mem1")),
     (MODEL_CONFIG, ("model_type", "text_config", "architectures")),
     (
         "deepspeed",
@@ -29,6 +37,7 @@ _JSON: Final = (
 _YAML: Final = (
     ("accelerate", ("distributed_type", "fsdp_config", "deepspeed_config")),
     ("nanotron", ("parallelism", "data_stages", "tokens")),
+    ("primus", ("modules", "hidden_size", "num_layers")),
 )
 
 
@@ -55,14 +64,16 @@ def open_document(path: str | Path) -> Document:
     path = Path(path)
     if path.is_dir() and (path / "config.json").is_file():
         path /= "config.json"
-    text = _text(path)
     if path.suffix == ".toml":
-        content = _parsed(path, text, "TOML")
+        content = load(path, "TOML", ConfigError)
         return Document(_whose(content, _TOML) or NATIVE, path, content)
     if path.suffix == ".json":
-        return _recognised(path, _parsed(path, text, "JSON"), _JSON)
+        return _recognised(path, load(path, "JSON", ConfigError), _JSON)
     if path.suffix in (".yaml", ".yml"):
-        return _recognised(path, _parsed(path, text, "YAML"), _YAML)
+        return _recognised(path, _extended(path), _YAML)
+    text = read_text(path, ConfigError, MOST_SCRIPT_BYTES)
+    if (layers := workload(text)) is not None:
+        return Document("astra", path, layers)
     found = arguments(text)
     if not found:
         raise ConfigError(
@@ -71,45 +82,22 @@ def open_document(path: str | Path) -> Document:
     return Document("megatron", path, found)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not text: {error}") from None
-
-
-def _parsed(path: Path, text: str, kind: str) -> Mapping[str, Any]:
-    parsers: dict[str, Callable[[str], Any]] = {
-        "TOML": tomllib.loads,
-        "JSON": json.loads,
-        "YAML": parse_yaml,
-    }
-    try:
-        content = parsers[kind](text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not {kind}: {' '.join(str(error).split())}") from None
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: names and values are needed, this is a {type(content).__name__}")
-    return content
-
-
-def parse_yaml(text: str) -> Any:
-    """Return what *text* holds; the only place that reads YAML.
+def _extended(path: Path, below: tuple[Path, ...] = ()) -> Mapping[str, Any]:
+    """Return the settings of the YAML file *path* and of those beside it that it ``extends``, its own first.
 
     Raises:
-        ConfigError: PyYAML is not installed.
-        ValueError: the text is not YAML.
+        ConfigError: a file cannot be read or parsed, extends itself, or extends too many.
     """
-    try:
-        import yaml  # noqa: PLC0415 - only YAML needs it
-    except ImportError:
-        raise ConfigError("reading YAML needs PyYAML: pip install pyyaml") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+    content = load(path, "YAML", ConfigError)
+    names = content.get("extends")
+    if not isinstance(names, str | list):
+        return content
+    if path in below or len(below) == MOST_EXTENDED:
+        raise ConfigError(f"{path}: extends itself, or more than {MOST_EXTENDED} files in a row")
+    found: dict[str, Any] = {}
+    for name in [names] if isinstance(names, str) else names:
+        found |= _extended(path.parent / str(name), (*below, path))
+    return found | {key: value for key, value in content.items() if key != "extends"}
 
 
 def _recognised(path: Path, content: Mapping[str, Any], known: Any) -> Document:
@@ -126,6 +114,7 @@ def _whose(content: Mapping[str, Any], known: Any) -> str | None:
     for tool, keys in known:
         for key in keys:
             outer, _, inner = key.partition(".")
-            if outer in content and (not inner or inner in content[outer]):
+            table = content.get(outer)
+            if outer in content and (not inner or (isinstance(table, Mapping) and inner in table)):
                 return str(tool)
     return None

@@ -7,8 +7,10 @@ from typing import Any, Final
 
 from foretrace.simulator.configs.deepspeed import shares_states
 from foretrace.simulator.configs.megatron_rules import VOCABULARIES
-from foretrace.simulator.configs.rules import MODEL, Assumed, Reading
+from foretrace.simulator.configs.rules import MODEL, Assumed, Ignored, Reading
 from foretrace.simulator.errors import ConfigError
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.models.sources import load_model, other_names
 from foretrace.simulator.nearest import near_multiples
 
 _NEEDED: Final = {"n_layers": "num-layers", "hidden": "hidden-size", "n_heads": "num-attention-heads"}
@@ -18,6 +20,8 @@ _OF_SHAPE: Final = (
     *("shared_expert_hidden", "latent_attention", "qk_head_dim"),
 )
 """Facts that only the model needs."""
+
+_OF_LATENT: Final = ("model.kv_lora_rank", "model.q_lora_rank", "model.rope_head_dim", "model.v_head_dim")
 
 
 def finish(reading: Reading, given: Mapping[str, Any]) -> None:
@@ -101,13 +105,13 @@ def _model(reading: Reading) -> None:
         reading.assume("model.max_positions", facts.get("positions", 0), "positions are learned unless given")
     for name in ("qkv_bias", "proj_bias", "mlp_bias"):
         reading.assume(f"model.{name}", facts.get("biases", True), "--disable-bias-linear")
-    _experts(facts)
-    _latent(facts)
+    complete_experts(facts)
+    complete_latent(reading)
     reading.assume("model.head_dim", hidden // max(heads, 1), "no --kv-channels")
     _vocabulary(reading)
 
 
-def _experts(facts: dict[str, Any]) -> None:
+def complete_experts(facts: dict[str, Any]) -> None:
     """Complete a mixture of experts: without a width of their own experts are as wide as a dense MLP."""
     if not facts.get("model.n_experts"):
         return
@@ -118,9 +122,18 @@ def _experts(facts: dict[str, Any]) -> None:
         facts["model.n_shared_experts"] = max(shared // facts["model.moe_ffn_hidden"], 1)
 
 
-def _latent(facts: dict[str, Any]) -> None:
-    """Complete latent attention; defaults as in megatron/training/arguments.py, its group mla."""
+def complete_latent(reading: Reading) -> None:
+    """Complete latent attention; defaults as in megatron/training/arguments.py, its group mla.
+
+    Where it is off, its sizes may still be given, and mean nothing.
+    """
+    facts = reading.facts
     if not facts.get("latent_attention"):
+        for used in [one for one in reading.used if one.fact in _OF_LATENT]:
+            reading.used.remove(used)
+            reading.ignored.append(Ignored(used.key, used.value, "attention is not latent"))
+        for name in _OF_LATENT:
+            facts.pop(name, None)
         return
     facts.setdefault("model.kv_lora_rank", 32)
     facts.setdefault("model.rope_head_dim", 64)
@@ -136,12 +149,22 @@ def _vocabulary(reading: Reading) -> None:
     if size is None and "merge-file" in given and "tokenizer-type" not in given:
         size = VOCABULARIES["GPT2BPETokenizer"]
         reading.assumed.append(Assumed("vocabulary", size, "--merge-file without --tokenizer-type: GPT-2's"))
+    if size is None and (named := _of_tokenizer(reading)):
+        size = named.vocab
+        reading.assumed.append(Assumed("vocabulary", size, f"its tokenizer is that of {named.name}"))
     if (padded := facts.get("padded_vocab")) is None:
         if size is None:
             raise ConfigError(
-                f"{reading.where}: --vocab-size is missing, and its tokenizer is not read: add "
-                "e.g. --vocab-size 128256"
+                f"{reading.where}: vocab-size is missing, and its tokenizer is not read: add it (128256 for "
+                "Llama 3), or --model names a preset"
             )
         multiple = facts.get("pad_vocab_to", 128) * facts.get("tp", 1)
         padded = -(-size // multiple) * multiple
     facts["model.vocab"] = padded
+
+
+def _of_tokenizer(reading: Reading) -> Model | None:
+    """Return the preset whose tokenizer the file names by an id of the hub; None if there is none."""
+    said = {one.key: one.value for one in reading.used} | {one.key: one.value for one in reading.ignored}
+    names = (said.get(key) for key in ("tokenizer-model", "tokenizer-name-or-path"))
+    return next((load_model(str(name)) for name in names if name in other_names()), None)

@@ -30,7 +30,7 @@ IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
             (
                 *("lr", "min-lr", "lr-decay-style", "lr-decay-iters", "lr-decay-samples", "lr-warmup-iters"),
                 *("lr-warmup-samples", "lr-warmup-fraction", "lr-wsd-decay-style", "lr-wsd-decay-iters"),
-                *("weight-decay", "adam-beta1", "adam-beta2", "adam-eps", "optimizer", "init-method-std"),
+                *("weight-decay", "adam-beta1", "adam-beta2", "adam-eps", "init-method-std"),
                 *("decoupled-lr", "decoupled-min-lr", "seed", "loss-scale", "initial-loss-scale"),
                 *("min-loss-scale", "hysteresis", "calculate-per-token-loss", "override-opt_param-scheduler"),
                 *("attention-dropout", "main-grads-dtype", "use-precision-aware-optimizer"),

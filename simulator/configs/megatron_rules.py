@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from foretrace.simulator.configs.megatron_ignored import IGNORED
 from foretrace.simulator.configs.megatron_layout import stage_counts
-from foretrace.simulator.configs.rules import Leave, Rule, Use, one_of, whole, words
+from foretrace.simulator.configs.rules import Leave, Rule, Use, one_of, some, whole, words
 
 VOCABULARIES: Final[Mapping[str, int]] = MappingProxyType(
     {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "BertWordPieceLowerCase": 30522}
@@ -30,7 +30,7 @@ def _bucket_mib(value: Any) -> float:
     return whole(value) * 4 / 2**20
 
 
-def _listed(value: Any) -> str:
+def comma_list(value: Any) -> str:
     """Names with commas between, of a list or of words with blanks between."""
     return ",".join(value.split() if isinstance(value, str) else map(str, value))
 
@@ -75,6 +75,12 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             "convention.context",
             words(p2p="ring", a2a="ulysses", all_gather="all_gather", allgather="all_gather"),
         ),
+        "world-size": Use("gpus", whole),  # this and five more: as AICB, which makes workloads, has them
+        "pipeline-model-parallel": Use("pp", whole),
+        "micro-batch": Use("micro_batch", whole),
+        "global-batch": Use("global_batch", whole),
+        "ep": Use("ep", whole),
+        "sp": on("sequence_parallel"),
         "micro-batch-size": Use("micro_batch", whole),
         "global-batch-size": Use("global_batch", whole),
         "seq-length": Use("seq_len", whole),
@@ -108,13 +114,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "fp8-param-gather": on("convention.fp8_param_gather"),
         "ddp-bucket-size": Use("convention.bucket_mib", _bucket_mib),
         "no-gradient-accumulation-fusion": on("convention.fused_wgrad", gives=False),
+        "optimizer": Use("optimizer", {"sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}.get),
+        "exp-avg-dtype": Use("optimizer", {"bf16": "adamw-bf16", "fp8": "adamw-8bit"}.get),
         "optimizer-cpu-offload": on("offload_optimizer", gives="cpu"),
         "cpu-offloading-num-layers": Use("offload_layers", whole),
         "recompute-activations": on("recompute", gives="selective"),
         "recompute-granularity": Use("recompute", words(selective="selective", full="full")),
-        "recompute-modules": Use("recompute_modules", _listed),
+        "recompute-modules": Use("recompute_modules", comma_list),
         "recompute-method": Use("form", words(uniform="uniform", block="block")),
-        "recompute-num-layers": Use("recompute_num_layers", whole),
+        "recompute-num-layers": Use("recompute_num_layers", some),
         "checkpoint-activations": on("recompute", gives="full"),
         "use-flash-attn": on("flash_attention"),
         "attention-backend": Use(
@@ -124,6 +132,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "moe-token-dispatcher-type": Use(
             "convention.expert_dispatch", words(alltoall="copies", allgather="copies", flex="once")
         ),
+        "activation-func-fp8-input-store": on("convention.fp8_activation_inputs"),
         "moe-enable-deepep": on("convention.expert_dispatch", gives="once"),
         "overlap-moe-expert-parallel-comm": on("schedule", gives="combined-1f1b"),
         "clip-grad": Use("convention.grad_norm", _is_on),
@@ -171,7 +180,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "qk-head-dim": Use("qk_head_dim", whole),
         "qk-pos-emb-head-dim": Use("model.rope_head_dim", whole),
         "v-head-dim": Use("model.v_head_dim", whole),
-        "mtp-num-layers": Use("model.n_mtp", whole),
+        "mtp-num-layers": Use("model.n_mtp", some),
         **IGNORED,
     }
 )

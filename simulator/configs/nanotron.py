@@ -7,6 +7,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import shown
 from foretrace.simulator.configs.rules import (
     MODEL,
     Leave,
@@ -19,7 +20,9 @@ from foretrace.simulator.configs.rules import (
     whole,
     words,
 )
+from foretrace.simulator.errors import ConfigError
 from foretrace.simulator.models.hf import model_from_config
+from foretrace.simulator.models.hf_config import Config
 
 _LEARNS: Final = Leave("learning rates and their like: every step takes as long")
 _LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
@@ -76,7 +79,8 @@ def flat(document: Mapping[str, Any], flattened: Mapping[str, Any]) -> dict[str,
     """Return *flattened* with the shape of the model as one setting, which a reader of its own takes."""
     inside = "model.model_config."
     found = {key: value for key, value in flattened.items() if not key.startswith(inside)}
-    shape = (document.get("model") or {}).get("model_config")
+    model = document.get("model")
+    shape = model.get("model_config") if isinstance(model, Mapping) else None
     return found | ({inside.rstrip("."): shape} if shape else {})
 
 
@@ -92,6 +96,8 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     shape = facts.pop("shape", None)
     multiple = facts.pop("pad_vocab_to", 1) * facts.get("tp", 1)
     if shape is not None:
+        if not isinstance(shape, Mapping):
+            raise ConfigError(f"{reading.where}: model.model_config = {shown(shape)}: a table is needed")
         kind = next((kind for switch, kind in KINDS.items() if shape.get(switch)), "llama")
         config = {"model_type": kind, "_name_or_path": reading.where, **shape}
         model = asdict(model_from_config(config, where=f"{reading.where}: model.model_config"))
@@ -102,12 +108,13 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
 
 def _experts(shape: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that ``model_config.moe_config`` gives a model (nanotron/config/models_config.py)."""
-    experts = shape.get("moe_config")
-    if not experts:
+    if not shape.get("moe_config"):
         return {}
+    config = Config(shape, "model.model_config")
+    experts = config.within("moe_config")
     return {
-        "n_experts": whole(experts["num_experts"]),
-        "top_k": whole(experts.get("top_k", 1)),
-        "moe_ffn_hidden": whole(experts.get("moe_intermediate_size", shape["intermediate_size"])),
-        "n_shared_experts": 1 if experts.get("enable_shared_expert") else 0,
+        "n_experts": experts.integer("num_experts"),
+        "top_k": experts.integer("top_k", 1),
+        "moe_ffn_hidden": experts.integer("moe_intermediate_size", config.integer("intermediate_size")),
+        "n_shared_experts": int(experts.flag("enable_shared_expert", default=False)),
     }

@@ -9,7 +9,18 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.config import read_config
-from foretrace.simulator.configs import accelerate, deepspeed, megatron, megatron_rules, nanotron, torchtitan
+from foretrace.simulator.configs import (
+    accelerate,
+    astra,
+    calculon,
+    deepspeed,
+    megatron,
+    megatron_rules,
+    nanotron,
+    primus,
+    simumax,
+    torchtitan,
+)
 from foretrace.simulator.configs.documents import MODEL_CONFIG, NATIVE, Document, open_document
 from foretrace.simulator.configs.rules import MODEL, Ignored, Reading, Rule, Used, apply, flattened
 from foretrace.simulator.configs.settle import settled
@@ -26,20 +37,26 @@ class Tool(NamedTuple):
         rules: what each setting means.
         finish: adds what the tool does where its file says nothing.
         flat: last changes to the settings by path.
+        overrides: whether a document has settings that go before those of others of the tool.
     """
 
     title: str
     rules: Mapping[str, Rule]
     finish: Callable[[Reading, Mapping[str, Any]], None]
     flat: Flat = lambda document, flat: flat
+    overrides: Callable[[Mapping[str, Any]], bool] = lambda document: False
 
 
 TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
     {
         "accelerate": Tool("Accelerate", accelerate.RULES, accelerate.finish),
+        "astra": Tool("ASTRA-sim", astra.RULES, astra.finish),
+        "calculon": Tool("Calculon", calculon.RULES, calculon.finish),
         "deepspeed": Tool("DeepSpeed", deepspeed.RULES, deepspeed.finish),
         "megatron": Tool("Megatron-LM", megatron_rules.RULES, megatron.finish),
         "nanotron": Tool("nanotron", nanotron.RULES, nanotron.finish, nanotron.flat),
+        "primus": Tool("Primus", primus.RULES, primus.finish, primus.flat, primus.is_training),
+        "simumax": Tool("SimuMax", simumax.RULES, simumax.finish),
         "torchtitan": Tool("torchtitan", torchtitan.RULES, torchtitan.finish),
     }
 )
@@ -112,7 +129,8 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
             known.setdefault("model", str(document.path))
     facts: dict[str, Any] = {}
     readings: list[Reading] = []
-    for document in documents:
+    above: dict[str, Reading] = {}
+    for document in sorted(documents, key=lambda one: not _overrides(one)):
         if document.tool == MODEL_CONFIG:
             found: Mapping[str, Any] = {"model": known["model"]}
         elif document.tool == NATIVE:
@@ -120,10 +138,15 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
         else:
             readings.append(_reading(document, known))
             found = readings[-1].facts
+            if _overrides(document):
+                above.setdefault(document.tool, readings[-1])
+            elif document.tool in above:
+                found = _overridden(readings[-1], above[document.tool])
         _join(facts, _yielding(readings, found, facts), document.path)
     if not readings:  # no file of another tool
         return Imported({**_replaced(facts, given), **given}, ())
-    where = ", ".join(reading.where for reading in readings)
+    described = sorted(readings, key=lambda one: any(fact.startswith(MODEL) for fact in one.facts))
+    where = ", ".join(reading.where for reading in described)  # the last one names its model
     settings = settled({**facts, **known}, given, where)
     for reading in readings:
         _note_replaced(reading, given, settings)
@@ -161,6 +184,28 @@ def _reading(document: Document, known: Mapping[str, Any]) -> Reading:
     reading = apply(tool.rules, flat, document.tool, document.path.name)
     tool.finish(reading, known)
     return reading
+
+
+def _overrides(document: Document) -> bool:
+    return document.tool in TOOLS and TOOLS[document.tool].overrides(document.content)
+
+
+def _overridden(reading: Reading, above: Reading) -> Mapping[str, Any]:
+    """Return the facts of *reading* without those that *above*, which goes before it, has otherwise.
+
+    What *above* gives goes before all, and its defaults before those of *reading*.
+    """
+    given, assumed = {used.fact for used in above.used}, {one.fact for one in reading.assumed}
+    gone = {
+        name
+        for name, value in reading.facts.items()
+        if (name in given or (name in assumed and name in above.facts)) and above.facts.get(name) != value
+    }
+    reading.assumed = [one for one in reading.assumed if one.fact not in gone]
+    for used in [one for one in reading.used if one.fact in gone]:
+        reading.used.remove(used)
+        reading.ignored.append(Ignored(used.key, used.value, f"{above.where} goes before it"))
+    return {name: value for name, value in reading.facts.items() if name not in gone}
 
 
 def _yielding(

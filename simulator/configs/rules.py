@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from foretrace.door import MOST_WHOLE, shown
 from foretrace.simulator.errors import ConfigError
 
 MODEL: Final = "model."
@@ -117,6 +118,13 @@ class Reading:
             self.assumed.append(Assumed(fact, value, reason))
 
 
+def text(value: Any) -> str:
+    """Read a text that may be any."""
+    if not isinstance(value, str):
+        raise ValueError("a text")
+    return value
+
+
 def words(**allowed: Any) -> Callable[[Any], Any]:
     """Return a reader of a word that is one of *allowed*, case and dashes aside.
 
@@ -148,11 +156,16 @@ def whole(value: Any) -> int:
     """Return a whole number from 1 on; text and round floats (``5e8``) are read as such."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0.0
-    if isinstance(value, bool) or number < 1 or number != int(number):
+    if isinstance(value, bool) or not 1 <= number <= MOST_WHOLE or number != int(number):
         raise ValueError("a whole number from 1 on")
     return int(number)
+
+
+def some(value: Any) -> int | None:
+    """Return a whole number from 1 on; nothing follows from 0, which is none of them."""
+    return None if str(value) == "0" else whole(value)
 
 
 def flag(value: Any) -> bool:
@@ -226,6 +239,8 @@ def _read(rule: Use, key: str, value: Any, where: str) -> Any:
         return rule.read(value)
     except ValueError as error:
         raise ConfigError(f"{where}: {key} = {value!r}: {error}") from None
+    except (TypeError, AttributeError, KeyError, ArithmeticError):
+        raise ConfigError(f"{where}: {key} = {shown(value)}: a value of another type is needed") from None
 
 
 def _give(reading: Reading, giver: dict[str, str], key: str, fact: str, gave: Any) -> None:

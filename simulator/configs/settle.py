@@ -35,6 +35,7 @@ def settled(facts: Mapping[str, Any], given: Mapping[str, Any], where: str) -> d
     if "global_batch" in given:
         facts.pop("accumulation", None)
     facts |= given
+    _experts(facts, given)
     _gpus(facts)
     _replicas(facts, where)
     _batch(facts, where)
@@ -54,11 +55,22 @@ def _shape(facts: Mapping[str, Any], given: Mapping[str, Any], where: str) -> di
     fields = _named(facts, MODEL)
     if not fields or "model" in given or SHAPE in given:
         return {}
-    return {"model": facts.get("model", Path(where).stem), SHAPE: fields}
+    return {"model": facts.get("model", Path(where.rpartition(", ")[2]).stem), SHAPE: fields}
 
 
 def _named(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in facts.items() if name.startswith(prefix)}
+
+
+def _experts(facts: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Leave out over how many ranks an expert is cut where the model, of another file or a flag, has none."""
+    if facts.get("expert_tp") != 1 or "expert_tp" in given:
+        return
+    shape = facts.get(SHAPE) or _named(facts, MODEL)
+    if not shape and facts.get("model") is not None:
+        shape = {"n_experts": load_model(facts["model"]).n_experts}
+    if shape and not shape.get("n_experts"):
+        del facts["expert_tp"]
 
 
 def _gpus(facts: dict[str, Any]) -> None:

@@ -60,6 +60,8 @@ def arguments(text: str) -> dict[str, str | bool]:
     found = [line for line in commands if "--" in line and (_PROGRAM.search(line) or line.startswith("--"))]
     if not found:  # a file that only sets variables: its arrays of arguments
         found = [value for value in variables.values() if value.lstrip().startswith("--")]
+    if not found:  # another program
+        found = [line for line in commands if " --" in line]
     return _named(token for line in found for token in _tokens(line))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, flag, whole, words
+from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, flag, text, whole, words
 
 FLAVORS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {
@@ -101,8 +101,8 @@ def _compiles(value: Any) -> str | None:
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
-        "model.name": Use("family"),
-        "model.flavor": Use("flavor"),
+        "model.name": Use("family", text),
+        "model.flavor": Use("flavor", text),
         "model.converters": Use("fp8", _converts),
         "training.local_batch_size": Use("local_batch", whole),
         "training.batch_size": Use("local_batch", whole),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from foretrace.door import PARSERS
 from foretrace.simulator.builder.stages import stage_layers
 from foretrace.simulator.config import job_from, job_settings
 from foretrace.simulator.configs import write_megatron, write_tables
-from foretrace.simulator.configs.documents import Document, parse_yaml
+from foretrace.simulator.configs.documents import Document
 from foretrace.simulator.configs.read import read_documents
 from foretrace.simulator.configs.shell import arguments
 from foretrace.simulator.configs.torchtitan import FLAVORS
@@ -47,11 +46,14 @@ _SCRIPT: Final = ("model", "seq_len", "micro_batch", "global_batch")
 TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
     {
         "megatron": Target("train.sh", write_megatron.text, arguments),
-        "torchtitan": Target("torchtitan.toml", write_tables.torchtitan, tomllib.loads, ("gpus",)),
+        "torchtitan": Target("torchtitan.toml", write_tables.torchtitan, PARSERS["TOML"], ("gpus",)),
         "deepspeed": Target(
-            "ds_config.json", write_tables.deepspeed, json.loads, ("model", "seq_len", "recompute", "gpus")
+            "ds_config.json",
+            write_tables.deepspeed,
+            PARSERS["JSON"],
+            ("model", "seq_len", "recompute", "gpus"),
         ),
-        "accelerate": Target("accelerate.yaml", write_tables.accelerate, parse_yaml, _SCRIPT),
+        "accelerate": Target("accelerate.yaml", write_tables.accelerate, PARSERS["YAML"], _SCRIPT),
         "fsdp2": Target("fsdp2.py", write_tables.fsdp2),
     }
 )
@@ -174,7 +176,7 @@ def _of_model(job: Job, back: Job) -> list[Difference]:
     return [
         Difference(f"model.{name}", wanted[name], gives[name])
         for name in wanted
-        if name not in ("name", "source") and wanted[name] != gives[name]
+        if name not in ("name", "source", "left_out") and wanted[name] != gives[name]
     ]
 
 

@@ -38,8 +38,7 @@ def choose(
         queue: whether GPUs are shared or something changes, so that the program needs a queue of events.
         links: whether links are to be shared by ``"auto"``.
 
-    Raises:
-        EngineError: no engine of that name, or it needs a package that is not installed.
+    Raises EngineError if no engine has that name, or if it needs a package that is not installed.
     """
     if name not in ENGINES:
         raise EngineError(f"engine {name!r}: one of {', '.join(ENGINES)}")
@@ -62,9 +61,7 @@ def require_numba(what: str, otherwise: str = "") -> None:
     Whoever tries many jobs and leaves out the impossible ones asks before the first: that an engine is
     missing says nothing about a job.
 
-    Args:
-        what: what is asked for, e.g. ``"a search"``.
-        otherwise: what to do instead, if anything.
+    *what*: what is asked for, e.g. ``"a search"``. *otherwise*: what to do instead, if anything.
     """
     if find_spec("numba") is None:
         raise EngineError(f"{what} needs numba: pip install numba{otherwise}")

@@ -37,9 +37,8 @@ class Way(NamedTuple):
 class Above(NamedTuple):
     """What communications fill of the links between switches.
 
-    Attributes:
-        loads: for each kind of communication the share of every link that it fills at full rate.
-        kind: which of ``loads`` each communication of a program has; shape ``(n_instances,)``, or none.
+    *loads*: for each kind of communication the share of every link that it fills at full rate. *kind*: which
+    of ``loads`` each communication of a program has; shape ``(n_instances,)``, or none.
     """
 
     loads: tuple[Mapping[Way, float], ...] = ()
@@ -49,10 +48,7 @@ class Above(NamedTuple):
 class Change(NamedTuple):
     """Something happens to a link: it is slow, down or well again.
 
-    Attributes:
-        at_ns: when.
-        way: to which link.
-        capacity: share of its width from then on; 0 is down.
+    *way*: to which link. *capacity*: share of its width from then on; 0 is down.
     """
 
     at_ns: int
@@ -63,10 +59,7 @@ class Change(NamedTuple):
 class Throttle(NamedTuple):
     """Something happens to a GPU: it computes more slowly, or as fast as it should again.
 
-    Attributes:
-        at_ns: when.
-        rank: whose GPU.
-        factor: how many times as long its compute takes from then on; what is under way counts in part.
+    *factor*: how many times as long its compute takes from then on; what is under way counts in part.
     """
 
     at_ns: int
@@ -75,11 +68,7 @@ class Throttle(NamedTuple):
 
 
 def of_links(changes: Sequence[Change | Throttle]) -> list[Change]:
-    """Return those of *changes* that happen to links.
-
-    Raises:
-        ProgramError: there can be no such link.
-    """
+    """Return those of *changes* that happen to links. Raises ProgramError if there can be no such link."""
     found = [change for change in changes if isinstance(change, Change)]
     for at_ns, way, capacity in found:
         between = way.tier in SWITCHES and way.direction in {IN, OUT}
@@ -103,15 +92,14 @@ def of_gpus(changes: Sequence[Change | Throttle]) -> list[Throttle]:
     return found
 
 
-def without_links(name: str, changes: Sequence[Change | Throttle]) -> list[Throttle]:
+def without_links(name: str, changes: Sequence[Change | Throttle], above: Above | None) -> list[Throttle]:
     """Return *changes* of GPUs for an engine *name* in which nobody shares links.
 
-    Raises:
-        EngineError: a link changes, too.
+    Raises EngineError if a link changes, too, or *above* says what is filled of links between switches.
     """
-    if of_links(changes):
+    if of_links(changes) or above is not None:
+        what = "link_changes" if above is None else "links between switches"
         raise EngineError(
-            f"link_changes need shared links, but the engine is {name}: "
-            "--engine contended or contended-compiled"
+            f"{what} need shared links, but the engine is {name}: --engine contended or contended-compiled"
         )
     return of_gpus(changes)

@@ -9,18 +9,15 @@ Compilation takes a few seconds once; numba keeps the result on disk, beside thi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
-from foretrace.simulator.engine.arrays import csr, successors
-from foretrace.simulator.engine.arrays import previous as previous_of
-from foretrace.simulator.engine.changes import Change, Throttle, without_links
+from foretrace.simulator.engine import clock
+from foretrace.simulator.engine.changes import Above, Change, Throttle, without_links
 from foretrace.simulator.engine.deadlock import NEVER, explain
 from foretrace.simulator.engine.jit import jit, words
-from foretrace.simulator.engine.spans import spans
-from foretrace.simulator.engine.together import Together, numbered
+from foretrace.simulator.engine.together import Together, csr, numbered, previous_of, successors
 from foretrace.simulator.errors import ProgramError
 from foretrace.simulator.program import Int32Array, Int64Array, Program, transfer_ns
 
@@ -28,66 +25,41 @@ NAME: Final = "compiled"
 """Name of this engine in summaries."""
 
 
-def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:
-    """Return the timeline of *program*, as ``simulator.engine.event.run`` does; errors are its errors."""
-    start_ns, end_ns = times(program, changes)
-    return spans(program, start_ns, end_ns)
+class Clock(clock.Clock):
+    """See ``clock.Clock``; on numba. Durations play no part in whether a program can run to its end."""
 
-
-def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
-    """Return when each task starts and ends, in ns, as ``simulator.engine.event.times`` does."""
-    if changes or program.shares_gpus:
-        return Clock(program, changes).times()
-    return _first_pass(program)[:2]
-
-
-class Clock:
-    """A program made ready to be run many times, as ``simulator.engine.event.Clock``.
-
-    Raises:
-        ProgramError: the program cannot run to its end; durations play no part in that.
-    """
-
-    def __init__(self, program: Program, changes: Sequence[Change | Throttle] = ()) -> None:
-        self.duration_ns = program.duration_ns
-        self.transfer_ns = transfer_ns(program)
-        throttles = without_links(NAME, changes)
+    def _prepare(self, program: Program, changes: Sequence[Change | Throttle], above: Above | None) -> None:
+        throttles = without_links(NAME, changes, above)
         self._together = Together(program, numbered(throttles)) if throttles or program.shares_gpus else None
         if self._together is None:
-            _, _, order, previous = _first_pass(program)
-            self._order = order
-            self._waits = _all_waits(previous, program.dep_start, program.deps)
-            self._meetings = (program.instance, program.instance_participants.astype(np.int64))
+            self._program, self._first = program, _first_pass(program)
+            self._waits: tuple[Int64Array, Int64Array] | None = None
 
-    def times(
-        self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
-    ) -> tuple[Int64Array, Int64Array]:
-        """Return start and end of every task; durations that are left out are those of the program."""
-        duration_ns = self.duration_ns if duration_ns is None else duration_ns
-        transfer_ns = self.transfer_ns if transfer_ns is None else transfer_ns
+    def _run(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> clock.Times:
         if self._together is not None:
             return self._together.times(duration_ns, transfer_ns)
-        found: tuple[Int64Array, Int64Array] = _again(
-            self._order, self._waits, self._meetings, duration_ns, transfer_ns
-        )
-        return found
+        program, (start_ns, end_ns, order, previous) = self._program, self._first
+        if duration_ns is self.duration_ns and transfer_ns is self.transfer_ns:
+            return start_ns, end_ns  # the first pass has them: most programs are run once
+        if self._waits is None:
+            self._waits = _waits_of(previous, program.dep_start, program.deps)
+        meetings = (program.instance, program.instance_participants.astype(np.int64))
+        return _rerun(order, self._waits, meetings, duration_ns, transfer_ns)
+
+
+run, times = clock.entries(Clock)
 
 
 class Makespan:
     """A program made ready to be asked, with many durations, for nothing but its end.
 
-    Tasks are numbered in an order in which they can be worked off, so that memory is read from front to back.
-
-    Args:
-        program: what to run; nothing shares GPUs in it.
-
-    Raises:
-        ProgramError: the program cannot run to its end; durations play no part in that.
+    Nothing shares GPUs in it. Tasks are numbered in an order in which they can be worked off, so that memory
+    is read from front to back. Raises ProgramError if the program cannot run to its end.
     """
 
     def __init__(self, program: Program) -> None:
         _, _, order, previous = _first_pass(program)
-        start, wait = _all_waits(previous, program.dep_start, program.deps)
+        start, wait = _waits_of(previous, program.dep_start, program.deps)
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         meeting = program.instance[wait]
@@ -101,16 +73,15 @@ class Makespan:
 
     def last_ns(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> int:
         """Return when the last task ends."""
-        return int(_last(self._order, self._waits, self._meetings, duration_ns, transfer_ns))
+        return int(_last_end(self._order, self._waits, self._meetings, duration_ns, transfer_ns))
 
 
 def _first_pass(program: Program) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
     """Return start and end of every task, an order in which they can be worked off, and who is before whom.
 
-    Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+    Raises ProgramError if the program cannot run to its end: a cycle, or a participant that never arrives.
     """
-    start_ns, end_ns, order, previous = _pass(
+    start_ns, end_ns, order, previous = _clock(
         (program.rank, program.stream, len(program.streams)),
         (program.dep_start, program.deps),
         (program.instance, program.instance_participants, transfer_ns(program)),
@@ -123,9 +94,10 @@ def _first_pass(program: Program) -> tuple[Int64Array, Int64Array, Int64Array, I
 
 def compiling() -> str:
     """Return what there is to tell because this file has to be compiled first; empty if it has not."""
-    return words(_pass, __file__)
+    return words(_clock, __file__)
 
 
+@jit
 def _clock(
     lanes: tuple[Int32Array, Int32Array, int],
     dependencies: tuple[Int64Array, Int64Array],
@@ -177,6 +149,7 @@ def _clock(
     return start_ns, end_ns, order, previous
 
 
+@jit
 def _waits_of(previous: Int64Array, dep_start: Int64Array, deps: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return all that each task waits for as CSR: the one before it on its stream, and its dependencies."""
     n = len(previous)
@@ -194,6 +167,7 @@ def _waits_of(previous: Int64Array, dep_start: Int64Array, deps: Int64Array) -> 
     return start, at[:fill]
 
 
+@jit
 def _rerun(
     order: Int64Array,
     waits: tuple[Int64Array, Int64Array],
@@ -232,6 +206,7 @@ def _rerun(
     return start_ns, end_ns
 
 
+@jit
 def _last_end(
     order: Int64Array,
     waits: tuple[Int64Array, Int64Array],
@@ -261,9 +236,3 @@ def _last_end(
                 met_ns[meeting] += transfer_ns[meeting]
                 last_ns = max(last_ns, met_ns[meeting])
     return int(last_ns)
-
-
-_pass: Final[Any] = jit(_clock)
-_all_waits: Final[Any] = jit(_waits_of)
-_again: Final[Any] = jit(_rerun)
-_last: Final[Any] = jit(_last_end)

@@ -10,29 +10,18 @@ Where nothing meets on a link the timeline is that of the event engine, to the n
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from itertools import pairwise
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
 from simpy import Environment, Event
 
-from foretrace.simulator.engine.changes import (
-    FAR,
-    IN,
-    NEAR,
-    OUT,
-    Above,
-    Change,
-    Throttle,
-    Way,
-    of_gpus,
-    of_links,
-)
+from foretrace.simulator.engine import clock
+from foretrace.simulator.engine.changes import Above, Change, Throttle, of_gpus, of_links
 from foretrace.simulator.engine.event import State, finish
-from foretrace.simulator.engine.filled import Filled, filled
-from foretrace.simulator.engine.link_clock import LinkClock
+from foretrace.simulator.engine.filled import Filled, filled, loads
 from foretrace.simulator.engine.spans import spans
 from foretrace.simulator.network.fluid import Fluid
 from foretrace.simulator.program import Int64Array, Program, transfer_ns
@@ -41,28 +30,18 @@ NAME: Final = "contended"
 """Name of this engine in summaries."""
 
 
-def run(program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None) -> pa.Table:
-    """Return the timeline of *program*: one row per task, and one per rank and step.
+class Clock(clock.Clock):
+    """See ``clock.Clock``; on SimPy, with shared links."""
 
-    Args:
-        program: what to run.
-        changes: what happens to links and GPUs meanwhile.
-        above: what each communication fills of further links, those between switches.
+    def _prepare(self, program: Program, changes: Sequence[Change | Throttle], above: Above | None) -> None:
+        self._program, self._changes, self._above = program, changes, above
 
-    Raises:
-        ProgramError: the program cannot run to its end: a cycle, a participant that never arrives, or a link
-            that is down for good.
-    """
-    return spans(program, *Clock(program, changes, above).times())
+    def _run(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> clock.Times:
+        program = replace(self._program, duration_ns=duration_ns)
+        return finish(_Shared(program, transfer_ns, self._changes, self._above))
 
 
-def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
-    """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
-
-    Raises:
-        ProgramError: the program cannot run to its end.
-    """
-    return Clock(program, changes).times()
+run, times = clock.entries(Clock)
 
 
 def watched(
@@ -70,28 +49,11 @@ def watched(
 ) -> tuple[pa.Table, Filled]:
     """Return the timeline, and how full every link was when.
 
-    Args:
-        program: what to run.
-        changes: what happens to links and GPUs meanwhile.
-        above: what each communication fills of further links, those between switches.
-
-    Raises:
-        ProgramError: the program cannot run to its end.
+    Raises ProgramError if the program cannot run to its end.
     """
     state = _Shared(program, transfer_ns(program), changes, above, watched=True)
     start_ns, end_ns = finish(state)
     return spans(program, start_ns, end_ns), filled(state.fluid.spans)
-
-
-class Clock(LinkClock):
-    """See ``LinkClock``; on SimPy."""
-
-    def _prepare(self, program: Program, changes: Sequence[Change | Throttle], above: Above | None) -> None:
-        self._program, self._changes, self._above = program, changes, above
-
-    def _run(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
-        program = replace(self._program, duration_ns=duration_ns)
-        return finish(_Shared(program, transfer_ns, self._changes, self._above))
 
 
 class _Shared(State):
@@ -108,7 +70,9 @@ class _Shared(State):
     ) -> None:
         super().__init__(Environment(), program, total_ns, of_gpus(changes))
         self.fluid = Fluid(watched=watched)
-        self._loads = loads(program, above)
+        (first, link, share), names = loads(program, changes, above)
+        parts = [(names[at], part) for at, part in zip(link.tolist(), share.tolist(), strict=True)]
+        self._loads = [dict(parts[at:end]) for at, end in pairwise(first.tolist())]
         self._done: dict[int, Event] = {}
         self._changed = self.env.event()
         self.env.process(self._tick())
@@ -159,28 +123,3 @@ class _Shared(State):
     def _wake(self) -> None:
         if not self._changed.triggered:
             self._changed.succeed()
-
-
-def loads(program: Program, above: Above | None = None) -> list[Mapping[Any, float]]:
-    """Return what each communication of *program* fills of the links of its ranks, and of those *above*."""
-    found: list[Mapping[Any, float]] = []
-    order = np.argsort(program.instance, kind="stable")
-    order = order[program.instance[order] >= 0]
-    cuts = np.searchsorted(program.instance[order], np.arange(program.n_instances + 1))
-    for instance in range(program.n_instances):
-        transfer = program.transfers[program.instance_transfer[instance]]
-        load: dict[Way, float] = {}
-        for task in order[cuts[instance] : cuts[instance + 1]].tolist():
-            for way in _ways(program, task):
-                load[way] = transfer.near if way.tier == NEAR else transfer.far
-        if above is not None:
-            load |= above.loads[above.kind[instance]]
-        found.append({way: share for way, share in load.items() if share > 0})
-    return found
-
-
-def _ways(program: Program, task: int) -> list[Way]:
-    """Return the links of its rank that a communication task uses; sends and receives use one direction."""
-    kind, rank = program.labels[program.label[task]].kind, int(program.rank[task])
-    directions = {"send": (OUT,), "recv": (IN,)}.get(kind, (IN, OUT))
-    return [Way(rank, tier, direction) for tier in (NEAR, FAR) for direction in directions]

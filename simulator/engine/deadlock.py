@@ -18,10 +18,8 @@ def explain(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> str:
     The communication that was waited for longest is named, with its group, who arrived and who did not;
     where nobody waits in a communication, the cycle of dependencies.
 
-    Args:
-        program: the program that stopped.
-        start_ns: start of each task, ``NEVER`` if it never started.
-        end_ns: end of each task, ``NEVER`` if it never ended.
+    *start_ns*: start of each task, ``NEVER`` if it never started. *end_ns*: end of each task, ``NEVER`` if it
+    never ended.
     """
     stuck = np.flatnonzero((start_ns >= 0) & (end_ns < 0) & (program.instance >= 0))
     if not len(stuck):
@@ -45,7 +43,6 @@ def explain(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> str:
 
 
 def _communication(program: Program, task: int) -> str:
-    """Return the communication of *task* in words."""
     label, instance = program.labels[program.label[task]], program.instance[task]
     name = f"{label.kind} {program.instance_sequence[instance]} of group {program.instance_group[instance]}"
     peer = int(program.peer[task])
@@ -72,7 +69,6 @@ def _head(program: Program, task: int, end_ns: Int64Array) -> str:
 
 
 def _words(program: Program, task: int) -> str:
-    """Return *task* in words."""
     label = program.labels[program.label[task]]
     stream = program.streams[program.stream[task]]
     return (

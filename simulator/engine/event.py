@@ -10,85 +10,115 @@ concurrent compute slows down, as described in ``simulator/engine/slowdown.py``.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 from simpy import Environment, Event
 
-from foretrace.simulator.engine.changes import Change, Throttle, without_links
+from foretrace.simulator.engine import clock
+from foretrace.simulator.engine.changes import Above, Change, Throttle, without_links
 from foretrace.simulator.engine.deadlock import NEVER, explain
-from foretrace.simulator.engine.gpus import Gpus
-from foretrace.simulator.engine.spans import spans
+from foretrace.simulator.engine.slowdown import due_ns, slowdown
 from foretrace.simulator.errors import ProgramError
-from foretrace.simulator.program import Int64Array, Program, transfer_ns
+from foretrace.simulator.program import Int64Array, Program
+
+# GPUs of the event engine that compute and communicate at once, or throttle.
+
+
+class Gpus:
+    """What communication leaves of every GPU, and how fast it is."""
+
+    def __init__(self, env: Environment, program: Program, throttles: Sequence[Throttle]) -> None:
+        self._env = env
+        self._rank: list[int] = program.rank.tolist()
+        self._bound: list[int] = program.slowed.tolist()
+        self._taken = [(transfer.processors, transfer.memory) for transfer in program.transfers]
+        self._transfer: list[int] = program.instance_transfer.tolist()
+        self._members: dict[int, list[int]] = defaultdict(list)
+        for task, instance in enumerate(program.instance.tolist()):
+            self._members[instance].append(task)
+        self._processors: dict[int, int] = defaultdict(int)
+        self._memory: dict[int, int] = defaultdict(int)
+        self._factor: dict[int, float] = defaultdict(lambda: 1.0)
+        self._changed: dict[int, Event] = {}
+        for throttle in throttles:
+            env.process(self._throttle(throttle))
+
+    def slows(self, task: int) -> bool:
+        """Return whether *task* takes longer when its GPU communicates or throttles."""
+        return self._bound[task] >= 0
+
+    def compute(self, task: int, duration_ns: int) -> Generator[Event, None, None]:
+        """Compute *task*, which takes *duration_ns* on a GPU that does nothing else."""
+        env, rank, left_ns = self._env, self._rank[task], float(duration_ns)
+        while True:
+            factor = self._factor[rank] * slowdown(
+                self._bound[task], self._processors[rank], self._memory[rank]
+            )
+            since_ns = int(env.now)
+            end_ns = due_ns(since_ns, left_ns, factor)
+            yield env.timeout(end_ns - since_ns) | self._changed.setdefault(rank, env.event())
+            if env.now >= end_ns:
+                return
+            left_ns -= (int(env.now) - since_ns) / factor
+
+    def launch(self, task: int, instance: int) -> None:
+        """Let the kernels of communication *instance* hold processors of the GPU of *task*."""
+        if processors := self._taken[self._transfer[instance]][0]:
+            self._processors[self._rank[task]] += processors
+            self._note(self._rank[task])
+
+    def move(self, instance: int) -> None:
+        """Let the bytes of *instance* take memory bandwidth of all who take part."""
+        if memory := self._taken[self._transfer[instance]][1]:
+            for task in self._members[instance]:
+                self._memory[self._rank[task]] += memory
+                self._note(self._rank[task])
+
+    def end(self, task: int, instance: int) -> None:
+        """Take back what *instance* holds of the GPU of *task*."""
+        processors, memory = self._taken[self._transfer[instance]]
+        if processors or memory:
+            self._processors[self._rank[task]] -= processors
+            self._memory[self._rank[task]] -= memory
+            self._note(self._rank[task])
+
+    def _throttle(self, throttle: Throttle) -> Generator[Event, None, None]:
+        yield self._env.timeout(throttle.at_ns)
+        self._factor[throttle.rank] = throttle.factor
+        self._note(throttle.rank)
+
+    def _note(self, rank: int) -> None:
+        """Tell who computes on *rank* that it now goes faster or more slowly."""
+        if rank in self._changed:
+            self._changed.pop(rank).succeed()
+
 
 NAME: Final = "event"
 """Name of this engine in summaries."""
 
 
-def run(program: Program, changes: Sequence[Change | Throttle] = ()) -> pa.Table:
-    """Return the timeline of *program*: one row per task, and one per rank and step.
+class Clock(clock.Clock):
+    """See ``clock.Clock``; links do not change here."""
 
-    Args:
-        program: the program to run.
-        changes: changes of the speed of GPUs during the run.
+    def _prepare(self, program: Program, changes: Sequence[Change | Throttle], above: Above | None) -> None:
+        self._program, self._throttles = program, without_links(NAME, changes, above)
 
-    Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
-        EngineError: a link changes, which this engine does not simulate.
-    """
-    start_ns, end_ns = times(program, changes)
-    return spans(program, start_ns, end_ns)
+    def _run(self, duration_ns: Int64Array, transfer_ns: Int64Array) -> clock.Times:
+        program = replace(self._program, duration_ns=duration_ns)
+        return finish(State(Environment(), program, transfer_ns, self._throttles))
 
 
-def times(program: Program, changes: Sequence[Change | Throttle] = ()) -> tuple[Int64Array, Int64Array]:
-    """Return when each task of *program* starts (a communication: arrives) and ends, in ns.
-
-    Raises:
-        ProgramError: as ``run``.
-    """
-    return Clock(program, changes).times()
-
-
-class Clock:
-    """A program prepared to be run many times, with different durations each time.
-
-    Args:
-        program: the program to run.
-        changes: changes of the speed of GPUs during the run.
-
-    Attributes:
-        duration_ns: compute time of each task in the program itself; shape ``(n_tasks,)``.
-        transfer_ns: time of each communication there, once all have arrived; shape ``(n_instances,)``.
-    """
-
-    def __init__(self, program: Program, changes: Sequence[Change | Throttle] = ()) -> None:
-        self._program = program
-        self._throttles = without_links(NAME, changes)
-        self.duration_ns = program.duration_ns
-        self.transfer_ns = transfer_ns(program)
-
-    def times(
-        self, duration_ns: Int64Array | None = None, transfer_ns: Int64Array | None = None
-    ) -> tuple[Int64Array, Int64Array]:
-        """Return start and end of every task; durations default to those of the program.
-
-        Raises:
-            ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
-        """
-        program = replace(self._program, duration_ns=self.duration_ns if duration_ns is None else duration_ns)
-        total_ns = self.transfer_ns if transfer_ns is None else transfer_ns
-        return finish(State(Environment(), program, total_ns, self._throttles))
+run, times = clock.entries(Clock)
 
 
 def finish(state: State) -> tuple[Int64Array, Int64Array]:
     """Run every stream to its end and return start and end of every task, in ns.
 
-    Raises:
-        ProgramError: the program cannot run to its end: a cycle, or a participant that never arrives.
+    Raises ProgramError if the program cannot run to its end: a cycle, or a participant that never arrives.
     """
     program, env = state.program, state.env
     for tasks in _streams(program):

@@ -1,4 +1,4 @@
-"""How full links were while a program ran: step functions of time, one per link."""
+"""What communications fill of links, and how full links were: step functions of time, one per link."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.simulator.engine.changes import Way
+from foretrace.simulator.engine.changes import SWITCHES, WAYS, Above, Change, Throttle, Way, of_gpus, of_links
 from foretrace.simulator.network.fluid import Span
-from foretrace.simulator.program import Int64Array
+from foretrace.simulator.program import Int64Array, Program
+
+Loads = tuple[Int64Array, Int64Array, NDArray[np.float64]]
+"""Links of each communication as CSR, and what share of each it fills at full rate."""
 
 UNIT: Final = 2.0**-40
 """Share of a link that is counted as one: sums of whole numbers come back to zero exactly."""
@@ -23,7 +26,6 @@ class Filled(NamedTuple):
     """How full links were, each from a change of its load to the next, where it was not idle.
 
     Attributes:
-        ways: the links.
         way: index into ``ways``; shape ``(n,)``, sorted, by time within one link.
         start_ns, end_ns: when; shape ``(n,)``.
         used: share of the link's nominal capacity in use; shape ``(n,)``.
@@ -50,16 +52,14 @@ def filled(spans: Sequence[Span]) -> Filled:
 
 def of_rates(
     log: tuple[Int64Array, Int64Array, NDArray[np.float64]],
-    loads: tuple[Int64Array, Int64Array, NDArray[np.float64]],
+    loads: Loads,
     ways: tuple[Way, ...],
 ) -> Filled:
     """Return how full links were, of the rates at which communications went.
 
-    Args:
-        log: when the rate of a communication changed, of which, and what it was from then on, in the order of
-            time; each starts and ends at rate 0. Shape ``(n,)`` each.
-        loads: links of each communication as CSR, and what share of each it fills at rate 1.
-        ways: the links.
+    *log*: when the rate of a communication changed, of which, and what it was from then on, in the order of
+    time; each starts and ends at rate 0. Shape ``(n,)`` each. *loads*: links of each communication as CSR,
+    and what share of each it fills at rate 1.
     """
     at_ns, job, rate = log
     first, link, load = loads
@@ -97,3 +97,58 @@ def levels(ways: tuple[Way, ...], way: Int64Array, at_ns: Int64Array, change: In
 
 def _units(share: NDArray[np.float64]) -> Int64Array:
     return np.rint(share / UNIT).astype(np.int64)
+
+
+def loads(
+    program: Program, changes: Sequence[Change | Throttle] = (), above: Above | None = None
+) -> tuple[Loads, tuple[Way, ...]]:
+    """Return what each communication fills of which links, as CSR over communications, and the links.
+
+    Those of ranks come first, in the order of ``WAYS``. Sending uses the ways out, receiving the ways in, a
+    collective both.
+    """
+    kinds = [label.kind for label in program.labels]
+    tasks = np.flatnonzero(program.instance >= 0)
+    is_in = np.array([kind != "send" for kind in kinds], np.bool_)[program.label[tasks]]
+    is_out = np.array([kind != "recv" for kind in kinds], np.bool_)[program.label[tasks]]
+    shares = np.array([(t.near, t.far) for t in program.transfers], np.float64).reshape(-1, 2)
+    share = shares[program.instance_transfer[program.instance[tasks]]]
+    load = np.stack([share[:, 0] * is_in, share[:, 0] * is_out, share[:, 1] * is_in, share[:, 1] * is_out], 1)
+    link = program.rank[tasks].astype(np.int64)[:, None] * len(WAYS) + np.arange(len(WAYS))
+    used = load > 0
+    job = np.broadcast_to(program.instance[tasks].astype(np.int64)[:, None], used.shape)
+    ranks = range(1 + max([*np.unique(program.rank).tolist(), *_changed_ranks(changes)], default=-1))
+    names = [Way(rank, *way) for rank in ranks for way in WAYS]
+    further, extra = _above(program, changes, above, len(names))
+    jobs, links, filled = (
+        np.concatenate(both) for both in zip((job[used], link[used], load[used]), extra, strict=True)
+    )
+    order = np.argsort(jobs, kind="stable")
+    counts = np.bincount(jobs, minlength=program.n_instances)
+    start = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return (start, links[order], filled[order]), (*names, *further)
+
+
+def _above(
+    program: Program, changes: Sequence[Change | Throttle], above: Above | None, first: int
+) -> tuple[list[Way], tuple[Int64Array, Int64Array, NDArray[np.float64]]]:
+    """Return the links between switches, numbered from *first* on, and who fills what share of which."""
+    found = Above(({},), np.zeros(program.n_instances, np.int64)) if above is None else above
+    loads = [{way: share for way, share in load.items() if share > 0} for load in found.loads]
+    changed = [change.way for change in of_links(changes) if change.way.tier in SWITCHES]
+    names = sorted({*changed, *(way for load in loads for way in load)})
+    number = {way: first + at for at, way in enumerate(names)}
+    counts = np.array([len(load) for load in loads], np.int64)
+    link = np.array([number[way] for load in loads for way in load], np.int64)
+    share = np.array([part for load in loads for part in load.values()], np.float64)
+    each = counts[found.kind]
+    job = np.repeat(np.arange(program.n_instances), each)
+    at = np.arange(len(job)) + np.repeat(
+        (np.cumsum(counts) - counts)[found.kind] - (np.cumsum(each) - each), each
+    )
+    return names, (job, link[at], share[at])
+
+
+def _changed_ranks(changes: Sequence[Change | Throttle]) -> list[int]:
+    ways = [change.way for change in of_links(changes)]
+    return [*(way.rank for way in ways if way.tier not in SWITCHES), *(c.rank for c in of_gpus(changes))]

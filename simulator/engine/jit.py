@@ -2,38 +2,42 @@
 
 What was compiled is kept beside the source, in the user's cache, or where ``NUMBA_CACHE_DIR`` says; numba
 writes whole files under another name first, so that processes may compile at the same time. Where none of
-these can be written (a read-only installation and no home directory), every process compiles for itself.
+these can be written (a read-only installation and no home directory), or others can write to it, every
+process compiles for itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numba import njit
 
+from foretrace.traces.private import is_private
 
-def jit(function: Callable[..., Any], *, inline: str = "never") -> Any:
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def jit(function: Function, *, inline: str = "never") -> Function:
     """Return *function*, to be compiled when it is first called or loaded if that was done before.
 
-    Args:
-        function: what to compile.
-        inline: ``"always"``: to be written into its callers.
+    With *inline* ``"always"`` it is written into its callers.
     """
+    compiled: Function
     try:
-        return njit(cache=True, inline=inline)(function)
+        kept = njit(cache=True, inline=inline)(function)
+        if is_private(Path(kept.stats.cache_path)):
+            compiled = kept
+            return compiled
     except RuntimeError:  # numba found no place to keep it
-        return njit(inline=inline)(function)
+        pass
+    compiled = njit(inline=inline)(function)
+    return compiled
 
 
 def words(compiled: Any, source: str) -> str:
-    """Return what to tell before *compiled* is first called, empty if it is on disk already.
-
-    Args:
-        compiled: what ``jit`` made of a function.
-        source: the file of that function.
-    """
+    """Return what to tell before *compiled* of the file *source* is first called; empty if it is on disk."""
     path, folder = Path(source), compiled.stats.cache_path
     if not folder:
         return "compiling the engine (some seconds); NUMBA_CACHE_DIR can name a directory to keep it in"

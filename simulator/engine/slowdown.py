@@ -29,10 +29,7 @@ NCCL's largest ``NCCL_MAX_CTAS`` is 64, half of an H100; more than one such kern
 def slowdown(memory_bound: int, processors: int, memory: int) -> float:
     """Return how many times as long a task takes, at least 1.
 
-    Args:
-        memory_bound: share of its time that is bound by memory, in parts per million.
-        processors: what communications hold of the GPU's processors.
-        memory: what they take of its memory bandwidth.
+    *memory_bound*: share of its time that is bound by memory, in parts per million.
 
     >>> slowdown(0, 200_000, 300_000), slowdown(1_000_000, 200_000, 300_000)
     (1.25, 1.4285714285714286)

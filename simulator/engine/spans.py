@@ -19,10 +19,8 @@ STEP: Final = "step"
 def spans(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> pa.Table:
     """Return the checked timeline of *program*: its tasks in order, then a row per rank and step.
 
-    Args:
-        program: what ran.
-        start_ns: start of each task, for a communication its arrival; shape ``(n_tasks,)``.
-        end_ns: end of each task; shape ``(n_tasks,)``.
+    *start_ns*: start of each task, for a communication its arrival; shape ``(n_tasks,)``. *end_ns*: end of
+    each task; shape ``(n_tasks,)``.
     """
     tasks = timeline(_task_columns(program, start_ns, end_ns))
     return pa.concat_tables([tasks, timeline(_step_columns(program, end_ns))]).unify_dictionaries()
@@ -48,7 +46,6 @@ def step_windows(
 
 
 def _step_columns(program: Program, end_ns: Int64Array) -> dict[str, object]:
-    """Return the columns of the step rows."""
     ranks, steps, starts, ends = step_windows(program.rank, program.step, end_ns)
     names = [f"step {step}" for step in steps.tolist()]
     fixed = {name: np.repeat(STEP, len(ranks)) for name in ("stream", "category", "kind")}
@@ -63,7 +60,6 @@ def _step_columns(program: Program, end_ns: Int64Array) -> dict[str, object]:
 
 
 def _task_columns(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> dict[str, object]:
-    """Return the columns of the rows of tasks."""
     labels = program.labels
     columns: dict[str, object] = {
         "rank": program.rank,

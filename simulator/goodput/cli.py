@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import date, datetime
 from typing import Any
 
 import click
 
-from foretrace.simulator.flags import dollars
+from foretrace.door import json_text
+from foretrace.simulator.flags import dollars, energy_options
 from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
 
@@ -20,6 +20,7 @@ from foretrace.traces.report.format import format_share
 @click.option("--step-time", help="Step time to use instead of the run's, e.g. '16.3 s'.")
 @click.option("--tokens-per-step", type=click.IntRange(1), help="Tokens per step, if the run does not say.")
 @click.option("--price", help="Price of a GPU, e.g. '2.5 USD/h'. [default: that of the machine, if known]")
+@energy_options
 @click.option("--mtbf-gpu", help="Mean time between interruptions caused by one GPU. [default: 50700 h]")
 @click.option(
     "--mtbf-node", help="Mean time between failures of a node, not counting its GPUs. [default: never]"
@@ -56,16 +57,20 @@ def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
 
     foretrace goodput runs/rehearsal --tokens 15T --price '2.5 USD/h' --by 2027-03-01
     """
+    from foretrace.simulator.energy import supply
     from foretrace.simulator.goodput.plan import plan
     from foretrace.simulator.goodput.training import parse_count, training_of, with_overrides
     from foretrace.topologies.units import parse_price, parse_time
     from foretrace.traces.store import open_run
 
+    power = supply(flags["pue"], flags["grid"])
+    # a time that is given is no prediction, and has no error of one
+    certain = {} if flags["step_time"] is None else {"step_error": 0.0, "step_range": (1.0, 1.0)}
     training = with_overrides(
         training_of(open_run(run), tokens_per_step=flags["tokens_per_step"]),
         step_time_s=_read(parse_time, flags["step_time"]),
         usd_per_gpu_hour=_read(parse_price, flags["price"]),
-        step_error=None if flags["step_time"] is None else 0.0,  # no prediction, no error of one
+        **certain,
     )
     found = plan(
         training,
@@ -74,18 +79,19 @@ def goodput(run: str, tokens: str, *, as_json: bool, **flags: Any) -> None:
         start=_day(flags["start"]) or date.today(),
         by=_day(flags["by"]),
         budget_usd=flags["budget"],
+        supply=power,
         n_samples=flags["samples"],
         seed=flags["seed"],
     )
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json_text(found))
     else:
         _show(found)
 
 
 def _risks(flags: Mapping[str, Any]) -> Any:
+    from foretrace.simulator.goodput.failures import parse_stragglers
     from foretrace.simulator.goodput.plan import Risks
-    from foretrace.simulator.goodput.stragglers import parse_stragglers
     from foretrace.topologies.units import parse_bandwidth, parse_time
 
     times = {
@@ -126,18 +132,31 @@ def _show(found: Mapping[str, Any]) -> None:
     for name, value in _lines(found):
         table.add_row(f" {name}", value)
     console.print(table)
-    if found["rests_on"]:
+    notes = [*found["rests_on"], *(found["energy"]["rests_on"] if found["energy"] else ())]
+    if notes:
         console.print("rests on")
-        for note in found["rests_on"]:
+        for note in notes:
             console.print(Padding(escape(note), (0, 0, 0, 2)))
 
 
 def _cost(found: Mapping[str, Any]) -> str:
-    from foretrace.simulator.price import whose
+    from foretrace.simulator.price import whose, without
 
     price = whose(found["price_from"], found["usd_per_gpu_hour"], given=not found["price_from"])
+    each = f"{found['usd_per_1b_tokens']:,.0f} USD per billion tokens"
+    return f"{found['expected_usd']:,.0f} USD; {each}, {price}{without(found['gpus_without_rank'])}"
+
+
+def _energy(found: Mapping[str, Any]) -> str:
+    from foretrace.topologies.units import format_energy, format_mass, format_power
+
+    if (energy := found["energy"]) is None:
+        return str(found["power_unknown"])
+    low, high = map(format_energy, energy["kwh_interval"])
+    working, waiting = (format_power(energy[name]) for name in ("w_per_gpu", "w_per_waiting_gpu"))
     return (
-        f"{found['expected_usd']:,.0f} USD; {found['usd_per_1b_tokens']:,.0f} USD per billion tokens, {price}"
+        f"{format_energy(energy['kwh'])} ({low} to {high}), {format_mass(energy['kg_co2e'])} of CO2; "
+        f"{working} per GPU, {waiting} of one that waits"
     )
 
 
@@ -169,6 +188,7 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
     if "expected_usd" in found:
         lines.append(("cost", _cost(found)))
+    lines.append(("energy", _energy(found)))
     if "chance_by" in found:
         lines.append((f"done by {found['by']}", f"{format_share(found['chance_by'])} likely"))
     if "chance_in_budget" in found:

@@ -10,14 +10,17 @@ from the very same process, for quantiles and for the chance of a date.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import pairwise
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.simulator.errors import GoodputError
+from foretrace.traces.report.format import format_share
 
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
@@ -59,7 +62,6 @@ class Expected:
     """What training takes on average.
 
     Attributes:
-        wall_s: time until it is done.
         work_s: time in which nothing fails and nothing is saved.
         checkpoints_s: part of ``wall_s`` spent on checkpoints that were kept.
         lost_s: part spent on work and checkpoints that were thrown away.
@@ -90,15 +92,9 @@ def failure_rate_per_s(
 ) -> float:
     """Return how often a job is interrupted when any part of its machine ends it.
 
-    Args:
-        n_gpus: GPUs of the job.
-        n_nodes: nodes of the job.
-        mtbf_gpu_s: mean time between failures that one GPU brings.
-        mtbf_node_s: the same for what else is in a node.
-        preempted_s: mean time until a spot node is taken away.
-
-    Raises:
-        GoodputError: a time is not positive.
+    *mtbf_gpu_s*: mean time between failures that one GPU brings. *mtbf_node_s*: the same for what else is in
+    a node. *preempted_s*: mean time until a spot node is taken away. Raises GoodputError if a time is not
+    positive.
     """
     times = {"mtbf_gpu": mtbf_gpu_s, "mtbf_node": mtbf_node_s, "preempted": preempted_s}
     for name, value in times.items():
@@ -111,10 +107,8 @@ def optimal_interval_s(reliability: Reliability) -> float:
     """Return the time of training between two checkpoints that makes ``expected`` shortest; inf if never.
 
     The exact minimum of Daly's expectation, 1 - x = e^-(x + c) with x and c the interval and the checkpoint
-    in mean times between failures. Young's sqrt(2 c) is its first order (doi:10.1145/361147.361115).
-
-    Raises:
-        GoodputError: checkpoints cost nothing, so that the best interval is none at all.
+    in mean times between failures. Young's sqrt(2 c) is its first order (doi:10.1145/361147.361115). Raises
+    GoodputError if checkpoints cost nothing, so that the best interval is none at all.
     """
     rate = reliability.failures_per_s
     if not rate:
@@ -133,8 +127,7 @@ def optimal_interval_s(reliability: Reliability) -> float:
 def expected(work_s: float, interval_s: float, reliability: Reliability) -> Expected:
     """Return how long *work_s* of training takes with a checkpoint after every *interval_s* of it.
 
-    Raises:
-        GoodputError: *work_s* or *interval_s* is not positive, or the job fails too often to ever end.
+    Raises GoodputError if *work_s* or *interval_s* is not positive, or the job fails too often to ever end.
     """
     _check(work_s, interval_s)
     rate = reliability.failures_per_s
@@ -181,19 +174,10 @@ def sampled_times_s(
 ) -> NDArray[np.float64]:
     """Return how long training takes in *n_samples* possible worlds, shape ``(n_samples,)``, in seconds.
 
-    Args:
-        work_s: time in which nothing fails and nothing is saved.
-        interval_s: time of training between two checkpoints.
-        reliability: what interrupts the job.
-        n_samples: worlds to draw.
-        seed: seed of the random numbers.
-        step_error: standard deviation of the logarithm of the true step time over the predicted one, the
-            same for all steps of one world.
-        stretch: maps a uniform number from 0 to 1 to the factor by which slow GPUs stretch all steps of a
-            world; None: no GPU is slow.
-
-    Raises:
-        GoodputError: as ``expected``.
+    *work_s*: time in which nothing fails and nothing is saved. *step_error*: standard deviation of the
+    logarithm of the true step time over the predicted one, the same for all steps of one world. *stretch*:
+    maps a uniform number from 0 to 1 to the factor by which slow GPUs stretch all steps of a world; None: no
+    GPU is slow. Raises GoodputError where ``expected`` does.
     """
     mean = expected(work_s, interval_s, reliability)
     rng = np.random.default_rng(seed)
@@ -201,12 +185,14 @@ def sampled_times_s(
     if stretch is not None:
         slower = slower * stretch(rng.random(n_samples))
     work = work_s * slower
+    # Less a hair: work of exactly n intervals is not n + 1 because of rounding.
     n_left = np.maximum(np.ceil(work / interval_s - 1e-9), 1)
     held_s = work / n_left + reliability.checkpoint_s
     wall_s = np.zeros(n_samples)
     rate = reliability.failures_per_s
     if not rate:
         return wall_s + n_left * held_s
+    # Far more than any world has by chance: a bound, so that a mistake ends in a line and not in a loop.
     most = 100 * (mean.n_failures + 100) * max(float(slower.max()), 1.0) ** 2
     open_ = np.arange(n_samples)
     for _ in range(int(most)):
@@ -246,3 +232,123 @@ def _check(work_s: float, interval_s: float) -> None:
         raise GoodputError(f"steps that take {work_s} s in all: give a step time above 0 s")
     if not interval_s > 0:
         raise GoodputError(f"a checkpoint every {interval_s} s: more than 0")
+
+
+# GPUs that compute slower than they should without breaking: everybody waits for the slowest of all.
+#
+# Users know quantiles of single GPUs, from a burn-in or from recorded runs: "99 % take at most 2 %
+# longer". The slowest of n that are independent of each other lies at a far higher quantile of that:
+# Q(u^(1/n)), where Q gives those of one (David and Nagaraja, Order Statistics, 3rd ed. 2003, section 2.1).
+
+_POINT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%\s*:\s*([0-9]+(?:\.[0-9]+)?)")
+_Factor = TypeVar("_Factor", float, NDArray[np.float64])
+_FORM: Final = "e.g. '50%:1, 99%:1.02, 99.9%:1.15'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """How much longer the compute of single GPUs takes than in the run, as a distribution.
+
+    *at*: quantiles, ascending within 0 to 1; from 0, where nothing is slower, to 1, the worst there is.
+    *factors*: time of compute over that of the run at these, ascending from 1; in between it is linear.
+    """
+
+    at: tuple[float, ...]
+    factors: tuple[float, ...]
+
+    def slowest(self, quantile: float | NDArray[np.float64], n_gpus: int) -> NDArray[np.float64]:
+        """Return the *quantile* of the factor of the slowest of *n_gpus* that are independent."""
+        return np.interp(np.power(quantile, 1 / n_gpus), self.at, self.factors)
+
+    def expected_slowest(self, n_gpus: int) -> float:
+        """Return the mean factor of the slowest of *n_gpus*: the worst less the integral of F(x)^n."""
+        points = list(zip(self.at, self.factors, strict=True))
+        below = 0.0
+        for (low, x), (high, y) in pairwise(points):
+            below += (y - x) * (high ** (n_gpus + 1) - low ** (n_gpus + 1)) / ((n_gpus + 1) * (high - low))
+        return self.factors[-1] - below
+
+
+@dataclass(frozen=True, slots=True)
+class SlowGpus:
+    """What the slowest GPU does to every step, at most.
+
+    No path through a step holds more of a GPU's compute than there is: a step gets longer by at most what
+    that gets longer, and by less where something hides it: a fuller stage of the pipeline, or launches.
+
+    *one*: the distribution of single GPUs; None: none is slow. *compute_share*: share of the step in which
+    the GPU that does most computes.
+    """
+
+    one: Stragglers | None
+    n_gpus: int
+    compute_share: float
+
+    @property
+    def mean(self) -> float:
+        """Mean factor on a step."""
+        return 1.0 if self.one is None else self._of_step(self.one.expected_slowest(self.n_gpus))
+
+    def stretch(self, quantile: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the factor on a step at each *quantile* of all worlds."""
+        return (
+            np.ones_like(quantile)
+            if self.one is None
+            else self._of_step(self.one.slowest(quantile, self.n_gpus))
+        )
+
+    def slowest(self, quantiles: Sequence[float]) -> dict[str, float] | None:
+        """Return the factor on the compute of the slowest GPU, mean and *quantiles*; None: none is slow."""
+        if self.one is None:
+            return None
+        at = {f"{q:.0%}": float(self.one.slowest(q, self.n_gpus)) for q in quantiles}
+        return {"mean": self.one.expected_slowest(self.n_gpus), **at}
+
+    def notes(self, quantiles: Sequence[float]) -> list[str]:
+        """Return in words what this rests on, from the first to the last of *quantiles*."""
+        if (found := self.slowest(quantiles)) is None:
+            return []
+        _, low, *_, high = found.values()
+        said = (
+            f"the slowest of {self.n_gpus:,} GPUs computes {found['mean']:.3f} times as long ({low:.3f} to "
+            f"{high:.3f}), if they are independent, to the end of training; everybody waits for all of that: "
+            f"{format_share(self.compute_share, '.0f')} of a step is compute"
+        )
+        return [said]
+
+    def _of_step(self, factor: _Factor) -> _Factor:
+        return 1 + self.compute_share * (factor - 1)
+
+
+def parse_stragglers(text: str) -> Stragglers:
+    """Return ``"50%:1, 99%:1.02"`` as a distribution; none is slower than the last that is said.
+
+    >>> parse_stragglers("99%:1.02").factors
+    (1.0, 1.02, 1.02)
+
+    Raises GoodputError if those are no quantiles, or they do not ascend.
+    """
+    points = [(0.0, 1.0)]
+    for part in text.split(","):
+        match = _POINT.fullmatch(part.strip())
+        if match is None:
+            raise GoodputError(f"slow GPUs: {part.strip()!r} is not percent:factor, {_FORM}")
+        points.append((float(match[1]) / 100, float(match[2])))
+    if points[1][0] == 0:
+        del points[0]
+    if points[-1][0] < 1:
+        points.append((1.0, points[-1][1]))
+    _check_quantiles(text, points)
+    return Stragglers(at=tuple(at for at, _ in points), factors=tuple(factor for _, factor in points))
+
+
+def _check_quantiles(text: str, points: Sequence[tuple[float, float]]) -> None:
+    """Refuse what is no distribution of slowdowns.
+
+    Raises GoodputError if quantiles do not ascend or are over 100 %, or factors fall or are below 1.
+    """
+    at, factors = zip(*points, strict=True)
+    if at[-1] > 1 or any(low >= high for low, high in pairwise(at)):
+        raise GoodputError(f"slow GPUs: {text!r}: percentages have to rise, up to 100, {_FORM}")
+    if factors[0] < 1 or list(factors) != sorted(factors):
+        raise GoodputError(f"slow GPUs: {text!r}: factors have to rise, from 1 on, {_FORM}")

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.simulator.energy import Supply, energy_kwh
 from foretrace.simulator.errors import GoodputError
 from foretrace.simulator.goodput.failures import (
     CHECKPOINT_BYTES_PER_PARAM,
@@ -18,13 +19,14 @@ from foretrace.simulator.goodput.failures import (
     MTBF_GPU_H,
     Expected,
     Reliability,
+    SlowGpus,
+    Stragglers,
     expected,
     failure_rate_per_s,
     optimal_interval_s,
     sampled_times_s,
 )
-from foretrace.simulator.goodput.stragglers import SlowGpus, Stragglers
-from foretrace.simulator.goodput.training import Training
+from foretrace.simulator.goodput.training import Training, range_of
 from foretrace.traces.report.format import format_share
 
 STORAGE_BYTES_PER_S: Final = 2e9
@@ -78,23 +80,14 @@ def plan(
     start: date,
     by: date | None = None,
     budget_usd: float | None = None,
+    supply: Supply | None = None,
     n_samples: int = 2000,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Return how long *tokens* take, what that costs, and how likely it is done in time.
 
-    Args:
-        training: the step and its machine.
-        tokens: tokens to train on.
-        risks: what may come in between.
-        start: first day.
-        by: day at whose end it has to be done.
-        budget_usd: what may be spent on GPUs.
-        n_samples: possible worlds to draw.
-        seed: seed of the random numbers.
-
-    Raises:
-        GoodputError: training never ends with these risks, or a figure that is needed is unknown.
+    *supply*: where the power comes from; None: nobody said. Raises GoodputError if training never ends with
+    these risks, or a figure that is needed is unknown.
     """
     reliability, rests_on = _reliability(training, risks)
     step_error, error_notes = _step_error(training, risks)
@@ -114,8 +107,9 @@ def plan(
         step_error=step_error,
         stretch=slow.stretch if risks.stragglers else None,
     )
+    told = {name: value for name, value in asdict(training).items() if name not in ("drawn", "waiting")}
     return {
-        **asdict(training),
+        **told,
         "tokens": tokens,
         "start": start.isoformat(),
         **_length(work_s, mean, times_s, start),
@@ -126,6 +120,7 @@ def plan(
         "rests_on": rests_on,
         **_chance_by(times_s, start, by),
         **_money(training, tokens, mean, times_s, budget_usd),
+        "energy": _energy(training, mean, risks, supply or Supply()),
     }
 
 
@@ -214,6 +209,39 @@ def _money(
     return found | {
         "budget_usd": budget_usd,
         "chance_in_budget": float((times_s * usd_per_s <= budget_usd).mean()),
+    }
+
+
+def _energy(training: Training, mean: Expected, risks: Risks, supply: Supply) -> dict[str, Any] | None:
+    """Return the energy of all hours, those thrown away too; None if the power of a GPU is not known.
+
+    While a checkpoint is written and while a job restarts, GPUs wait. The range counts what is assumed of
+    power and of the time of a step, as that of ``simulate`` does; of failures it has their mean.
+    """
+    if training.drawn is None or training.waiting is None:
+        return None
+    waits_s = mean.checkpoints_s + mean.restarts_s
+    works_s = mean.wall_s - waits_s
+    low, high = training.step_range if risks.step_error is None else range_of(risks.step_error)
+    shares = " to ".join(format_share(end, ".0f") for end in (low, high))
+    steps = "" if low == high else f" and steps of {shares} of the predicted time"
+    kwh = energy_kwh(training.drawn.total.widened(low, high), works_s * training.n_gpus, supply).plus(
+        energy_kwh(training.waiting.total, waits_s * training.n_gpus, supply)
+    )
+    return {
+        "kwh": kwh.likely,
+        "kwh_interval": [kwh.low, kwh.high],
+        "kg_co2e": kwh.likely * supply.kg_per_kwh,
+        "g_co2e_per_kwh": supply.kg_per_kwh * 1000,
+        "w_per_gpu": training.drawn.total.likely,
+        "w_per_gpu_interval": [training.drawn.total.low, training.drawn.total.high],
+        "w_per_waiting_gpu": training.waiting.total.likely,
+        "pue": supply.pue or 1.0,
+        "rests_on": [
+            *training.drawn.rests_on,
+            *supply.rests_on,
+            f"the range of the energy covers what is assumed of power{steps}, not the chance of failures",
+        ],
     }
 
 

@@ -13,17 +13,19 @@ from typing import Final
 
 from foretrace.simulator.compute.fusion import is_clamped_apart, is_separate
 from foretrace.simulator.job import Job
+from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.models.model import share
 from foretrace.simulator.workload.linear import (
     expert_tokens,
     hidden_bytes,
     job_recipe,
     residual_dtype,
+    routed_tokens,
     tokens_per_rank,
     tokens_per_shard,
 )
 from foretrace.simulator.workload.ops import DTYPE_BYTES, operand_bytes
-from foretrace.simulator.workload.routing import routed_tokens
+from foretrace.simulator.workload.tower import tower_job
 
 WHOLE_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType({"all_gather": 0, "ring": 2, "ulysses": 1})
 """Shares of keys and values that a context-parallel rank holds at once; 0 means those of all ranks.
@@ -43,18 +45,52 @@ def kept_bytes(job: Job, layer: int) -> int:
         return layer_input_bytes(job)
     if job.recompute_modules:
         modules = job.recomputed_modules
-        whole = _attention_bytes(job, scores="core_attn" not in modules) + _mlp_bytes(job, layer)
+        whole = _layer_bytes(job, layer, scores="core_attn" not in modules)
         return whole - _dropped_bytes(job, layer)
     if job.recompute == "selective" and job.profile.selective == "operations":
         return _saved_bytes(job, layer)
-    return _attention_bytes(job, scores=job.recompute == "none") + _mlp_bytes(job, layer)
+    return _layer_bytes(job, layer, scores=job.recompute == "none")
+
+
+def tower_bytes(job: Job) -> tuple[int, int, int]:
+    """Return what one micro-batch keeps of the tower, and of one of its layers what is brought back and held.
+
+    Recomputation brings back, backward holds; nothing where there are no images, or it runs forward alone.
+    """
+    tower = job.model.tower
+    if tower is None or not job.images or job.lora_rank:
+        return 0, 0, 0
+    inside, layers = tower_job(job), range(tower.n_layers)
+    tokens = inside.micro_batch * (job.image_tokens or tower.image_tokens)
+    inputs = tokens_per_rank(inside) * tower.vocab + tokens * sum(n_in for n_in, _ in tower.projector)
+    return (
+        sum(kept_bytes(inside, layer) for layer in layers) + inputs * DTYPE_BYTES[job.precision],
+        max(recomputed_bytes(inside, layer) for layer in layers),
+        max(working_bytes(inside, layer) for layer in layers),
+    )
 
 
 def recomputed_bytes(job: Job, layer: int) -> int:
     """Return what recomputation brings back for the backward of *layer*, beside what was kept."""
     if job.recompute == "none":
         return 0
-    return _attention_bytes(job, scores=True) + _mlp_bytes(job, layer) - kept_bytes(job, layer)
+    return _layer_bytes(job, layer, scores=True) - kept_bytes(job, layer)
+
+
+def _layer_bytes(job: Job, layer: int, *, scores: bool) -> int:
+    """Return what the blocks of *layer* keep; *scores* as of ``_attention_bytes``."""
+    return _mixer_bytes(job, job.model.mixer(layer), scores=scores) + _mlp_bytes(job, layer)
+
+
+def _mixer_bytes(job: Job, kind: str, *, scores: bool) -> int:
+    """Return what a mixer of *kind* keeps; of a recurrence what its kernels save (``Scan.kept``)."""
+    if not kind:
+        return 0
+    if (scan_of := KINDS[kind].scan) is None:
+        return _attention_bytes(job, kind, scores=scores)
+    scan, n_tokens = scan_of(job.model, job.layout.tp, job.seq_len), tokens_per_rank(job)
+    kept = n_tokens * scan.kept * DTYPE_BYTES[job.precision]
+    return _branch_bytes(job) + kept + matrix_input_bytes(job, n_tokens * scan.result)
 
 
 def _dropped_bytes(job: Job, layer: int) -> int:
@@ -171,7 +207,7 @@ def _casts_bytes(job: Job, n_products: int) -> int:
     return tokens_per_shard(job) * job.model.hidden * DTYPE_BYTES[job.precision] * n_products
 
 
-def _attention_bytes(job: Job, *, scores: bool) -> int:
+def _attention_bytes(job: Job, kind: str, *, scores: bool) -> int:
     """Return queries, keys, values and output; *scores* adds what a recomputed core does not keep.
 
     That is one fp32 statistic per query for a fused kernel. For an unfused one it is the softmax and, with
@@ -191,6 +227,11 @@ def _attention_bytes(job: Job, *, scores: bool) -> int:
     found += (n_tokens * features + tokens_per_shard(job) * compressed) * width
     if model.qk_norm:
         found += n_tokens * (heads + kv_heads) * model.head_dim * width
+    if model.attention_gate:  # the gate, and its product with the result
+        found += 2 * n_tokens * heads * model.head_dim * width
+    if kind == "sparse":  # queries and key of the indexer, and which keys it chose
+        indexed = (model.index_heads + 1) * model.index_head_dim * width
+        found += n_tokens * (indexed + 4 * min(model.index_top_k, job.seq_len))
     result = n_tokens * heads * model.value_head_dim
     if (quantised := matrix_input_bytes(job, result)) < result * width:
         found += quantised  # the core keeps its result as it is
@@ -209,6 +250,8 @@ def _mlp_bytes(job: Job, layer: int) -> int:
     Megatron-LM ``moe/experts.py``, ``weighted_bias_swiglu_impl`` of ``permuted_probs``.
     """
     model = job.model
+    if not any(KINDS[kind].is_mlp for kind in model.kinds(layer)):
+        return 0
     if not model.is_moe(layer):
         inner = _kept_inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
         return _branch_bytes(job) + _casts_bytes(job, 2 if model.gated else 1) + inner
@@ -222,9 +265,15 @@ def _mlp_bytes(job: Job, layer: int) -> int:
 
 
 def _kept_inner_bytes(job: Job, ffn_hidden: int, n_tokens: int, parts: int = 0) -> int:
-    """Inputs and output of the activation function, the output as the next matrix keeps it."""
+    """Inputs and output of the activation function, the output as the next matrix keeps it.
+
+    Inputs may be kept so too. Reference: Megatron-LM ``--activation-func-fp8-input-store``; DeepSeek-V3,
+    arXiv:2412.19437, section 3.3.3, "Low-Precision Activation".
+    """
     outputs = n_tokens * share(ffn_hidden, parts or job.layout.tp)
-    saved = outputs * DTYPE_BYTES[job.precision] - matrix_input_bytes(job, outputs)
+    narrow = outputs * DTYPE_BYTES[job.precision] - matrix_input_bytes(job, outputs)
+    n_inputs = (2 if job.model.gated else 1) if job.profile.fp8_activation_inputs else 0
+    saved = (1 + n_inputs) * narrow
     return _inner_bytes(job, ffn_hidden, n_tokens, parts) - saved
 
 
@@ -249,11 +298,16 @@ def working_bytes(job: Job, layer: int) -> int:
     """
     model, layout = job.model, job.layout
     n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
-    routed = model.is_moe(layer)
+    routed, scan_of = model.is_moe(layer), KINDS[model.mixer(layer)].scan if model.mixer(layer) else None
     rows = routed_tokens(job, expert_tokens(job)) if routed else n_tokens
     width_of_one, parts = (model.moe_ffn_hidden, layout.etp) if routed else (model.ffn_hidden, layout.tp)
     mlp = _inner_bytes(job, width_of_one, rows, parts)
     mlp += hidden_bytes(job, rows)
+    if scan_of is not None:  # gradients of what is kept, and the states of all chunks in fp32
+        scan = scan_of(model, layout.tp, job.seq_len)
+        states = 4 * -(-n_tokens // scan.chunk) * scan.heads * scan.state
+        mixer = n_tokens * scan.kept * width + states
+        return max(mlp, mixer - _mlp_bytes(job, layer)) + layer_input_bytes(job)
     heads, kv_heads = model.n_heads // layout.tp, model.kv_heads_per_rank(layout.tp)
     both = model.head_dim + model.value_head_dim
     attention = n_tokens * (heads + kv_heads) * both * width + n_tokens * heads * model.head_dim * 4

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from foretrace.door import json_text
 from foretrace.simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
 from foretrace.simulator.flags import JobCommand, job_settings_options
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from foretrace.simulator.job import Job
     from foretrace.simulator.memory.ranks import RankMemory
     from foretrace.simulator.memory.remedies import Remedy
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 SHOWN_RANKS: Final = 8
 """Most pipeline ranks that the table lists."""
@@ -45,18 +42,14 @@ def memory(
     job, read = job_of(settings_files(file, config, files), given)
     found = describe(job)
     if as_json:
-        click.echo(json.dumps(found | {"configs": read}))
+        click.echo(json_text(found | {"configs": read}))
     else:
         show_read(read)
         _show(found)
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """Return what ``--json`` prints: the verdict, every pipeline rank, and what would fit or need less.
-
-    Args:
-        job: what to run, and on what.
-    """
+    """Return what ``--json`` prints: the verdict, every pipeline rank, and what would fit or need less."""
     from foretrace.simulator.memory.ranks import rank_memories
     from foretrace.simulator.memory.remedies import changes
     from foretrace.simulator.summary import expert_tp_note, job_name
@@ -92,7 +85,7 @@ def _change(one: Remedy) -> dict[str, Any]:
 
 def _slack_bytes(job: Job, peak_bytes: int) -> int:
     """Return what the caching allocator keeps beside tensors if it can; it frees that before it fails."""
-    from foretrace.simulator.memory.reserved import reserved_bytes
+    from foretrace.simulator.memory.states import reserved_bytes
 
     return round((peak_bytes - reserved_bytes(job)) * job.profile.allocator_slack)
 

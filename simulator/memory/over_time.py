@@ -55,10 +55,6 @@ def memory_over_time(spans: pa.Table, memories: Mapping[int, RankMemory]) -> pa.
     another, all but a layer of them from the end of that on. What recomputation brings back is there while a
     backward runs. Gathered parameters, logits and buffers are held, at their most, from the first forward to
     the last backward of a step. ``total`` is the sum, and its maximum is ``RankMemory.peak_bytes``.
-
-    Args:
-        spans: a simulated timeline.
-        memories: by stored rank, what it needs.
     """
     forward, recompute = (_windows(spans, kinds) for kinds in (("forward",), RECOMPUTES))
     returned = _returned(spans)
@@ -112,7 +108,8 @@ def _changes(
     memory: RankMemory, forward: _Windows, recompute: _Windows, returned: _Windows
 ) -> dict[str, _Changes]:
     """Return the changes of each category on one rank."""
-    found = {name: _Changes(np.zeros(1, np.int64), np.array([memory.items[name]])) for name in FIXED}
+    held = {name: memory.items[name] for name in FIXED if name in memory.items}
+    found = {name: _Changes(np.zeros(1, np.int64), np.array([size])) for name, size in held.items()}
     stages = forward.stage.tolist()
     kept = np.array([memory.kept_bytes[stage] for stage in stages], np.int64)
     late_ns = _end_of_pair(forward, returned)

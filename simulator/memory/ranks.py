@@ -31,9 +31,6 @@ class RankMemory(Peak):
     """Memory of every rank of one pipeline rank.
 
     Attributes:
-        pp: pipeline rank.
-        stages: the stages that it holds.
-        n_layers: transformer layers in them.
         in_flight: micro-batches whose activations are held at once, at most, over all stages.
         kept_bytes: by stage, what one micro-batch keeps between its forward and its backward.
         ahead_bytes: by stage, what a forward keeps before the backward that it runs together with frees as
@@ -53,13 +50,27 @@ class RankMemory(Peak):
 
 
 def rank_memories(job: Job) -> list[RankMemory]:
-    """Return the memory of each pipeline rank of *job*, in order; on the kind of GPU where it is fullest."""
+    """Return the memory of each pipeline rank of *job*, in order; on the kind of GPU where it is fullest.
+
+    Of sites that train apart, each is as full as another.
+    """
+    job = job.of_one_site
     if job.cluster.others:
         by_rank = zip(*map(rank_memories, job.kinds), strict=True)
         return [max(found, key=lambda one: one.peak_bytes) for found in by_rank]
     orders = job_plan(job)
     layers = stage_layers(job, n_stages(orders))
     return [rank_memory(job, pp, actions, layers) for pp, actions in enumerate(orders)]
+
+
+def peak_bytes(job: Job) -> int:
+    """Return what the fullest rank of *job* needs."""
+    return max(memory.peak_bytes for memory in rank_memories(job))
+
+
+def fits(job: Job) -> bool:
+    """Return whether every rank of *job* fits into the memory of its device."""
+    return peak_bytes(job) <= job.cluster.device.memory_bytes
 
 
 def rank_memory(
@@ -71,12 +82,7 @@ def rank_memory(
 ) -> RankMemory:
     """Return the memory of a rank that goes through *actions*.
 
-    Args:
-        job: the job.
-        pp: the pipeline rank.
-        actions: what it does, in order.
-        layers: those of every stage.
-        of_stage: answers as ``stage_memory`` does; a search remembers its answers.
+    *of_stage*: answers as ``stage_memory`` does; a search remembers its answers.
     """
     stages = held_stages(actions)
     last = len(layers) - 1
@@ -85,6 +91,7 @@ def rank_memory(
         held = in_flight([action for action in actions if action.stage == stage])
         parts[stage] = of_stage(job, layers[stage], stage, held, first=stage == 0, last=stage == last)
     kept = {stage: part.activation_bytes_per_microbatch for stage, part in parts.items()}
+    # Only one layer at a time is computed again, whatever stage it is of: the largest counts, not the sum.
     brought_back = max(part.items["activations"] - kept[s] * part.in_flight for s, part in parts.items())
     if not job.deallocate_outputs:
         kept = {stage: size + (stage != last) * layer_input_bytes(job) for stage, size in kept.items()}
@@ -93,6 +100,7 @@ def rank_memory(
         name: (max if name in shared else sum)(part.items[name] for part in parts.values())
         for name in parts[stages[0]].items
     }
+    # -(-a // b) rounds up; a stage may hold the embedding or the head alone, without a layer.
     ahead = {stage: -(-kept[stage] // max(len(layers[stage]), 1)) for stage in stages}
     items["activations"] = _most_kept(actions, kept, ahead, job_pairs(job)) + brought_back
     return RankMemory(

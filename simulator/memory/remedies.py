@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import RECOMPUTES, Job
-from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.ranks import peak_bytes
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
@@ -47,16 +47,6 @@ def as_flags(change: str) -> str:
     return " ".join(words) + (f" ({rest.replace('=', ' ')}" if rest else "")
 
 
-def peak_bytes(job: Job) -> int:
-    """Return what the fullest rank of *job* needs."""
-    return max(memory.peak_bytes for memory in rank_memories(job))
-
-
-def fits(job: Job) -> bool:
-    """Return whether every rank of *job* fits into the memory of its device."""
-    return peak_bytes(job) <= job.cluster.device.memory_bytes
-
-
 def changes(job: Job) -> Iterator[Remedy]:
     """Yield every single change that needs less memory than *job*, those that cost least time first.
 
@@ -71,12 +61,6 @@ def changes(job: Job) -> Iterator[Remedy]:
             continue
         if after < before:
             yield Remedy(change, after, replace(job, **other))
-
-
-def remedies(job: Job) -> list[Remedy]:
-    """Return the changes with which *job* fits, in the order of ``changes``."""
-    limit = job.cluster.device.memory_bytes
-    return [remedy for remedy in changes(job) if remedy.peak_bytes <= limit]
 
 
 def _candidates(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,24 +5,136 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.activations import (
     head_bytes,
     kept_bytes,
     layer_input_bytes,
+    logits_bytes,
+    n_logits,
     recomputed_bytes,
+    tower_bytes,
     working_bytes,
 )
-from foretrace.simulator.memory.moments import AT_LAYER, Held, fullest_moment
-from foretrace.simulator.memory.reserved import reserved_bytes
-from foretrace.simulator.memory.states import StateBytes, sharding_units, stage_states, state_bytes
+from foretrace.simulator.memory.states import (
+    StateBytes,
+    Unit,
+    bucket_bytes,
+    gathered_parameters_bytes,
+    outer_bytes,
+    placeholder_bytes,
+    reserved_bytes,
+    sharding_units,
+    stage_states,
+    state_bytes,
+    step_copy_bytes,
+    whole_gradient_bytes,
+)
+from foretrace.simulator.workload.linear import hidden_bytes, tokens_per_rank
 from foretrace.simulator.workload.ops import DTYPE_BYTES
 from foretrace.simulator.workload.recompute import as_kept, recomputes
 
+# The moments of a step at which a stage may hold its most: in the loss, behind the head, behind a layer.
+#
+# What is there in one of them is gone in another: the gradients of a layer's activations are not there
+# while the loss is computed, logits not while a layer goes backward. A stage needs the fullest moment, not
+# their sum.
+
+IN_LOSS: Final = "in the loss"
+AT_HEAD: Final = "in the backward of the head"
+AT_LAYER: Final = "in the backward of a layer"
+
+
+class Moment(NamedTuple):
+    """What a stage holds at one moment beside model states and what is reserved.
+
+    *items*: bytes of ``activations``, ``gathered``, ``logits`` and ``buffers``.
+    """
+
+    when: str
+    items: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All items together."""
+        return sum(self.items.values())
+
+
+class Held(NamedTuple):
+    """What a stage keeps whatever the moment.
+
+    Attributes:
+        kept: activations of all micro-batches in flight.
+        brought_back: what recomputation adds while a layer goes backward.
+        working: gradients of the activations of one block.
+        in_flight: micro-batches between their forward and their backward.
+    """
+
+    kept: int
+    brought_back: int
+    working: int
+    in_flight: int
+
+
+def fullest_moment(
+    job: Job, layers: Sequence[int], units: Sequence[Unit], held: Held, *, last: bool
+) -> Moment:
+    """Return the moment at which a stage holds its most.
+
+    *units*: its parts that are sharded as one.
+    """
+    whole, gradient = gathered_parameters_bytes(job, units), whole_gradient_bytes(job, units)
+    always = _always_bytes(job, layers, units)
+    waiting = logits_bytes(job, held.in_flight - 1, working=False) if last and held.in_flight else 0
+    moments = [
+        Moment(
+            AT_LAYER,
+            {
+                "activations": held.kept + held.brought_back,
+                "gathered": whole + gradient,
+                "logits": waiting,
+                "buffers": always + held.working,
+            },
+        )
+    ]
+    if last and held.in_flight:
+        at_loss = {
+            "activations": held.kept,
+            "gathered": whole,
+            "logits": logits_bytes(job, held.in_flight),
+            "buffers": always,
+        }
+        at_head = {
+            "activations": held.kept,
+            "gathered": whole + gradient,
+            "logits": waiting + 2 * n_logits(job) * DTYPE_BYTES[job.precision],
+            "buffers": always
+            + hidden_bytes(job, tokens_per_rank(job))
+            + placeholder_bytes(job, (), head=True),
+        }
+        moments += [Moment(IN_LOSS, at_loss), Moment(AT_HEAD, at_head)]
+    return max(moments, key=lambda moment: moment.total)
+
+
+def _always_bytes(job: Job, layers: Sequence[int], units: Sequence[Unit]) -> int:
+    """Buffers that stay from the first forward to the last backward.
+
+    Messages to and from the neighbours, communication buckets, what the framework holds in place of weight
+    gradients, the buffer into which inputs of column-parallel matrices are gathered again, and a copy of
+    gradients for the step, which the caching allocator cannot make of what activations leave.
+    """
+    messages = 2 * layer_input_bytes(job) if job.layout.pp > 1 else 0
+    again = job.sequence_parallel and job.layout.tp > 1 and not job.profile.keeps_gathered_inputs
+    gathered = hidden_bytes(job, tokens_per_rank(job)) if again else 0
+    of_gradients = bucket_bytes(job, units) + placeholder_bytes(job, layers) + step_copy_bytes(job, units)
+    return messages + gathered + of_gradients
+
+
 __all__ = ["FIXED", "Peak", "StageMemory", "StateBytes", "stage_memory", "state_bytes"]
 
-FIXED = ("parameters", "gradients", "optimizer", "reserved")
+FIXED = ("parameters", "gradients", "optimizer", "outer", "reserved")
 """Categories that are held from the first step to the last."""
 
 
@@ -30,11 +142,10 @@ FIXED = ("parameters", "gradients", "optimizer", "reserved")
 class Peak:
     """Bytes by category at the peak.
 
-    Attributes:
-        items: ``parameters``, ``gradients``, ``optimizer``, ``activations`` (of all micro-batches in flight,
-            and recomputed ones), ``gathered`` (parameters and gradients of sharded layers
-            while they are gathered), ``logits``, ``buffers`` (gradients of activations, messages between
-            stages), ``reserved`` (context and libraries).
+    *items*: ``parameters``, ``gradients``, ``optimizer``, ``activations`` (of all micro-batches in flight,
+    and recomputed ones), ``gathered`` (parameters and gradients of sharded layers while they are gathered),
+    ``logits``, ``buffers`` (gradients of activations, messages between stages), ``reserved`` (context and
+    libraries).
     """
 
     items: Mapping[str, int]
@@ -47,7 +158,7 @@ class Peak:
     @property
     def fixed_bytes(self) -> int:
         """Bytes held all the time: model states and reserved memory."""
-        return sum(self.items[name] for name in FIXED)
+        return sum(self.items.get(name, 0) for name in FIXED)
 
     def largest(self, n: int = 3) -> list[tuple[str, int]]:
         """Return the *n* largest categories with their bytes, largest first."""
@@ -59,7 +170,6 @@ class StageMemory(Peak):
     """Memory of every rank of one pipeline stage.
 
     Attributes:
-        stage: pipeline stage.
         in_flight: micro-batches whose activations are held at once.
         activation_bytes_per_microbatch: what one micro-batch saves between its forward and its backward.
         when: the moment of the peak, in words.
@@ -78,24 +188,21 @@ def stage_memory(
 ) -> StageMemory:
     """Return the memory of a rank of *stage*.
 
-    Args:
-        job: the job.
-        layers: transformer layers of the stage, from 0.
-        stage: its number, for the result.
-        in_flight: maximum number of micro-batches between their forward and their backward.
-        first: the stage has the embedding.
-        last: the stage has the head and the loss.
+    *layers*: transformer layers of the stage, from 0. *in_flight*: maximum number of micro-batches between
+    their forward and their backward.
     """
     alike = _alike(job, layers)
     kept = sum(n * kept_bytes(one, layer) for layer, one, n in alike) + (head_bytes(job) if last else 0)
     if first and job.model.dropout:
         kept += layer_input_bytes(job) // DTYPE_BYTES[job.precision]
+    of_tower, back, beside = tower_bytes(job) if first else (0, 0, 0)
+    kept += of_tower
     held = Held(
         kept=kept * in_flight,
-        brought_back=max((recomputed_bytes(one, layer) for layer, one, _ in alike), default=0)
+        brought_back=max([back, *(recomputed_bytes(one, layer) for layer, one, _ in alike)])
         if in_flight
         else 0,
-        working=max((working_bytes(job, layer) for layer, _, _ in alike), default=0),
+        working=max([beside, *(working_bytes(job, layer) for layer, _, _ in alike)]),
         in_flight=in_flight,
     )
     units = sharding_units(job, layers, first=first, last=last)
@@ -103,6 +210,7 @@ def stage_memory(
     items = {
         **stage_states(job, units)._asdict(),
         **moment.items,
+        **({"outer": outer} if (outer := outer_bytes(job, units)) else {}),
         "reserved": reserved_bytes(job),
     }
     on_device = _kept_on_device(job, items, kept)
@@ -130,10 +238,10 @@ def _sent_away(job: Job, activations_bytes: int) -> int:
 
 def _alike(job: Job, layers: Sequence[int]) -> list[tuple[int, Job, int]]:
     """Return a layer of each kind, the job as it sees it, and how many of *layers* are of that kind."""
-    counts: Counter[tuple[bool, bool]] = Counter()
-    first: dict[tuple[bool, bool], int] = {}
+    counts: Counter[tuple[tuple[str, ...], bool]] = Counter()
+    first: dict[tuple[tuple[str, ...], bool], int] = {}
     for layer in layers:
-        kind = (job.model.is_moe(layer), recomputes(job, layer, layers))
+        kind = (job.model.kinds(layer), recomputes(job, layer, layers))
         counts[kind] += 1
         first.setdefault(kind, layer)
     return [(first[kind], as_kept(job, first[kind], layers), n) for kind, n in counts.items()]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from foretrace.simulator.job import Job
-from foretrace.simulator.models.model import Linear, share
+from foretrace.simulator.models.model import share
 from foretrace.simulator.workload.linear import job_recipe
 from foretrace.simulator.workload.lora import NF4_BITS, adapter_params
-from foretrace.simulator.workload.mtp import copied_embedding_params, join_linear
+from foretrace.simulator.workload.micro_batch import copied_embedding_params, join_linear
 from foretrace.simulator.workload.ops import DTYPE_BYTES, operand_bytes
 from foretrace.simulator.workload.recipes import layouts
 
@@ -30,7 +31,6 @@ class Unit(NamedTuple):
         dense: held in common by all data-parallel ranks.
         experts: held in common by those of one expert-parallel rank.
         matrices: those of ``dense`` and ``experts`` that a layer multiplies by; they can be quantised.
-        adapters: parameters that low-rank adaptation adds.
     """
 
     dense: int
@@ -44,44 +44,45 @@ class Unit(NamedTuple):
         return self.dense + self.experts
 
 
-def state_bytes(job: Job, n_params: int, replicas: int) -> StateBytes:
+def state_bytes(job: Job, n_params: int, replicas: int, n_matrices: int = 0) -> StateBytes:
     """Return the model states of *n_params* parameters that *replicas* ranks hold in common.
 
     Adam in mixed precision keeps a parameter and a gradient to compute with, and in fp32 a master weight
     and two moments: 2 + 2 + 12 bytes per parameter, or 2 + 4 + 12 with ``job.fp32_gradients``. In fp32 there
-    is no second copy: 4 + 4 + 8. ``zero1`` shares the optimizer states out, ``zero2`` the gradients too,
-    ``zero3`` the parameters too. ``fsdp`` is PyTorch's FSDP2 with a mixed-precision policy: its sharded
+    is no second copy: 4 + 4 + 8. Other optimizers keep less (``simulator.optimizers``). ``zero1`` shares the
+    optimizer states out, ``zero2`` the gradients too, ``zero3`` the parameters too. ``fsdp`` is PyTorch's
+    FSDP2 with a mixed-precision policy: its sharded
     parameters *are* the fp32 master, so that 4 + 4 + 8 bytes are shared out.
 
     References: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1; Megatron-LM ``docs/dist_optimizer``;
     ``torch.distributed.fsdp.MixedPrecisionPolicy``.
 
-    Args:
-        job: for precision and sharding.
-        n_params: parameters on this rank before data-parallel sharding.
-        replicas: data-parallel ranks among which they are shared out.
+    *n_params*: parameters on this rank before data-parallel sharding. *replicas*: data-parallel ranks among
+    which they are shared out.
     """
     part = share(n_params, replicas)
-    if job.precision == "fp32" or job.shards.updates_shards:
-        weight, gradient, optimizer = 4, 4, 8
+    kept = (n_params - n_matrices) * job.updates.other_bytes + n_matrices * job.updates.state_bytes
+    if job.precision == "fp32" or (job.shards.updates_shards and job.master_weights):
+        weight, gradient = 4, 4
     else:
-        weight, gradient, optimizer = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype], 12
+        weight, gradient = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
+        kept += n_params * job.master_bytes
     return StateBytes(
         parameters=weight * (part if job.shards.parameters else n_params),
         gradients=gradient * (part if job.shards.gradients else n_params),
-        optimizer=optimizer * (n_params if not job.shards.optimizer else part),
+        optimizer=math.ceil(-(-kept * part // max(n_params, 1)) if job.shards.optimizer else kept),
     )
 
 
 def sharding_units(job: Job, layers: Sequence[int], *, first: bool, last: bool) -> list[Unit]:
-    """Return the parts of a stage in order: embedding, layers, head with the final norm."""
+    """Return the parts of a stage in order: embedding with the tower, layers, head with the final norm."""
     model, tp = job.model, job.layout.tp
-    found = [Unit(model.embedding_params(tp), 0)] if first else []
-    kinds: dict[bool, Unit] = {}
+    found = [Unit(model.embedding_params(tp) + model.tower_params(tp), 0)] if first else []
+    alike: dict[tuple[str, ...], Unit] = {}
     for layer in layers:
-        if model.is_moe(layer) not in kinds:
-            kinds[model.is_moe(layer)] = _layer_unit(job, layer)
-        found.append(kinds[model.is_moe(layer)])
+        if (kinds := model.kinds(layer)) not in alike:
+            alike[kinds] = _layer_unit(job, layer)
+        found.append(alike[kinds])
     if last:
         own_head = not model.tied_embeddings or not first
         found.append(_head_unit(job, model.head_params(tp) if own_head else 0))
@@ -106,19 +107,10 @@ def _head_unit(job: Job, own_params: int) -> Unit:
 
 def _layer_unit(job: Job, layer: int) -> Unit:
     model, layout = job.model, job.layout
-    experts, linears = model.expert_params(layer, layout.etp, layout.ep), _linears(job, layer)
+    experts, linears = model.expert_params(layer, layout.etp, layout.ep), model.linears(layer, layout.tp)
     matrices = experts + sum(linear.n_in * linear.n_out for linear in linears)
     adapters = sum(adapter_params(job, linear) for linear in linears)
-    dense = model.attention_params(layout.tp) + model.mlp_params(layer, layout.tp)
-    return Unit(dense, experts, matrices, adapters)
-
-
-def _linears(job: Job, layer: int) -> list[Linear]:
-    """Matrices of *layer* outside its routed experts; adapters go beside each of them."""
-    model, tp = job.model, job.layout.tp
-    found = list(model.attention_linears(tp))
-    width = model.shared_ffn_hidden if model.is_moe(layer) else model.ffn_hidden
-    return found + list(model.mlp_linears(width, tp) if width else ())
+    return Unit(model.dense_params(layer, layout.tp), experts, matrices, adapters)
 
 
 def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
@@ -128,15 +120,35 @@ def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
     """
     replicas = job.shard_ranks or job.layout.dp * job.layout.cp
     if job.lora_rank:
-        trained = state_bytes(job, sum(unit.adapters for unit in units), replicas)
+        n_adapters = sum(unit.adapters for unit in units)
+        trained = state_bytes(job, n_adapters, replicas, n_adapters)
         frozen = sum(_frozen_bytes(job, unit) for unit in units)
         ranks = replicas if job.shards.parameters else 1
         return trained._replace(parameters=trained.parameters + share(frozen, ranks))
-    dense = state_bytes(job, sum(unit.dense for unit in units), replicas)
+    n_experts, n_matrices = (sum(unit.experts for unit in units), sum(unit.matrices for unit in units))
+    dense = state_bytes(job, sum(unit.dense for unit in units), replicas, n_matrices - n_experts)
     expert_replicas = max(replicas * job.layout.tp // (job.layout.ep * job.layout.etp), 1)
-    experts = state_bytes(job, sum(unit.experts for unit in units), expert_replicas)
+    experts = state_bytes(job, n_experts, expert_replicas, n_experts)
     both = StateBytes(*(a + b for a, b in zip(dense, experts, strict=True)))
     return both._replace(parameters=both.parameters + _quantised_weight_bytes(job, units))
+
+
+def outer_bytes(job: Job, units: Sequence[Unit]) -> int:
+    """Return what sites that meet keep of a stage: what they last agreed on, and its momentum, in fp32.
+
+    Replicas of a site share them out. In fragments, all but the one that is on its way are in the memory of
+    the host. Reference: Douillard et al. 2025, arXiv:2501.18512, section 2.5.
+    """
+    if not job.outer_every:
+        return 0
+    replicas = job.layout.dp * job.layout.cp
+    if job.lora_rank:
+        part = share(sum(unit.adapters for unit in units), replicas)
+    else:
+        of_experts = max(replicas * job.layout.tp // (job.layout.ep * job.layout.etp), 1)
+        part = share(sum(unit.dense for unit in units), replicas)
+        part += share(sum(unit.experts for unit in units), of_experts)
+    return -(-part // job.outer_fragments) * 2 * DTYPE_BYTES["fp32"]
 
 
 def _quantised_weight_bytes(job: Job, units: Sequence[Unit]) -> int:
@@ -240,8 +252,30 @@ def placeholder_bytes(job: Job, layers: Sequence[int], *, head: bool = False) ->
     in_place = framework.fused_wgrad and framework.wgrad_placeholders
     if not in_place or job.lora_rank or job.shards.parameters:
         return 0
-    shapes = {(linear.n_in, linear.n_out) for layer in layers for linear in _linears(job, layer)}
+    shapes = {(linear.n_in, linear.n_out) for layer in layers for linear in model.linears(layer, tp)}
     if any(model.is_moe(layer) for layer in layers):
         shapes |= {(linear.n_in, linear.n_out) for linear in model.mlp_linears(model.moe_ffn_hidden, etp)}
     sizes = sum(n_in * n_out for n_in, n_out in shapes) + (model.head_params(tp) if head else 0)
     return sizes * DTYPE_BYTES[job.precision]
+
+
+# What a process takes of a device beside tensors: driver, context, and a communicator for every group.
+
+COMMUNICATOR_BYTES: Final = 410_000_000
+"""Buffers of NCCL for one communicator of 8 ranks.
+
+System files of ai-dynamo/aiconfigurator 095f58a (Apache-2.0); on A100 544 MB were seen for groups of two and
+688 MB for larger ones (NVIDIA/nccl issue 964). More communicators take more (its issue 864).
+"""
+
+
+def reserved_bytes(job: Job) -> int:
+    """Return what a rank of *job* holds beside tensors, from its first collective on.
+
+    ``Device.reserved_bytes`` is driver, context and one communicator. Every axis with more than a rank has a
+    communicator of its own, and where there are several, one over all ranks comes beside them. A processor
+    talks through gloo, which keeps no such buffers.
+    """
+    device = job.cluster.device
+    axes = sum(degree > 1 for degree in job.layout.degrees.values())
+    return device.reserved_bytes + (axes * COMMUNICATOR_BYTES if device.kind == "gpu" and axes > 1 else 0)

@@ -7,13 +7,16 @@ class gives a default may be missing from the file, any other missing key is an 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from foretrace.simulator.errors import ModelError
 from foretrace.simulator.models.hf_config import Config, Shape
 from foretrace.simulator.models.hf_experts import EXPERTS
+from foretrace.simulator.models.hf_hybrid import DEFAULTS, HYBRIDS, local_and_global
 from foretrace.simulator.models.hf_llama import llama, qwen3
 from foretrace.simulator.models.hf_plain import bert, bloom, falcon, gpt2, gpt_neox
+from foretrace.simulator.models.hf_vision import tower_of
 from foretrace.simulator.models.model import Model
 
 
@@ -28,17 +31,36 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
         ModelError: the architecture is unknown, or a key is missing or of the wrong type.
     """
     kind, text = config.get("model_type"), config.get("text_config")
-    if kind not in READERS and isinstance(text, Mapping):  # a model that sees: its language model
-        return model_from_config({"_name_or_path": config.get("_name_or_path"), **text}, where=where)
+    if isinstance(text, Mapping):
+        whole = {"_name_or_path": config.get("_name_or_path"), **text}
+        return _that_sees(model_from_config(whole, where=where), str(kind), config, where)
     if kind is None:
         raise ModelError(f"{where}: missing key 'model_type'; not a Hugging Face config of a language model")
     if not isinstance(kind, str) or kind not in READERS:
         raise ModelError(
-            f"{where}: model_type={kind!r} is not supported; supported: {', '.join(sorted(READERS))}"
+            f"{where}: model_type={kind!r} is not supported; a .toml file of its sizes would work; "
+            f"supported: {', '.join(sorted(READERS))}"
         )
     name = config.get("_name_or_path") or where
-    shape = READERS[kind](Config(config, where))
-    return Model(name=str(name), source=f"{where} ({kind})", **shape)  # type: ignore[arg-type]  # keys are Model's
+    given = {key: value for key, value in config.items() if value is not None}
+    shape = READERS[kind](Config({**DEFAULTS.get(kind, {}), **given}, where))
+    further = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
+    left_out = "multi-token prediction (n_mtp = 1 adds it)" if further else ""
+    shape |= {"name": str(name), "source": f"{where} ({kind})", "left_out": left_out}
+    return _that_sees(Model(**shape), kind, config, where)  # type: ignore[arg-type]  # keys are Model's
+
+
+def _that_sees(model: Model, kind: str, config: Mapping[str, object], where: str) -> Model:
+    """Return *model* with the tower that *config*, of *kind*, has around it, what is not known left out."""
+    tower = tower_of(kind, config, model.hidden, where)
+    others = [
+        f"{one} tower"
+        for one in ("vision", "audio")
+        if config.get(f"{one}_config") and not (tower and one == "vision")
+    ]
+    if others:
+        return replace(model, tower=tower, left_out=f"{' and '.join(others)} of {kind}")
+    return replace(model, tower=tower)
 
 
 def _phi3(config: Config) -> Shape:
@@ -70,12 +92,20 @@ def _gemma2(config: Config) -> Shape:
 
 def _gemma3_text(config: Config) -> Shape:
     """Gemma 3, its language model: every sixth layer sees everything."""
+    every = config.integer("sliding_window_pattern", 6)
     return {
-        **_gemma2(config),
+        **_gemma(config),
+        "norms_per_layer": 4,
         "qk_norm": True,
         "window": config.integer("sliding_window", 4096),
-        "global_every": config.integer("sliding_window_pattern", 6),
+        **local_and_global(config, config.integer("num_hidden_layers"), every),
     }
+
+
+def _glm4(config: Config) -> Shape:
+    """GLM-4: biases on queries, keys and values alone, outputs are normalised too."""
+    bias = config.flag("attention_bias", default=False)
+    return {**llama(config), "qkv_bias": bias, "proj_bias": False, "norms_per_layer": 4}
 
 
 def _mistral(config: Config) -> Shape:
@@ -102,6 +132,7 @@ def _nemotron(config: Config) -> Shape:
 READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
         **EXPERTS,
+        **HYBRIDS,
         "bert": bert,
         "bloom": bloom,
         "cohere": _cohere,
@@ -109,6 +140,8 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "gemma": _gemma,
         "gemma2": _gemma2,
         "gemma3_text": _gemma3_text,
+        "glm4": _glm4,
+        "glm4v_text": _glm4,
         "gpt2": gpt2,
         "gpt_neox": gpt_neox,
         "llama": llama,
@@ -116,7 +149,10 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "nemotron": _nemotron,
         "phi3": _phi3,
         "qwen2": _qwen2,
+        "qwen2_5_vl": _qwen2,
+        "qwen2_5_vl_text": _qwen2,
         "qwen3": qwen3,
+        "qwen3_vl_text": qwen3,
     }
 )
 """Reader of each supported ``model_type``."""

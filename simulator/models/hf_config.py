@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
+from foretrace.door import ShapeError, shaped
 from foretrace.simulator.errors import ModelError
 
+T = TypeVar("T")
 Shape = dict[str, int | bool | str]
 """Fields of a model, by name."""
 
@@ -19,49 +22,48 @@ class Config:
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return a whole number; ``null`` and a missing key give *default*."""
-        value = self._values.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError(f"{self._where}: missing key {key!r}")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelError(f"{self._where}: {key}={value!r}: a whole number is needed")
-        return value
+        return self._typed(int, key, default)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return true or false; ``null`` and a missing key give *default*."""
-        value = self._values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ModelError(f"{self._where}: {key}={value!r}: true or false is needed")
-        return value
+        return self._typed(bool, key, default)
 
     def word(self, key: str, default: str) -> str:
         """Return a text; ``null`` and a missing key give *default*."""
-        value = self._values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise ModelError(f"{self._where}: {key}={value!r}: a text is needed")
-        return value
+        return self._typed(str, key, default)
 
     def within(self, key: str, default: Mapping[str, object] | None = None) -> Config:
         """Return the object under *key*; ``null`` and a missing key give *default*."""
-        value = self._values.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError(f"{self._where}: missing key {key!r}")
-        if not isinstance(value, Mapping):
-            raise ModelError(f"{self._where}: {key}={value!r}: an object is needed")
-        return Config(value, f"{self._where}: {key}")
+        return Config(self._typed(dict, key, default), f"{self._where}: {key}")
 
     def number(self, key: str, default: float) -> float:
         """Return a number; ``null`` and a missing key give *default*."""
+        return self._typed(float, key, default)
+
+    def items(self, key: str, kind: type[T]) -> list[T]:
+        """Return a list of *kind*; ``null`` and a missing key give an empty one."""
+        listed = self._typed(list, key, [])
+        try:
+            return [shaped(kind, one, key) for one in listed]
+        except ShapeError as error:
+            raise ModelError(f"{self._where}: {error}") from None
+
+    def multiple(self, key: str, value: int, unit: int) -> int:
+        """Return how many times *unit* the *value* of *key* is; a ModelError unless that is whole."""
+        self.need(bool(unit) and value % unit == 0, f"{key}={value} is no multiple of an expert's {unit}")
+        return value // unit
+
+    def need(self, is_so: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an assertion
+        """Raise ModelError with what is *otherwise* unless *is_so*."""
+        if not is_so:
+            raise ModelError(f"{self._where}: {otherwise}")
+
+    def _typed(self, kind: type[T], key: str, default: object) -> T:
         value = self._values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{self._where}: {key}={value!r}: a number is needed")
-        return float(value)
+        if value is None and (value := default) is None:
+            raise ModelError(f"{self._where}: missing key {key!r}")
+        try:
+            found: T = shaped(kind, value, key)
+        except ShapeError as error:
+            raise ModelError(f"{self._where}: {error}") from None
+        return found

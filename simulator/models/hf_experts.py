@@ -45,6 +45,25 @@ def _deepseek(config: Config) -> Shape:
     }
 
 
+def _deepseek_v32(config: Config) -> Shape:
+    """DeepSeek-V3.2: an indexer chooses the keys that a query sees."""
+    return {
+        **_deepseek(config),
+        "index_heads": config.integer("index_n_heads"),
+        "index_head_dim": config.integer("index_head_dim"),
+        "index_top_k": config.integer("index_topk"),
+    }
+
+
+def _minimax_m2(config: Config) -> Shape:
+    """MiniMax-M2: norms of queries and keys go over all heads."""
+    return {
+        **_mixtral(config),
+        "qk_norm": config.flag("use_qk_norm", default=True),
+        "qk_norm_weights": "all",
+    }
+
+
 def _glm4_moe(config: Config) -> Shape:
     """GLM-4.5: biases on queries, keys and values alone; multi-token prediction is left out, as in V3."""
     return {
@@ -107,10 +126,14 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "dbrx": _dbrx,
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,
+        "deepseek_v32": _deepseek_v32,
         "glm4_moe": _glm4_moe,
+        "glm4v_moe_text": _glm4_moe,
         "gpt_oss": _gpt_oss,
+        "minimax_m2": _minimax_m2,
         "mixtral": _mixtral,
         "qwen3_moe": _qwen3_moe,
+        "qwen3_vl_moe_text": _qwen3_moe,
     }
 )
 """Reader of each ``model_type`` that has experts."""

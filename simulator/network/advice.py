@@ -17,13 +17,8 @@ CHATTY: Final = {"tp": "all_reduce", "cp": "all_gather", "ep": "all_to_all"}
 class SlowAxis:
     """An axis whose groups lie across nodes.
 
-    Attributes:
-        axis: of the layout.
-        ranks: the group that is slowest.
-        n_nodes: it lies in.
-        time_s: of one collective of that group.
-        inside_s: of the same among neighbours in one node, as many as fit.
-        fits: whether the whole group would fit into one node.
+    *time_s*: time of one collective of *ranks*. *inside_s*: time of one among neighbours in a node, as many
+    as fit. *fits*: whether the whole group would fit into one node.
     """
 
     axis: str
@@ -50,8 +45,7 @@ class SlowAxis:
 def across(layout: Layout, network: Network) -> list[str]:
     """Return the axes that communicate in every layer and have groups across nodes.
 
-    Raises:
-        FabricError: the fabric does not join the ranks of a group.
+    Raises FabricError if the fabric does not join the ranks of a group.
     """
     return [
         axis
@@ -63,13 +57,8 @@ def across(layout: Layout, network: Network) -> list[str]:
 def slow_axes(layout: Layout, network: Network, size_bytes: int) -> list[SlowAxis]:
     """Return the axes of ``across``, each with its slowest group.
 
-    Args:
-        layout: parallel degrees.
-        network: what the groups run over, with its placement.
-        size_bytes: of one collective, e.g. the activations of a layer.
-
-    Raises:
-        FabricError: the fabric does not join the ranks of a group.
+    *network*: what the groups run over, with its placement. Raises FabricError if the fabric does not join
+    the ranks of a group.
     """
     found = []
     for axis in across(layout, network):

@@ -12,7 +12,12 @@ from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.network.collectives import bus_factor, ring_steps, tree_factor, tree_hops
 from foretrace.simulator.network.exchange import Load
 from foretrace.simulator.network.nccl import (
+    CHANNEL_BYTES_PER_S,
     COLLNET_S,
+    FEW_CHANNELS,
+    FLUSH_S,
+    LL_MOST_BYTES_PER_S,
+    LL_MOST_ELSEWHERE_BYTES_PER_S,
     LL_TREE,
     NVLS_INTRA_S,
     NVLS_NET_S,
@@ -23,27 +28,223 @@ from foretrace.simulator.network.nccl import (
     PAT_RANK_S,
     PAT_SHARE,
     POST_S,
+    POSTING_ELSEWHERE_S,
+    POSTING_S,
+    POSTS_OF_SIMPLE,
     PROTOCOLS,
     SENDS,
+    STAGED_BYTES_PER_S,
+    STAGED_COUNTED_BYTES_PER_S,
+    STAGED_ONE_WAY_BYTES_PER_S,
+    STAGED_PACE,
     TREE_AS_COUNTED,
+    VOLTA,
+    WITHOUT_FLUSH,
     Choice,
     Protocol,
     unable,
 )
-from foretrace.simulator.network.rates import (
-    channels_most,
-    counted,
-    fill_s,
-    most,
-    net_hop_s,
-    rate,
-    ring_hop_s,
-    wait_s,
-)
-from foretrace.simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
 from foretrace.simulator.workload.dispatch import CROWD_SHARE
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.shape import GroupShape
+
+# How fast the members of one node send out of it together, and how long that way takes to fill.
+
+
+def rate(cluster: Cluster, shape: GroupShape, protocol: Protocol, kind: str = "all_reduce") -> float:
+    """Return what the members of a group in one node send out of it together in *protocol*, in bytes/s."""
+    nic, wide = cluster.nic, width(cluster, shape, kind)
+    if nic is None:
+        return min(wide * protocol.share, most(cluster, protocol, shape.n_domains))
+    used = nic.efficiency
+    if not nic.gpu_direct or _through_host(protocol):
+        used = min(used, staged(kind, shape.n_domains) / nic.bandwidth_bytes_per_s)
+    found = min(wide * used * protocol.share, most(cluster, protocol, shape.n_domains))
+    return min(found, P2P_CHANNELS * nic.flow_bytes_per_s) if kind == "p2p" else found
+
+
+def staged(kind: str, n_nodes: int) -> float:
+    """Return what a NIC carries for *kind* among *n_nodes* where every byte passes the host, in bytes/s."""
+    if kind == "p2p":
+        return STAGED_ONE_WAY_BYTES_PER_S
+    return STAGED_BYTES_PER_S * float(n_nodes**-STAGED_PACE)
+
+
+def counted(cluster: Cluster, shape: GroupShape) -> float:
+    """Return what NCCL takes a group's way out of a node to carry when it chooses, in bytes/s.
+
+    It knows what NICs and PCIe are said to carry, not what they reach.
+    """
+    nic, wide = cluster.nic, width(cluster, shape)
+    if nic is None or nic.gpu_direct:
+        return wide
+    return wide * min(1.0, STAGED_COUNTED_BYTES_PER_S / nic.bandwidth_bytes_per_s)
+
+
+def width(cluster: Cluster, shape: GroupShape, kind: str = "all_reduce") -> float:
+    """Return the width of the NICs that a group uses, in bytes/s.
+
+    A ring leaves a node by one NIC, so that a group has no more NICs than rings, and climbs above a leaf
+    only where it leaves it; sends take the nearest NIC, and go anywhere.
+    """
+    nic, wide = cluster.nic, shape.inter_bytes_per_s if kind in SENDS else shape.ring_bytes_per_s
+    if nic is None:
+        return wide
+    if cluster.nics_used:
+        wide *= cluster.nics_used / cluster.nics_per_node
+    if cluster.rings_out and kind not in SENDS:
+        wide = min(wide, cluster.rings_out * nic.bandwidth_bytes_per_s)
+    return wide
+
+
+def most(cluster: Cluster, protocol: Protocol, n_nodes: int) -> float:
+    """Return what *protocol* carries at most out of one of *n_nodes*, however wide the NICs, in bytes/s."""
+    if not _through_host(protocol):
+        return inf
+    among_two, among_more = LL_MOST_BYTES_PER_S.get(cluster.cpu, LL_MOST_ELSEWHERE_BYTES_PER_S)
+    return among_two if n_nodes <= 2 else among_more
+
+
+def channels_most(cluster: Cluster, shape: GroupShape, way: str) -> float:
+    """Return the most bus bandwidth of *way*, e.g. ``"tree/simple"``, over its channels, in bytes/s."""
+    generation = min(int(cluster.device.compute_capability) - VOLTA, 3)
+    if way not in CHANNEL_BYTES_PER_S or generation < 0 or cluster.nic is None:
+        return inf
+    channels = max(1, round(min(shape.n_local, width(cluster, shape) / cluster.nic.bandwidth_bytes_per_s)))
+    if channels <= FEW_CHANNELS and cluster.device.compute_capability >= WITHOUT_FLUSH:
+        channels *= 2
+    return channels * CHANNEL_BYTES_PER_S[way][generation][min(shape.n_domains, 3) - 1]
+
+
+def _through_host(protocol: Protocol) -> bool:
+    """Return whether the buffers of *protocol* lie in the memory of the host, whatever the NICs can reach."""
+    return protocol.share <= PROTOCOLS["ll"].share
+
+
+def ring_hop_s(cluster: Cluster, protocol: Protocol) -> float:
+    """Return what a hop inside a node takes in a ring over nodes: no less than posting a message to a NIC."""
+    posts = 1 if protocol.share < 1 else POSTS_OF_SIMPLE
+    return max(protocol.ring_intra_s, posts * POSTING_S.get(cluster.cpu, POSTING_ELSEWHERE_S))
+
+
+def net_hop_s(
+    cluster: Cluster, shape: GroupShape, protocol: Protocol, beyond_s: float, kind: str = "all_reduce"
+) -> float:
+    """Return what a hop between nodes takes: the link's latency and what NCCL adds, *beyond_s*.
+
+    Hops of a ring or a tree follow one another, so that their mean counts; of sends the longest does.
+
+    GPUs since Hopper need no flush, a read of what a NIC wrote before the kernel is told of it.
+    """
+    if protocol.share == 1 and cluster.device.compute_capability >= WITHOUT_FLUSH:
+        beyond_s -= FLUSH_S
+    return (shape.inter_latency_s if kind in SENDS else shape.ring_latency_s) + beyond_s
+
+
+def wait_s(cluster: Cluster, shape: GroupShape, message_bytes: float, hidden_s: float = 0.0) -> float:
+    """Return how long the first message waits for its receiver to say where to put it.
+
+    A short one goes ahead and is copied there later (``eager_bytes``). The word crosses the network once,
+    from the start of the collective on, so that *hidden_s* of work before the first message hides as much
+    of it; later words come while other messages are under way.
+    """
+    nic = cluster.nic
+    if not nic or not nic.eager_bytes or message_bytes <= nic.eager_bytes:
+        return 0.0
+    return max(0.0, shape.inter_latency_s - hidden_s)
+
+
+def fill_s(cluster: Cluster, size_bytes: int, shape: GroupShape, hops: int, protocol: Protocol) -> float:
+    """Return how long the first chunk takes through *hops* that each pass on whole chunks only.
+
+    A link that delivers out of order lets nobody read a chunk before its last byte. Chunks shrink for small
+    arrays, so that there are at least half as many as hops.
+    """
+    nic = cluster.nic
+    if not nic or not nic.chunk_bytes or protocol.share < 1:
+        return 0.0
+    rails = max(1.0, min(float(shape.n_local), shape.ring_bytes_per_s / nic.bandwidth_bytes_per_s))
+    chunk_bytes = min(nic.chunk_bytes * rails * hops, 2.0 * size_bytes)
+    return chunk_bytes / shape.ring_bytes_per_s
+
+
+# Which of ring and tree NCCL takes for an all-reduce between nodes: its own estimate, not what is fastest.
+#
+# NCCL estimates latency + S / bandwidth for each algorithm and protocol and takes the least. It counts
+# the algorithm bandwidth of a tree as half of the bandwidth between nodes, also for two nodes, where each
+# has but one child and could have all of it: large arrays go round a ring there though a tree would take
+# half the time.
+#
+# Reference: NCCL, src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime.
+
+TREE_SHARE: Final = 0.92
+"""What NCCL takes a tree to reach of the bandwidth between nodes, before it is halved."""
+
+LL128_TREE: Final = 120 / 128
+"""Share of that which a tree in LL128 carries."""
+
+PLATEAU: Final = 1.4
+PLATEAU_BYTES_PER_RANK: Final = 4096
+"""A ring in the protocol with fences is taken to start so many times as late, from this size per rank on."""
+
+CORRECTION: Final = {
+    "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1),
+    "ll128": (
+        *(1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6),
+        *(0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1),
+    ),
+    "simple": (
+        *(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6),
+        *(0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9),
+    ),
+}
+"""Share of that which NCCL expects of a tree at 64 B, 128 B, ... 128 MiB, by protocol."""
+
+
+class Rates(NamedTuple):
+    """What there is between nodes, with all members of a node together.
+
+    Attributes:
+        bytes_per_s: rate of the wire, as NCCL counts it.
+        most_bytes_per_s: rate that a protocol can carry at most, whatever the wire.
+        ring_hop_s: what a hop of a ring inside a node takes.
+        channels_bytes_per_s: rate that the channels of this algorithm carry at most in this protocol.
+    """
+
+    bytes_per_s: float
+    most_bytes_per_s: float
+    ring_hop_s: float
+    channels_bytes_per_s: float
+
+
+def ring_estimate_s(
+    size_bytes: float, shape: GroupShape, name: str, protocol: Protocol, rates: Rates
+) -> float:
+    """Return what NCCL expects of a ring."""
+    n = shape.n_ranks
+    net_steps = ring_steps("all_reduce", shape.n_domains)
+    latency_s = protocol.ring_base_s + net_steps * (shape.inter_latency_s + protocol.net_s(shape.n_local))
+    latency_s += (ring_steps("all_reduce", n) - net_steps) * rates.ring_hop_s
+    if name == "simple" and size_bytes >= n * PLATEAU_BYTES_PER_RANK:
+        latency_s *= PLATEAU
+    bytes_per_s = min(protocol.share * rates.bytes_per_s, rates.most_bytes_per_s, rates.channels_bytes_per_s)
+    return latency_s + ring_steps("all_reduce", n) / n * size_bytes / bytes_per_s
+
+
+def tree_estimate_s(
+    size_bytes: float, shape: GroupShape, name: str, protocol: Protocol, rates: Rates
+) -> float:
+    """Return what NCCL expects of two trees; arguments as for ``ring_estimate_s``."""
+    latency_s = protocol.tree_base_s + 2 * (shape.n_local - 1) * protocol.tree_intra_s
+    latency_s += tree_hops(shape.n_domains) * (shape.inter_latency_s + protocol.tree_net_s)
+    share = TREE_SHARE * (
+        LL128_TREE if name == "ll128" else protocol.share * (LL_TREE if name == "ll" else 1.0)
+    )
+    bytes_per_s = min(share * rates.bytes_per_s, rates.most_bytes_per_s, rates.channels_bytes_per_s)
+    step = int(log2(size_bytes / 64)) if size_bytes >= 64 else 0
+    if step < len(CORRECTION[name]):
+        bytes_per_s *= CORRECTION[name][step]
+    return latency_s + 2 * size_bytes / bytes_per_s
 
 
 class Way(NamedTuple):
@@ -85,9 +286,7 @@ Inside = Callable[[str, float, int, float], tuple[float, float]]
 class Out(NamedTuple):
     """The way out of a node.
 
-    Attributes:
-        bytes_per_s: what the members of one node send out of it together.
-        hop_s: what a hop between nodes takes.
+    *bytes_per_s*: what the members of one node send out of it together.
     """
 
     bytes_per_s: float
@@ -195,10 +394,7 @@ SERIAL: Final = ("hierarchical",)
 class Between:
     """Finds the ways of groups that span nodes.
 
-    Attributes:
-        cluster: the machine.
-        inside: what the part inside a node takes.
-        choice: algorithms and protocols that may be used.
+    *inside*: what the part inside a node takes. *choice*: algorithms and protocols that may be used.
     """
 
     cluster: Cluster
@@ -208,13 +404,12 @@ class Between:
     def ways(self, kind: str, size_bytes: int, shape: GroupShape, *, tuned: bool = True) -> Iterator[Way]:
         """Yield the ways to move *size_bytes* by *kind* in a group of *shape*.
 
-        Of ring and tree for an all-reduce only the one that NCCL takes, unless *tuned* is false.
-
-        Raises:
-            SimulationError: the choice leaves no protocol that the network bears, or no algorithm.
+        Of ring and tree for an all-reduce only the one that NCCL takes, unless *tuned* is false. Raises
+        SimulationError if the choice leaves no protocol that the network bears, or no algorithm.
         """
         shape = self._crowded(shape)
         names = self._protocols(shape, kind, size_bytes)
+        # NCCL does not take the fastest: it goes by an estimate of its own, which is followed here.
         taken = self._tuned(size_bytes, shape, names) if tuned and kind == "all_reduce" else None
         for name in names:
             for algorithm, way in self._by_protocol(kind, size_bytes, shape, name):
@@ -231,10 +426,8 @@ class Between:
 
         NCCL takes LL128 by default only where nothing passes a host's memory, which might hand on half a
         line: over NVLink inside nodes, and NICs that reach the memory of GPUs (``ncclTopoTuneModel`` in
-        src/graph/tuning.cc: ``typeIntra <= PATH_NVB``, ``typeInter <= PATH_PXB``).
-
-        Raises:
-            SimulationError: the network bears none of them.
+        src/graph/tuning.cc: ``typeIntra <= PATH_NVB``, ``typeInter <= PATH_PXB``). Raises SimulationError if
+        the network bears none of them.
         """
         nic = self.cluster.nic
         allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from foretrace.door import json_text
 
 if TYPE_CHECKING:
     from foretrace.simulator.network.cost import Network
@@ -68,7 +69,7 @@ def cost(
     if imbalance is not None:
         found |= {"imbalance": imbalance, "ways": []}
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json_text(found))
         return
     _show(found)
 

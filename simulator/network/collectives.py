@@ -20,7 +20,7 @@ KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "bro
 def bus_factor(kind: str, n: int) -> float:
     """Return the traffic of the busiest rank as a multiple of the whole size ``S``, over *n* ranks.
 
-    Reference: nccl-tests ``doc/PERFORMANCE.md``.
+    References: nccl-tests ``doc/PERFORMANCE.md``; Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.
 
     >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
     (1.75, 0.875, 1.0)
@@ -37,18 +37,6 @@ def ring_steps(kind: str, n: int) -> int:
     (14, 7)
     """
     return (2 if kind == "all_reduce" else 1) * (n - 1)
-
-
-def ring_s(kind: str, size_bytes: float, n: int, alpha_s: float, bytes_per_s: float) -> float:
-    """Return the time of a ring: ``steps (alpha + S / (n B))``, ``2(n-1)`` or ``n-1`` steps.
-
-    An all-reduce is a reduce-scatter followed by an all-gather, here to the last digit.
-    Reference: Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.
-
-    >>> f"{ring_s('all_reduce', 8e9, 8, 0.0, 400e9) * 1e3:.0f} ms"
-    '35 ms'
-    """
-    return ring_steps(kind, n) * alpha_s + bus_factor(kind, n) * size_bytes / bytes_per_s
 
 
 def tree_factor(n_domains: int) -> float:

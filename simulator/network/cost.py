@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Any, Final
 
-from foretrace.simulator.clock import to_ns
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
 from foretrace.simulator.network.algorithms import Between, Inside, Way
@@ -14,7 +13,7 @@ from foretrace.simulator.network.collectives import KINDS, bus_factor, ring_step
 from foretrace.simulator.network.exchange import is_even, load, over_links
 from foretrace.simulator.network.nccl import P2P_CHANNELS, Choice, choice
 from foretrace.simulator.network.within import Within
-from foretrace.simulator.program import Transfer
+from foretrace.simulator.program import Transfer, to_ns
 from foretrace.simulator.workload.dispatch import Routing, exchange_s, handed_on_s, rdma_exchange_s
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.folded import reach
@@ -31,14 +30,10 @@ class Network:
     time is measured, fitted or, for a link with neither, that of a ring. Between nodes it is the fastest of
     ring and tree in NCCL's three protocols. Results are cached by kind, size and shape of the group.
 
-    Args:
-        cluster: the machine.
-        placement: the GPU of every rank; by default, ranks are on GPUs of the same number.
-        choice: algorithms and protocols that may be used, see ``simulator.network.nccl.choice``; as NCCL if
-            left out.
+    *placement*: the GPU of every rank; by default, ranks are on GPUs of the same number. *choice*: algorithms
+    and protocols that may be used, see ``simulator.network.nccl.choice``; as NCCL if left out.
 
-    Attributes:
-        kinds: the network if all nodes were of one kind, for each of ``Cluster.kinds`` if there are several.
+    *kinds*: the network if all nodes were of one kind, for each of ``Cluster.kinds`` if there are several.
 
     On a machine of several kinds of node a communication takes as long as it would if all nodes were like the
     slowest of those that take part.
@@ -53,6 +48,7 @@ class Network:
         self._within = Within(cluster, self.choice)
         self._between = Between(cluster, self._within.parts, self.choice)
         self._reach = reach(cluster, self.placement)
+        # Each of these has nodes of one kind, and so no kinds of its own: the recursion ends there.
         self.kinds = [
             Network(kind, self.placement, self.choice) for kind in (cluster.kinds if cluster.others else ())
         ]
@@ -73,11 +69,8 @@ class Network:
         """Return the cost of a collective of *ranks* over an array of *size_bytes* in all.
 
         The size is that of the whole array, as in nccl-tests; an all-to-all moves *size_bytes* per rank. The
-        time does not depend on *dtype*: reductions keep up with the wire.
-
-        Raises:
-            SimulationError: no such collective.
-            FabricError: the fabric does not join the ranks.
+        time does not depend on *dtype*: reductions keep up with the wire. Raises SimulationError if there is
+        no such collective, and FabricError if the fabric does not join the ranks.
         """
         del dtype
         if kind not in KINDS:
@@ -106,6 +99,7 @@ class Network:
         """Return the cost of a send over NICs that nobody else uses."""
         if self.shape(pair).n_domains == 1:
             return self.p2p(size_bytes, *pair)
+        # A network with these two ranks alone: nobody else is there to share the NIC.
         network = Network(self.cluster, [self.placement[rank] for rank in pair], self.choice)
         return network.p2p(size_bytes, 0, 1)
 
@@ -128,13 +122,9 @@ class Network:
         Everything that leaves a node is assumed to go as far as the largest distance in the group, so that no
         link above is fuller than the uplink of the busiest rank.
 
-        Args:
-            sent_bytes: bytes that each of *ranks* sends to each of them; shape ``(n, n)``.
-            ranks: the group.
-
-        Raises:
-            SimulationError: *sent_bytes* does not fit *ranks*.
-            FabricError: the fabric does not join the ranks.
+        *sent_bytes*: bytes that each of *ranks* sends to each of them; shape ``(n, n)``. Raises
+        SimulationError if *sent_bytes* does not fit *ranks*. Raises FabricError if the fabric does not join
+        the ranks.
         """
         nodes = [self._reach.domain(self.placement[rank]) for rank in ranks]
         if self.kinds:
@@ -162,8 +152,7 @@ class Network:
     def ways(self, kind: str, size_bytes: int, ranks: Sequence[int]) -> list[Way]:
         """Return all ways to do a collective, fastest first, whichever of them NCCL would choose.
 
-        Raises:
-            SimulationError: no such collective.
+        Raises SimulationError if there is no such collective.
         """
         if kind not in KINDS:
             raise SimulationError(f"collective {kind!r}: one of {', '.join(KINDS)}")
@@ -197,13 +186,8 @@ class Network:
     def experts(self, routing: Routing, ranks: Sequence[int], *, low_latency: bool = False) -> Transfer:
         """Return the cost of one dispatch or combine of experts that are spread evenly over *ranks*.
 
-        Args:
-            routing: how tokens choose experts.
-            ranks: the group.
-            low_latency: send every token directly to each of its experts over the NICs, also inside a node.
-
-        Raises:
-            SimulationError: the low-latency form was requested on a machine without NICs.
+        *low_latency*: send every token directly to each of its experts over the NICs, also inside a node.
+        Raises SimulationError if the low-latency form was requested on a machine without NICs.
         """
         if self.kinds:
             return self._slowest(ranks, lambda one: one.experts(routing, ranks, low_latency=low_latency))
@@ -310,12 +294,6 @@ def over_rails(cluster: Cluster, routing: Routing, shape: GroupShape, inside: In
     """Return the way of a dispatch or combine over the NIC of each rail and NVLink from there.
 
     Between nodes kernels take tokens from the NIC and hand them on, which may be slower than both.
-
-    Args:
-        cluster: the machine.
-        routing: how tokens choose experts.
-        shape: of the group.
-        inside: what a collective inside a node takes.
     """
     near_share = 1.0
     if shape.n_local > 1:
@@ -333,8 +311,7 @@ def over_rails(cluster: Cluster, routing: Routing, shape: GroupShape, inside: In
 def over_nics(cluster: Cluster, routing: Routing, shape: GroupShape) -> Way:
     """Return the way of the low-latency form: every token straight to each of its experts over the NICs.
 
-    Raises:
-        SimulationError: the machine has no NICs.
+    Raises SimulationError if the machine has no NICs.
     """
     nic = cluster.nic
     if nic is None:

@@ -28,12 +28,8 @@ class Load:
 def load(sent_bytes: Sequence[Sequence[int]], nodes: Sequence[int]) -> Load:
     """Return the load of an exchange in which rank *i* sends ``sent_bytes[i][j]`` to rank *j*.
 
-    Args:
-        sent_bytes: a row per rank, as long as there are ranks; what a rank keeps counts for nothing.
-        nodes: the node of each rank.
-
-    Raises:
-        SimulationError: the rows do not fit the ranks, or a figure is below zero.
+    *sent_bytes*: a row per rank, as long as there are ranks; what a rank keeps counts for nothing. Raises
+    SimulationError if the rows do not fit the ranks, or a figure is below zero.
 
     >>> load([[0, 5], [1, 0]], [0, 1])
     Load(near_bytes=0, far_bytes=5, far_peers=1)
@@ -78,12 +74,8 @@ def over_links(
     GPUs has a cable of its own. Of the pair that has most to send, inside a node and between two, the bytes
     then count as those that a port would move in that time.
 
-    Args:
-        ports: what the busiest ranks move.
-        sent_bytes: as ``load`` takes it.
-        nodes: the node of each rank.
-        shape: of the group.
-        link: returns what the way between two ranks, by their place in the group, carries in bytes/s.
+    *sent_bytes*: as ``load`` takes it. *link*: returns what the way between two ranks, by their place in the
+    group, carries in bytes/s.
     """
     sizes = {(i, j): sent_bytes[i][j] for i, j in permutations(range(len(nodes)), 2)}
     wide = {True: shape.intra_bytes_per_s, False: shape.inter_bytes_per_s / shape.n_local}
@@ -101,10 +93,8 @@ def skewed(size_bytes: int, n_ranks: int, imbalance: float) -> list[list[int]]:
     """Return what ranks send if each has *size_bytes*, and the first gets *imbalance* times its share.
 
     The others get what is left, evenly: what a router does that likes one expert. Rows add up to
-    *size_bytes*, up to rounding down.
-
-    Raises:
-        SimulationError: the share of the first would be below zero or more than there is.
+    *size_bytes*, up to rounding down. Raises SimulationError if the share of the first would be below zero or
+    more than there is.
 
     >>> skewed(8, 4, 2.0)
     [[4, 1, 1, 1], [4, 1, 1, 1], [4, 1, 1, 1], [4, 1, 1, 1]]

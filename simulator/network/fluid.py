@@ -43,10 +43,7 @@ class _Flow:
 class Span(NamedTuple):
     """How full a link was for a while.
 
-    Attributes:
-        link: which.
-        start_ns, end_ns: when.
-        used: of its nominal capacity, at most 1.
+    *link*: which. *used*: of its nominal capacity, at most 1.
     """
 
     link: Link
@@ -58,12 +55,10 @@ class Span(NamedTuple):
 class Fluid:
     """Links with jobs on them, and a clock in whole nanoseconds.
 
-    Args:
-        capacity: of links that do not have their full width, as a share of it; all others have 1.
-        watched: whether to keep how full each link was, see ``spans``.
+    *capacity*: of links that do not have their full width, as a share of it; all others have 1. *watched*:
+    whether to keep how full each link was, see ``spans``.
 
-    Raises:
-        SimulationError: a capacity is below zero.
+    Raises SimulationError if a capacity is below zero.
     """
 
     def __init__(self, capacity: Mapping[Link, float] | None = None, *, watched: bool = False) -> None:
@@ -80,13 +75,8 @@ class Fluid:
     def start(self, job: Hashable, work_ns: float, loads: Mapping[Link, float]) -> None:
         """Start a job now.
 
-        Args:
-            job: its name, of which there must be none under way.
-            work_ns: how long it takes alone.
-            loads: share of each link that it fills at full rate.
-
-        Raises:
-            SimulationError: the job is under way already, or a figure is below zero.
+        *job*: its name, of which there must be none under way. *loads*: share of each link that it fills at
+        full rate. Raises SimulationError if the job is under way already, or a figure is below zero.
         """
         if job in self._flows:
             raise SimulationError(f"job {job!r} is under way already; give each transfer a name of its own")
@@ -123,8 +113,7 @@ class Fluid:
     def advance(self, now_ns: int) -> list[Hashable]:
         """Move the clock to *now_ns*, no later than ``next_end_ns``, and return the jobs that have ended.
 
-        Raises:
-            SimulationError: the clock would go back, or past the end of a job.
+        Raises SimulationError if the clock would go back, or past the end of a job.
         """
         end_ns = self.next_end_ns()
         if now_ns < self.now_ns or (end_ns is not None and now_ns > end_ns):
@@ -179,9 +168,7 @@ def max_min(
     All rates rise together. When a link is full, the rates of the jobs on it are final; a job that reaches 1
     is done as well. What is left of the other links is shared by the rest.
 
-    Args:
-        loads: share of each link that each job fills at rate 1.
-        capacity: of links that do not have 1.
+    *loads*: share of each link that each job fills at rate 1. *capacity*: of links that do not have 1.
 
     >>> max_min({"a": {"x": 1.0}, "b": {"x": 1.0, "y": 0.5}, "c": {"y": 1.0}})
     {'a': 0.5, 'b': 0.5, 'c': 0.75}

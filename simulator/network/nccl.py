@@ -26,7 +26,6 @@ class Protocol(NamedTuple):
         ring_base_s, tree_base_s: time of an operation without any hop.
         ring_intra_s, tree_intra_s: one hop inside a node, over NVLink.
         ring_net_s, tree_net_s: one hop between nodes, beyond the latency of the link.
-        share: of the bandwidth that carries data.
     """
 
     ring_base_s: float
@@ -230,10 +229,8 @@ def choice(algorithm: str = "", protocol: str = "") -> Choice:
 
     A setting is a list of names, ``"ring,tree"``, or of what to leave out, ``"^tree"``; empty means all.
     After a semicolon a list may be for one collective: ``"ring;allreduce:tree"`` (``parseList`` in
-    src/graph/tuning.cc, since NCCL 2.24). Capitals, hyphens and underscores do not matter.
-
-    Raises:
-        SimulationError: a name is unknown, or nothing is left.
+    src/graph/tuning.cc, since NCCL 2.24). Capitals, hyphens and underscores do not matter. Raises
+    SimulationError if a name is unknown, or nothing is left.
 
     >>> choice("Tree", "^LL128").protocols
     ('ll', 'simple')

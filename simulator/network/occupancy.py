@@ -44,18 +44,22 @@ PROCESSORS: Final = 132
 
 
 def occupied(
-    transfer: Transfer, message: Message, n_ranks: int, device: Device, scale: float = 1.0
+    transfer: Transfer,
+    message: Message,
+    n_ranks: int,
+    device: Device,
+    scale: float = 1.0,
+    *,
+    dispatch_processors: int = 0,
 ) -> Transfer:
     """Return *transfer* with what it takes of each GPU that takes part.
 
-    Args:
-        transfer: its time, and whether it leaves the node.
-        message: the communication.
-        n_ranks: that take part.
-        device: the GPU; a CPU has no processors set apart.
-        scale: of what is taken; 0: nothing, 1: as said above.
+    *device*: the GPU; a CPU has no processors set apart. *scale*: of what is taken; 0: nothing, 1: as said
+    above. *dispatch_processors*: that exchanges of experts take in place of channels, whatever *scale*; 0:
+    none.
     """
-    if device.kind != "gpu" or scale == 0 or transfer.wire_ns == 0:
+    own = dispatch_processors if message.top_k else 0
+    if device.kind != "gpu" or not (scale or own) or transfer.wire_ns == 0:
         return transfer
     tier = "far" if transfer.far else "near"
     is_p2p = message.peer_pp >= 0
@@ -64,6 +68,6 @@ def occupied(
     wire_bytes = message.size_bytes * (1.0 if is_p2p else bus_factor(message.kind, n_ranks))
     memory = PASSES * wire_bytes / (transfer.wire_ns / 1e9) / device.memory_bytes_per_s
     return transfer._replace(
-        processors=min(round(scale * channels / n_processors * MILLION), MILLION),
+        processors=min(round((own or scale * channels) / n_processors * MILLION), MILLION),
         memory=min(round(scale * memory * MILLION), MILLION),
     )

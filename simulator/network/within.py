@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil, log2
 from typing import Final
 
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.network import asked
-from foretrace.simulator.network.asked import LONG_BYTES, Free, Parts, narrowed
 from foretrace.simulator.network.collectives import (
     bus_factor,
     half_size_s,
@@ -16,18 +15,111 @@ from foretrace.simulator.network.collectives import (
     nvls_factor,
     ring_steps,
 )
-from foretrace.simulator.network.nccl import NVLS_RANKS, OVER_PCIE, Choice, unable
+from foretrace.simulator.network.nccl import (
+    IN_ALL,
+    NVLS_INTRA_S,
+    NVLS_RANKS,
+    OVER_PCIE,
+    PROTOCOLS,
+    Choice,
+    Protocol,
+    unable,
+)
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.link import LinkSpec
+
+# Collectives inside a node where a user narrows what NCCL may do: its algorithms or its protocols.
+#
+# What was measured there is what NCCL takes when it is free to choose. A way that is asked for takes what
+# NCCL's own constants say of it, over links as fast as they were measured on long arrays, and is never
+# faster than the free choice was.
+
+Parts = tuple[float, float]
+"""Latency and wire time, in seconds."""
+
+LONG_BYTES: Final = 1 << 29
+"""Array on which links inside a node are as fast as they get."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Free:
+    """A collective of *n* neighbours as NCCL does it when it is free to choose.
+
+    Attributes:
+        wire_s: part of *total_s* that its bytes take.
+        wire_per_byte_s: wire time of a ring per byte of a long array.
+        pcie: whether hops go over PCIe rather than NVLink.
+    """
+
+    kind: str
+    size_bytes: float
+    n: int
+    total_s: float
+    wire_s: float
+    wire_per_byte_s: float
+    reduced: bool
+    pcie: bool = False
+
+
+def narrowed(choice: Choice, kind: str) -> bool:
+    """Return whether *choice* leaves less for *kind* inside a node than NCCL's own choice."""
+    return bool(_algorithms(choice, kind)) or (
+        kind not in ("all_to_all", "p2p") and set(choice.protocols) != set(PROTOCOLS)
+    )
+
+
+def ways(choice: Choice, free: Free) -> Iterator[tuple[str, Parts]]:
+    """Yield name, and latency and wire time, of every way that *choice* leaves."""
+    for algorithm in _algorithms(choice, free.kind) or ("ring",):
+        for name in _protocols(choice, algorithm, pcie=free.pcie):
+            protocol = OVER_PCIE[name] if free.pcie else PROTOCOLS[name]
+            latency_s, factor = _cost(algorithm, free.kind, free.n, protocol)
+            wire_s = factor / bus_factor(free.kind, free.n) * free.size_bytes * free.wire_per_byte_s
+            wire_s /= PROTOCOLS[name].share
+            yield f"{algorithm}/{name}", (max(latency_s, free.total_s - wire_s), wire_s)
+    if free.reduced and "simple" in choice.protocols:
+        yield "nvls/simple", (max(NVLS_INTRA_S, free.total_s - free.wire_s), free.wire_s)
+
+
+def _algorithms(choice: Choice, kind: str) -> tuple[str, ...]:
+    """Return the algorithms asked for that are not what a ring or switches do, which was measured."""
+    if not choice.forced or kind not in ABLE or {"ring", "nvls"} & set(choice.algorithms):
+        return ()
+    return tuple(name for name in choice.algorithms if name in ABLE[kind])
+
+
+def _protocols(choice: Choice, algorithm: str, *, pcie: bool) -> Sequence[str]:
+    """Return the protocols of *algorithm*: Simple alone of textbooks'; over PCIe LL128 only if left alone."""
+    names = [name for name in choice.protocols if algorithm in IN_ALL or name == "simple"]
+    return [name for name in names if not (pcie and name == "ll128")] or names
+
+
+def _cost(algorithm: str, kind: str, n: int, protocol: Protocol) -> Parts:
+    """Return the latency of a way inside a node, and what it moves over each link as a multiple of ``S``."""
+    passes = 2 if kind == "all_reduce" else 1
+    if algorithm == "tree":  # inside a node a chain: up and down again
+        return protocol.tree_base_s + passes * (n - 1) * protocol.tree_intra_s, 2.0
+    if algorithm == "halving_doubling":
+        steps, odd = passes * ceil(log2(n)), n & (n - 1) > 0
+        return protocol.ring_base_s + steps * protocol.ring_intra_s, bus_factor(kind, n) + passes * odd
+    if algorithm == "direct":
+        return protocol.ring_base_s + passes * protocol.ring_intra_s, bus_factor(kind, n)
+    return protocol.ring_base_s + ring_steps(kind, n) * protocol.ring_intra_s, bus_factor(kind, n)
+
+
+ABLE: Final = {
+    "all_reduce": ("tree", "halving_doubling", "direct"),
+    "all_gather": ("halving_doubling", "direct"),
+    "reduce_scatter": ("halving_doubling", "direct"),
+}
+"""What else than a ring, or switches that reduce, does a collective inside a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
     """Answers what collectives among neighbours cost.
 
-    Attributes:
-        cluster: the machine.
-        choice: algorithms and protocols that may be used.
+    *choice*: algorithms and protocols that may be used.
     """
 
     cluster: Cluster
@@ -49,11 +141,9 @@ class Within:
     def ways(self, kind: str, size_bytes: int, n: int, bytes_per_s: float) -> Iterator[tuple[str, Parts]]:
         """Yield name, and latency and wire time, of the ways among *n* neighbours that the choice leaves.
 
-        One, as NCCL takes it; more where a user narrows that (``simulator.network.asked``). Of other links
-        than NVLink and PCIe NCCL has no constants, and gloo takes no notice.
-
-        Raises:
-            SimulationError: none of the algorithms that a user asks for does *kind* there.
+        One, as NCCL takes it; more where a user narrows that (``Free``). Of other links
+        than NVLink and PCIe NCCL has no constants, and gloo takes no notice. Raises SimulationError if none
+        of the algorithms that a user asks for does *kind* there.
         """
         link = self.link(bytes_per_s)
         if refusal := self._refusal(kind, n, bytes_per_s):
@@ -77,7 +167,7 @@ class Within:
             and "nvls" in self.choice.of(kind).algorithms,
             pcie=link.kind == "pcie",
         )
-        for name, found in asked.ways(self.choice.of(kind), free):
+        for name, found in ways(self.choice.of(kind), free):
             yield f"{link.name}/{name}", found
 
     def free(self, kind: str, n: int, bytes_per_s: float) -> Within:
@@ -89,8 +179,8 @@ class Within:
         link, asked_for = self.link(bytes_per_s), self.choice.of(kind)
         if not asked_for.forced or n < 2 or link.kind not in NCCL or kind in ("p2p", "all_to_all"):
             return None
-        able = ("ring", *asked.ABLE[kind], "hierarchical") if kind in asked.ABLE else ("ring",)
-        if kind in asked.ABLE and link.reduces:
+        able = ("ring", *ABLE[kind], "hierarchical") if kind in ABLE else ("ring",)
+        if kind in ABLE and link.reduces:
             able = (*able, "nvls")
         if set(able) & set(asked_for.algorithms):
             return None
@@ -99,6 +189,7 @@ class Within:
     def parts(self, kind: str, size_bytes: float, n: int, bytes_per_s: float) -> Parts:
         """Return latency and wire time among *n* neighbours that can each send *bytes_per_s*."""
         link = self.link(bytes_per_s)
+        # What was measured is done by switches; a ring that is asked for goes through both its halves.
         if kind == "all_reduce" and self._halves(link, n):
             halves = [
                 self.parts(half, size_bytes, n, bytes_per_s) for half in ("reduce_scatter", "all_gather")

@@ -1,11 +1,11 @@
 """What a recorded run says about a machine: a few factors on the times of the catalogue, with their errors.
 
 A factor of 1.2 means that something took 1.2 times as long as the catalogue's constants say. ``compute`` has
-``products`` (of matrices), ``attention`` (its core), ``memory`` (element-wise operations), ``copies`` (of
-gathered parameters and gradients), ``optimizer`` (its pass over the states), ``fixed`` (the part of every
-operation that does not depend on its size) and ``launch`` (what the host needs to launch one). ``network``
-has, for links inside of a node (``near``) and between nodes (``far``), ``latency`` and ``wire`` of each kind
-of communication that the run had, and of all others.
+``products`` (of matrices), ``convolutions``, ``attention`` (its core), ``memory`` (element-wise operations),
+``copies`` (of gathered parameters and gradients), ``optimizer`` (its pass over the states), ``fixed`` (the
+part of every operation that does not depend on its size), ``launch`` (what the host needs to launch one) and
+``link`` (copies from and to the host). ``network`` has, for links inside of a node (``near``) and between
+nodes (``far``), ``latency`` and ``wire`` of each kind of communication that the run had, and of all others.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from foretrace.door import load
 from foretrace.simulator.errors import CalibrationError
 from foretrace.simulator.job import Job
 from foretrace.topologies.cluster import Cluster, processor_share
 from foretrace.topologies.device import Device
 
-COMPUTE: Final = ("products", "attention", "memory", "copies", "optimizer", "fixed", "launch")
+COMPUTE: Final = (
+    "products", "convolutions", "attention", "memory", "copies", "optimizer", "fixed", "launch", "link",
+)  # fmt: skip
 LINKS: Final = ("near", "far")
 PARTS: Final = ("latency", "wire")
 OTHERS: Final = "others"
@@ -54,8 +56,6 @@ class Calibration:
     Attributes:
         run: the run that they come from.
         cluster: machine whose catalogue entry they are on.
-        device: its device.
-        precision: precision of the run.
         compute: by name, one of ``COMPUTE``; what the run does not identify is left out.
         network: by link (``near`` or ``far``), kind of communication and part, ``"near.all_reduce.wire"``.
         not_identified: what the run cannot say, and why, as sentences.
@@ -76,8 +76,7 @@ class Calibration:
     def calibrated(self, job: Job) -> Job:
         """Return *job* on its machine with these factors.
 
-        Raises:
-            CalibrationError: they hold for other jobs, or another device.
+        Raises CalibrationError if they hold for other jobs, or another device.
         """
         if self.only and self.only != job_kind(job):
             raise CalibrationError(
@@ -89,8 +88,7 @@ class Calibration:
     def applied(self, cluster: Cluster) -> Cluster:
         """Return *cluster* with these factors on its constants.
 
-        Raises:
-            CalibrationError: it has another device than the run had, or one of other numbers.
+        Raises CalibrationError if it has another device than the run had, or one of other numbers.
         """
         if cluster.device.name != self.device:
             raise CalibrationError(
@@ -103,11 +101,11 @@ class Calibration:
                 f"{cluster.name} are others; calibrate with --cluster {cluster.name}, or its file"
             )
         values = {name: factor.value for name, factor in self.compute.items()}
+        if cluster.device.kind == "cpu" and {"fixed", "launch"} & values.keys():
+            values["launch"] = values.get("fixed", 1.0)  # the host is the device: a part of every operation
         device = _with_latencies(cluster.device, values)
-        rates = ("products", "attention", "memory", "copies", "optimizer")
-        factors: dict[str, float] = {name: values[name] for name in rates if name in values}
         network = {name: factor.value for name, factor in self.network.items()}
-        return replace(cluster, device=replace(device, factors=factors), transfer_factors=network)
+        return replace(cluster, device=replace(device, factors=values), transfer_factors=network)
 
     def named(self) -> Iterator[tuple[str, Factor]]:
         """Yield every factor with its name, compute first."""
@@ -159,15 +157,9 @@ def job_kind(job: Job) -> str:
 def read_calibration(path: str | Path) -> Calibration:
     """Return the calibration in the TOML file *path*.
 
-    Raises:
-        CalibrationError: it cannot be read, or something in it is not what a calibration has.
+    Raises CalibrationError if it cannot be read, or something in it is not what a calibration has.
     """
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CalibrationError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CalibrationError(f"{path} is not TOML: {error}") from None
+    document = load(path, "TOML", CalibrationError)
     try:
         return _from_document(document)
     except CalibrationError as error:
@@ -220,14 +212,13 @@ def _factor(name: str, given: Any) -> Factor:
 def _with_latencies(device: Device, values: Mapping[str, float]) -> Device:
     """Return *device* with the factors on what does not depend on size."""
     fixed, launch = values.get("fixed", 1.0), values.get("launch", 1.0)
-    if device.kind == "cpu":  # the host is the device: launching is part of every operation
-        launch = fixed
     return replace(
         device,
         attention_kernels={name: kernel.delayed(fixed) for name, kernel in device.attention_kernels.items()},
         gemm_latency_s=device.gemm_latency_s * fixed,
         memory_bound_latency_s=device.memory_bound_latency_s * fixed,
         launch_s=device.launch_s * launch,
+        host_bytes_per_s=device.host_bytes_per_s / values.get("link", 1.0),
     )
 
 

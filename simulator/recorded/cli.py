@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,13 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from foretrace.door import json_text
 from foretrace.simulator.flags import JobCommand, job_settings_options
 from foretrace.traces.console import stdout, telling
 from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
-    from foretrace.simulator.recorded.calibrate import Calibrated
+    from collections.abc import Callable, Mapping
+
+    from foretrace.simulator.recorded.calibrate import Calibrated, Error
     from foretrace.simulator.recorded.one_time import OneTime
+    from foretrace.topologies.cluster import Cluster
 
 
 OF_ALL: Final = "near.others.wire"
@@ -28,12 +32,15 @@ ALIKE: Final = 0.001
 
 
 @click.command(cls=JobCommand)
-@click.argument("run", required=False, type=click.Path())
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path())
 @job_settings_options
 @click.option(
     "--step-time",
+    "step_times",
     metavar="TIME",
-    help="Time of a measured step, e.g. 3.21s. RUN is then a file of settings, or omitted for flags.",
+    multiple=True,
+    help="Time of a measured step, e.g. 3.21s. RUN is then a file of settings, or omitted for flags. "
+    "Repeatable, once for each of several files.",
 )
 @click.option(
     "--undisturbed",
@@ -43,8 +50,8 @@ ALIKE: Final = 0.001
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="TOML file to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def calibrate(
-    run: str | None,
-    step_time: str | None,
+    runs: tuple[str, ...],
+    step_times: tuple[str, ...],
     output: str | None,
     *,
     undisturbed: bool,
@@ -64,59 +71,89 @@ def calibrate(
         foretrace calibrate run.toml --step-time 3.21s -o cal.toml
 
         foretrace simulate run.toml --tp 4 --calibration cal.toml
+
+    Two or three runs that differ in layout or micro-batch tell computing from communicating:
+
+        foretrace calibrate a.toml b.toml --step-time 3.21s --step-time 2.9s -o cal.toml
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    if step_time is not None:
+    if step_times:
         if undisturbed:
             raise click.UsageError("--undisturbed chooses steps of a recording; --step-time is one number")
-        _on_time(run, step_time, given, output, as_json=as_json)
+        _on_times(runs, step_times, given, output, as_json=as_json)
         return
-    if run is None:
+    if not runs:
         raise click.UsageError("RUN or --step-time: a recording, or the time of a step that was measured")
+    if len(runs) > 1:
+        raise click.UsageError(f"{len(runs)} runs: one recording, or files with a --step-time for each")
     from foretrace.simulator.recorded.calibrate import calibrate as calibrate_on
     from foretrace.simulator.recorded.like import job_like
+    from foretrace.simulator.recorded.operators import calibrate_traced
     from foretrace.traces.store import open_run
     from foretrace.traces.writer import write_atomically
 
-    opened = open_run(run)
-    job = job_like(opened, given)
-    with telling("calibrating", quiet=as_json):
-        found = calibrate_on(opened, job, undisturbed=undisturbed)
+    opened = open_run(runs[0])
+    if opened.info.origin == "ingested":
+        with telling("calibrating", quiet=as_json):
+            found = calibrate_traced(opened, traced_machine(runs[0], given))
+    else:
+        job = job_like(opened, given)
+        with telling("calibrating", quiet=as_json):
+            found = calibrate_on(opened, job, undisturbed=undisturbed)
     if output is not None:
         write_atomically(Path(output), found.calibration.to_toml())
     if as_json:
-        click.echo(json.dumps(found.to_dict() | {"file": output}))
+        click.echo(json_text(found.to_dict() | {"file": output}))
     else:
         _show(found, output)
 
 
-def _on_time(
-    file: str | None, text: str, given: dict[str, Any], output: str | None, *, as_json: bool
+def traced_machine(run: str, given: Mapping[str, Any]) -> Callable[[int], Cluster]:
+    """Return the machine of the trace *run* by the number of its GPUs.
+
+    Raises click.UsageError if *given* names none, or a setting that a trace has already.
+    """
+    from foretrace.simulator.rehearsed.cli import machine_of
+
+    if "cluster" not in given:
+        raise click.UsageError(f"{run}: a trace does not say its machine, name it, as --cluster dgx-h100")
+    if others := sorted(set(given) - {"cluster", "gpus"}):
+        flag = others[0].replace("_", "-")
+        raise click.UsageError(f"--{flag}: the operators of a trace say what ran; only --cluster is open")
+    return lambda n_gpus: machine_of(given["cluster"], None, given.get("gpus", n_gpus))
+
+
+def _on_times(
+    files: Sequence[str], texts: Sequence[str], given: dict[str, Any], output: str | None, *, as_json: bool
 ) -> None:
-    """Calibrate the job of *file* and flags on a measured time of its step."""
+    """Calibrate the job of each of *files* and flags on a measured time of its step."""
     from foretrace.simulator.config import job_from
     from foretrace.simulator.configs.read import read_files
-    from foretrace.simulator.errors import CalibrationError
-    from foretrace.simulator.recorded.one_time import calibrate_on_time
-    from foretrace.topologies.errors import TopologyError
-    from foretrace.topologies.units import parse_time
+    from foretrace.simulator.recorded.one_time import calibrate_on_times
     from foretrace.traces.writer import write_atomically
 
-    try:
-        measured_s = float(text)
-    except ValueError:
-        try:
-            measured_s = parse_time(text)
-        except TopologyError:
-            raise CalibrationError(f"--step-time {text!r}: seconds, or with a unit: 3.21s, 870ms") from None
-    job = job_from(given if file is None else read_files([file], given).settings)
-    found = calibrate_on_time(job, measured_s)
+    settings = [read_files([file], given).settings for file in files] or [given]
+    found = calibrate_on_times([job_from(one) for one in settings], [_seconds(text) for text in texts])
     if output is not None:
         write_atomically(Path(output), found.calibration.to_toml())
     if as_json:
-        click.echo(json.dumps(found.to_dict() | {"file": output}))
+        click.echo(json_text(found.to_dict() | {"file": output}))
     else:
         _show_on_time(found, output)
+
+
+def _seconds(text: str) -> float:
+    from foretrace.simulator.errors import CalibrationError
+    from foretrace.topologies.errors import TopologyError
+    from foretrace.topologies.units import parse_time
+
+    try:
+        return float(text)
+    except ValueError:
+        try:
+            return parse_time(text)
+        except TopologyError:
+            raise CalibrationError(f"--step-time {text!r}: seconds, or with a unit: 3.21s, 870ms") from None
 
 
 def _show_on_time(found: OneTime, output: str | None) -> None:
@@ -132,9 +169,13 @@ def _show_on_time(found: OneTime, output: str | None) -> None:
     for name, factor in (("computing", one.compute["products"]), ("communicating", one.network[OF_ALL])):
         factors.add_row(name, f"{factor.value:.3f}", f"{factor.error:.3f}")
     console.print(factors)
-    for when, predicted_s in (("before", found.before_s), ("after", found.after_s)):
-        off = predicted_s / found.measured_s - 1
-        console.print(f"{when}: {format_time(predicted_s)} predicted, {format_share(off, '+.1f')}")
+    for run in found.runs:
+        of = f"{format_time(run.measured_s)}, " if len(found.runs) > 1 else ""
+        for when, predicted_s in (("before", run.before_s), ("after", run.after_s)):
+            off = format_share(predicted_s / run.measured_s - 1, "+.1f")
+            console.print(f"{of}{when}: {format_time(predicted_s)} predicted, {off}")
+    for said in one.not_identified:
+        console.print(f"not told apart: {said}", style="dim", soft_wrap=True)
     console.print(
         "part of any one time is its run's own: only what runs of a model share is taken over",
         style="dim",
@@ -163,30 +204,26 @@ def _factors() -> Table:
 
 def _show(found: Calibrated, output: str | None) -> None:
     """Print the factors with their errors, what they do to held-back steps, and what the run cannot say."""
-    from foretrace.topologies.units import format_time
-
     console, one = stdout(), found.calibration
+    how = (
+        f"the operators of {len(found.fitted)} step{'s' if len(found.fitted) != 1 else ''}"
+        if found.operators
+        else f"{len(found.fitted)} steps fitted, {len(found.held_back)} held back"
+    )
     console.print(
         f"[bold]{escape(one.device)}[/] of {escape(one.cluster)}, {one.precision}, on {escape(one.run)}: "
-        f"{len(found.fitted)} steps fitted, {len(found.held_back)} held back",
+        f"{how}",
         soft_wrap=True,
     )
     factors = _factors()
     for name, factor in one.named():
         factors.add_row(name.replace(".", " "), f"{factor.value:.3f}", f"{factor.error:.3f}")
     console.print(factors)
-    errors = Table(box=None, pad_edge=False, header_style="dim")
-    errors.add_column("held-back steps", no_wrap=True)
-    for name in ("measured", "before", "error", "after", "error"):
-        errors.add_column(name, justify="right")
-    for row in found.errors:
-        cells = [format_time(row.measured_s)]
-        for predicted_s in (row.before_s, row.after_s):
-            off = format_share(predicted_s / row.measured_s - 1, "+.1f") if row.measured_s else ""
-            cells += [format_time(predicted_s), off]
-        errors.add_row(row.name, *cells, style="bold" if row.name == "step" else "")
-    console.print(errors)
-    console.print(f"steps vary by {format_share(found.spread)} (standard deviation)", style="dim")
+    if found.operators:
+        console.print(_errors("operators held back, the worse half", found.operators))
+    console.print(_errors("the run" if found.operators else "held-back steps", found.errors))
+    if not found.operators:
+        console.print(f"steps vary by {format_share(found.spread)} (standard deviation)", style="dim")
     for said in found.left_out:
         console.print(f"[yellow]left out[/] {escape(said)}", soft_wrap=True)
     if not found.is_better:
@@ -198,6 +235,38 @@ def _show(found: Calibrated, output: str | None) -> None:
     for warning in found.warnings:
         console.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
     _show_file(console, output)
+
+
+def _errors(title: str, rows: Sequence[Error]) -> Table:
+    """Return a table of what was predicted, before and after calibration, and measured."""
+    from foretrace.topologies.units import format_time
+
+    errors = Table(box=None, pad_edge=False, header_style="dim")
+    errors.add_column(title, no_wrap=True)
+    for name in ("measured", "before", "error", "after", "error"):
+        errors.add_column(name, justify="right")
+    for row in rows:
+        cells = [format_time(row.measured_s)]
+        for predicted_s in (row.before_s, row.after_s):
+            off = format_share(predicted_s / row.measured_s - 1, "+.1f") if row.measured_s else ""
+            cells += [format_time(predicted_s), off]
+        errors.add_row(row.name, *cells, style="bold" if row.name == "step" else "")
+    return errors
+
+
+def show_errors(rows: Sequence[Error]) -> None:
+    """Print how far a prediction of a trace is off, by part of a step."""
+    from foretrace.topologies.units import format_time
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("against the trace", no_wrap=True)
+    for name in ("measured", "predicted", "error"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        off = format_share(row.off_after, "+.1f") if row.measured_s else ""
+        cells = (format_time(row.measured_s), format_time(row.after_s), off)
+        table.add_row(row.name, *cells, style="bold" if row.name == "step" else "")
+    stdout().print(table)
 
 
 def _show_file(console: Console, output: str | None) -> None:

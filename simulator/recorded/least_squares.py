@@ -32,7 +32,7 @@ class Fit:
 
     Attributes:
         values: shape ``(n_columns,)``.
-        errors: their standard errors.
+        errors: standard errors of *values*; same shape.
         told: whether the times say more of each than was expected before.
         held: whether the times hardly depend on it, so that it was held at 1.
     """

@@ -19,20 +19,128 @@ from foretrace.simulator.idle import why_idle
 from foretrace.simulator.job import PRECISIONS, Job
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.recorded.model import recorded_model
-from foretrace.simulator.recorded.observed import (
-    keeps_gathered,
-    kinds_of_work,
-    n_microbatches_of,
-    norm_reductions,
-    sums_norm,
-    virtual_stages,
-)
 from foretrace.simulator.settings import CONVENTIONS, KINDS, TABLES
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.catalog import device_named, load_cluster, names
 from foretrace.topologies.errors import TopologyError
-from foretrace.traces.columns import int64, labels
+from foretrace.traces.columns import factorized, int64, is_one_of, labels
 from foretrace.traces.run import Run
+
+# What the spans of a recording say of the training that it was, where its writer noted nothing.
+
+NORM_BYTES: Final = 64
+"""Most bytes of an all-reduce that sums the norm of all gradients."""
+
+NEVER_NS: Final = np.iinfo(np.int64).max
+"""A moment behind all others."""
+
+GATHERED_ONCE: Final = 1.25
+"""All-gathers per reduce-scatter up to which inputs are gathered once: between once, 1, and twice, 1.5."""
+
+
+def norm_reductions(run: Run) -> int:
+    """Return how often the optimizer sums the gradient of each norm over tensor-parallel ranks.
+
+    Those are the all-reduces along ``tp`` behind the last backward pass of a step; a rank holds two norms in
+    each layer that it has spans of, and the last one another.
+    """
+    found = []
+    for rank in run.stored_ranks:
+        table = run.spans([rank])
+        step, start = int64(table, "step"), int64(table, "start_ns")
+        sums = is_one_of(table, "kind", ("all_reduce",)) & is_one_of(table, "axis", ("tp",))
+        passes = is_one_of(table, "kind", ("backward",)) & is_one_of(table, "category", ("compute",))
+        layers = len(np.unique(int64(table, "layer")[passes])) - bool(
+            (int64(table, "layer")[passes] < 0).any()
+        )
+        for number in np.unique(step[passes & (step >= 0)]).tolist():
+            last = start[passes & (step == number)].max()
+            count = int((sums & (step == number) & (start > last)).sum())
+            found.append(count // (2 * layers) if layers else 0)
+    return int(np.median(found)) if found else 0
+
+
+def keeps_gathered(run: Run, rank: int) -> bool:
+    """Return whether *rank* gathers inputs of tensor-parallel matrices for forward only, as DTensor does.
+
+    Each block then gathers as often as it reduce-scatters: twice. Where inputs are gathered again for the
+    gradients of weights, it gathers three times.
+    """
+    table = run.spans([rank])
+    along = is_one_of(table, "axis", ("tp",)) & (int64(table, "step") >= 0)
+    gathers, scatters = (
+        int((along & is_one_of(table, "kind", (kind,))).sum()) for kind in ("all_gather", "reduce_scatter")
+    )
+    return 0 < gathers <= GATHERED_ONCE * scatters
+
+
+def sums_norm(run: Run, rank: int) -> bool:
+    """Return whether *rank* all-reduces a few bytes ahead of its optimizer, as clipping by a norm does.
+
+    Losses that are averaged are as small, but are so ahead of the backward pass or behind the optimizer.
+    """
+    table = run.spans([rank])
+    step, start = int64(table, "step"), int64(table, "start_ns")
+    kinds = is_one_of(table, "category", ("compute",))
+    passes = kinds & is_one_of(table, "kind", ("backward", "backward_input", "backward_weight"))
+    updates = kinds & is_one_of(table, "kind", ("optimizer",))
+    small = (int64(table, "size_bytes") <= NORM_BYTES) & is_one_of(table, "kind", ("all_reduce",))
+    for number in np.unique(step[small & (step >= 0)]).tolist():
+        own = step == number
+        behind, ahead = start[passes & own].max(initial=-1), start[updates & own].min(initial=NEVER_NS)
+        if ((start[small & own] > behind) & (start[small & own] < ahead)).any():
+            return True
+    return False
+
+
+def virtual_stages(run: Run) -> dict[str, int]:
+    """Return the stages per pipeline rank, {} if there is one."""
+    most = max(int(int64(run.spans([rank]), "virtual_stage").max(initial=-1)) for rank in run.stored_ranks)
+    return {"virtual_stages": most + 1} if most > 0 else {}
+
+
+def kinds_of_work(run: Run) -> dict[str, set[Any]]:
+    """Return which kinds of compute and of collectives there are, and in what gradients are reduced."""
+    found: dict[str, set[Any]] = {"kinds": set(), "collectives": set(), "reduced": set()}
+    for rank in run.stored_ranks:
+        table = run.spans([rank])
+        columns = [labels(table, name) for name in ("category", "kind", "axis", "dtype")]
+        _, rows = np.unique(factorized(*(codes for codes, _ in columns)), return_index=True)
+        for row in rows:
+            category, kind, axis, dtype = (names[codes[row]] for codes, names in columns)
+            if category == "compute":
+                found["kinds"].add(kind)
+            elif category == "collective":
+                found["collectives"].add((kind, axis))
+                if axis == "dp" and kind in ("all_reduce", "reduce_scatter"):
+                    found["reduced"].add({"float32": "fp32"}.get(dtype, dtype))
+    return found
+
+
+def n_microbatches_of(run: Run, job: Mapping[str, Any]) -> int:
+    """Return the forward passes of a rank per step: noted for a pipeline, counted otherwise.
+
+    A block that is called once per pass has one span in it; those that others interrupt have more, so that
+    the least number of spans that any block has in a step counts.
+    """
+    noted = job.get("n_microbatches") or job.get("forwards_per_step")
+    if isinstance(noted, int) and noted > 0:
+        return noted * (int(job.get("schedules_per_step", 1)) if "n_microbatches" in job else 1)
+    rank = run.stored_ranks[0]
+    table = run.spans([rank])
+    kind, kinds = labels(table, "kind")
+    name, _ = labels(table, "name")
+    step = int64(table, "step")
+    if "forward" not in kinds:
+        return 1
+    forward = (kind == kinds.index("forward")) & (step >= 0)
+    if not forward.any():
+        return 1
+    steps = np.unique(step[forward])
+    chosen = forward & (step == steps[len(steps) // 2])
+    counts = np.bincount(name[chosen])
+    return int(counts[counts > 0].min())
+
 
 OWN: Final = ("model", "cluster", "gpus", "global_batch", "steps", *TABLES["variation"])
 """Settings that are not taken over from a simulated run: they come from elsewhere, or are of it alone."""
@@ -56,7 +164,6 @@ class Like:
 
     Attributes:
         model: None if ``missing_model`` says why not.
-        missing_model: one line.
         settings: settings of the job, by name; those that the run does not tell are left out.
         n_microbatches: forward passes of a rank per step.
         conventions: those of PyTorch that are different here, for a recorded run; None for others.
@@ -94,11 +201,9 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     """Return the job that *run* was, with the settings *given* in place of its own.
 
     Degrees that are given are changed, the others stay; ``gpus`` without ``dp`` changes ``dp``. Each
-    data-parallel rank keeps its share of the batch, so that the global batch grows with ``dp``.
-
-    Raises:
-        LikeError: the run does not tell something that the job needs and *given* does not say.
-        SimulationError, TopologyError, TraceError: the job is not possible.
+    data-parallel rank keeps its share of the batch, so that the global batch grows with ``dp``. Raises
+    LikeError if the run does not tell something that the job needs and *given* does not say. Raises
+    SimulationError, TopologyError, TraceError if the job is not possible.
     """
     found = like(run)
     known = {name: value for name, value in found.settings.items() if name in KINDS}
@@ -106,6 +211,7 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     if single := {**known.get(CONVENTIONS, {}), **(given.get(CONVENTIONS) or {})}:
         settings[CONVENTIONS] = single
     if "gpus" in given and "dp" not in given:
+        # Then dp is what fills the GPUs that were asked for, not what the recorded run had.
         settings.pop("dp", None)
     elif {*_LAYOUT} & set(given) and "gpus" not in given:
         settings.pop("gpus", None)
@@ -123,7 +229,7 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
         conventions["overlap_grad_reduce"] = not job.shards.parameters
     said = given.get(CONVENTIONS) or {}
     conventions |= said
-    job = replace(job, framework=PYTORCH, conventions=tuple(sorted(conventions.items())))
+    job = replace(job, framework=PYTORCH, unsaid=(), conventions=tuple(sorted(conventions.items())))
     kept = tuple(one for one in job.conventions if one[0] in said or not why_idle(job, one[0]))
     return replace(job, conventions=kept)
 
@@ -131,6 +237,8 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
 def _check_enough(run: Run, found: Like, settings: Mapping[str, Any]) -> None:
     """Raise LikeError, which names all that is missing, if something is missing that a job needs."""
     missing = []
+    if run.info.origin == "ingested" and "explained" not in (run.info.job or {}):
+        missing.append(f"{run.path} was taken over without its operators: ingest its files with --explain")
     if "model" not in settings:
         missing += [found.missing_model] if found.model is None else _beside(run)
     if not {"dp", "gpus"} & set(settings):
@@ -219,9 +327,11 @@ def _simulated(run: Run) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of a simulated run, which knows its job."""
     job, layout = run.info.job or {}, run.info.layout
     settings = {name: value for name, value in job.items() if name in KINDS and name not in OWN}
-    settings |= dict(layout.degrees) if layout is not None else {}
+    own = {"gpus": run.info.world_size, **(layout.degrees if layout is not None else {})}
+    if "outer" in (run.info.summary or {}):  # ranks and layout of the run are of one site, its job is of all
+        own = {name: job[name] for name in own if name in job}
     settings["n_microbatches"] = int(job.get("n_microbatches", 1))
-    settings |= _own_machine(run) | {"gpus": run.info.world_size}
+    settings |= _own_machine(run) | own
     return settings, ["every setting is that of the simulated run"]
 
 

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.job import Job
-from foretrace.simulator.network.cost import job_network
+from foretrace.simulator.network.cost import Network
 from foretrace.simulator.recorded.calibration import OTHERS, Factor
 from foretrace.simulator.recorded.least_squares import Floats, fit_factors, median_error
 from foretrace.traces.analysis.collectives import in_averaged_steps
@@ -55,9 +54,9 @@ class _Seen:
     measured_s: list[Floats]
 
 
-def network_factors(run: Run, job: Job, steps: Sequence[int]) -> Communication:
+def network_factors(run: Run, network: Network, world_size: int, steps: Sequence[int]) -> Communication:
     """Return the factors with which communication takes as long as it did in *steps* of *run*."""
-    seen = _seen(run, job, steps)
+    seen = _seen(run, network, world_size, steps)
     factors: dict[str, Factor] = {}
     said: list[str] = []
     for (link, kind), one in sorted(seen.items()):
@@ -124,18 +123,18 @@ def _repeated(measured_s: Sequence[Floats]) -> Floats:
     return np.array([[float(np.quantile(times, share)) for times in measured_s] for share in shares])
 
 
-def _seen(run: Run, job: Job, steps: Sequence[int]) -> dict[tuple[str, str], _Seen]:
+def _seen(run: Run, network: Network, world_size: int, steps: Sequence[int]) -> dict[tuple[str, str], _Seen]:
     """Return the transfers of *run* by link and kind."""
     table = in_averaged_steps(run)
+    # Of a communication that one rank alone has seen nobody knows how long it waited.
     seen = int64(table, "n_seen") >= (1 if run.info.representatives else 2)  # one may stand for all
     whole = seen & (int64(table, "size_bytes") > 0)
     table = table.take(np.flatnonzero(whole & np.isin(int64(table, "step"), list(steps))))
     members = {group.id: group.ranks for group in run.info.groups}
-    network = job_network(job)
     groups: dict[tuple[str, str], dict[int, tuple[tuple[int, ...], list[float]]]] = defaultdict(dict)
     for kind, size, group, took in _rows(table):
         ranks = members.get(group, tuple(range(run.info.world_size)))[: 2 if kind == "p2p" else None]
-        if len(ranks) < 2 or max(ranks) >= job.layout.world_size:
+        if len(ranks) < 2 or max(ranks) >= world_size:
             continue
         link = "near" if network.shape(ranks).n_domains == 1 else "far"
         groups[link, kind].setdefault(size, (ranks, []))[1].append(took)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from foretrace.door import json_text
 from foretrace.traces.console import telling
 
 if TYPE_CHECKING:
     from foretrace.simulator.simulate import Progress, Simulation
     from foretrace.topologies.cluster import Cluster
 
-TAKEN: Final = ("cluster", "gpus", "placement", "nccl_algo", "nccl_proto")
+TAKEN: Final = ("cluster", "gpus", "placement", "nccl_algo", "nccl_proto", "dp")
 """Settings of a job that a rehearsal leaves open; all others are those of the script."""
 
 
@@ -29,8 +30,7 @@ def timed(
 ) -> Simulation:
     """Return the simulated run of the rehearsal at *path* on the machine of *settings*.
 
-    Raises:
-        click.UsageError: no machine is named, or a setting is the script's to make.
+    Raises click.UsageError if no machine is named, or a setting is the script's to make.
     """
     from foretrace.simulator.rehearsed.run import simulate_rehearsal
 
@@ -51,6 +51,7 @@ def timed(
         nccl_proto=settings.get("nccl_proto", ""),
         engine=engine,
         tokens_per_step=tokens_per_step,
+        dp=settings.get("dp"),
     )
 
 
@@ -107,8 +108,7 @@ FOR_MACHINES: Final = ("rehearsal", "cluster", "price", "tokens", "by", "top", "
 def search_machines(ctx: click.Context, flags: Mapping[str, Any], *, as_json: bool) -> None:
     """Time a rehearsal on each machine of *flags*, and print which is best.
 
-    Raises:
-        click.UsageError: a flag is given that chooses among layouts, which are the script's.
+    Raises click.UsageError if a flag is given that chooses among layouts, which are the script's.
     """
     from foretrace.simulator.rehearsed.machines import AS_IS, LINKS, compared_machines
     from foretrace.simulator.rehearsed.render import show_machines
@@ -131,6 +131,6 @@ def search_machines(ctx: click.Context, flags: Mapping[str, Any], *, as_json: bo
         )
     said["machines"] = said["machines"][: flags["top"]]
     if as_json:
-        click.echo(json.dumps(said))
+        click.echo(json_text(said))
     else:
         show_machines(said)

@@ -83,7 +83,7 @@ def compared_machines(
     if by == "cost" and (unpriced := [row["cluster"] for row in rows if row["usd_per_1b_tokens"] is None]):
         raise ConfigError(f"dollars need a price: {unpriced[0]} has none, give --price '2.5 USD/h'")
     key = "usd_per_1b_tokens" if by == "cost" else "step_time_s"
-    rows.sort(key=lambda row: (not row["fits"], row[key], row["cluster"]))
+    rows.sort(key=lambda row: (row["fits"] is False, row[key], row["cluster"]))
     found: dict[str, Any] = json.loads(json.dumps({"rehearsal": str(path), "machines": rows}))
     said = [*elsewhere(rehearsal, timed), *([batch.words] if batch.unknown else [])]
     return {**found, "left_out": left_out, "warnings": said}

@@ -10,8 +10,7 @@ import numpy as np
 from foretrace.simulator.network.collectives import KINDS
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Int32Array, Program, Transfer
-from foretrace.simulator.rehearsed.exchanges import even, sent_bytes
-from foretrace.simulator.rehearsed.rank import Meeting, RankTask
+from foretrace.simulator.rehearsed.rank import Meeting, RankTask, even, sent_bytes
 from foretrace.traces.layout import Group
 
 LIKE: Final = {"gather": "all_gather", "scatter": "all_gather"}
@@ -29,15 +28,10 @@ class RankTasks(NamedTuple):
 class Joiner:
     """Finds who takes part in the same communication, and asks what it costs.
 
-    Args:
-        network: what communications cost.
-        groups: process groups by number.
-        representatives: index rank, value the rehearsed rank that stands for it.
+    *representatives*: index rank, value the rehearsed rank that stands for it.
 
-    Attributes:
-        keys: numbers of the communications, by what their participants have in common.
-        meetings: of each, the rank that decides about it, and its part.
-        participants: of each, how many there are.
+    *keys*: numbers of the communications, by what their participants have in common. *meetings*: of each, the
+    rank that decides about it, and its part.
     """
 
     def __init__(self, network: Network, groups: Mapping[int, Group], representatives: Sequence[int]) -> None:

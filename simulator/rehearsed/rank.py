@@ -10,13 +10,72 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from foretrace.simulator.clock import to_ns
 from foretrace.simulator.engine.slowdown import MILLION
-from foretrace.simulator.program import Label
-from foretrace.simulator.rehearsed.exchanges import Splits, splits_of
+from foretrace.simulator.program import Label, to_ns
 from foretrace.simulator.rehearsed.works import Priced
 from foretrace.traces.layout import Group
 from foretrace.traces.rehearsal import HOST_KINDS, ON_HOST, OUTSIDE, WHAT, RankTables
+
+# What all ranks of an all-to-all send each other, from what those that were rehearsed send and get.
+
+
+class Splits(NamedTuple):
+    """Bytes of one rank in an all-to-all, by place in the group.
+
+    *received*: from each.
+    """
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+def splits_of(message: Mapping[str, Any]) -> Splits | None:
+    """Return how uneven an all-to-all is, None if it is even or something else."""
+    found = Splits(tuple(message["sent_bytes"]), tuple(message["received_bytes"]))
+    return found if found.sent else None
+
+
+def even(size_bytes: int, n_ranks: int) -> Splits:
+    """Return the splits of a rank that sends *size_bytes*, as much to each of *n_ranks*, and gets as much."""
+    each = (size_bytes // n_ranks,) * n_ranks
+    return Splits(each, each)
+
+
+def sent_bytes(
+    ranks: Sequence[int], known: Mapping[int, Splits], stands_for: Sequence[int]
+) -> list[list[int]]:
+    """Return what each of *ranks* sends to each of them; shape ``(n, n)``.
+
+    What a rehearsed rank sends and gets is as it says; where two that were rehearsed do not agree, as where
+    this rank was told to be the one with the fullest experts, the larger counts. Of ranks that were not, one
+    sends to another in proportion to what the rank that stands for it sends to the other, and gets from it.
+    That is so where all send alike, as to experts that all routers choose alike, and on their way back, where
+    all get alike.
+
+    *stands_for*: index rank, value the rehearsed rank that stands for it.
+
+    >>> sent_bytes((4, 5), {4: Splits((9, 3), (9, 7))}, [0] * 4 + [4, 4])
+    [[9, 3], [7, 2]]
+    """
+    first = next(iter(known))
+    rows = []
+    for place, rank in enumerate(ranks):
+        stands = rank if rank in known else stands_for[rank]
+        stands = stands if stands in known else first
+        row = list(known[rank].sent) if rank in known else _alike(known[stands], ranks.index(stands), place)
+        for other, to in enumerate(ranks):
+            if to in known:
+                got = known[to].received[place]
+                row[other] = max(row[other], got) if rank in known else got
+        rows.append(row)
+    return rows
+
+
+def _alike(splits: Splits, own: int, place: int) -> list[int]:
+    """Return what the rank at *place* sends to each, if the one at *own* with *splits* stands for it."""
+    got, kept = splits.received[place], max(splits.sent[own], splits.received[own])
+    return [round(sent * got / kept) if kept else max(sent, got) for sent in splits.sent]
+
 
 OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""
@@ -39,7 +98,6 @@ class Meeting(NamedTuple):
 
     Attributes:
         kind: kind of the collective or transfer.
-        group: its group.
         sequence: number within the group, or within the pair and direction.
         size_bytes: as in the timeline.
         peer: other rank of a transfer, -1 for a collective.
@@ -58,13 +116,9 @@ class RankTask(NamedTuple):
     """A task of one rank; see ``simulator.program.Program``.
 
     Attributes:
-        stream: name of its stream.
-        label: what it is.
         place: row of the places of the rank.
-        duration_ns: compute time.
         after: tasks of this rank that it waits for, by number.
         meeting: the communication that it takes part in, None if none.
-        flops, bytes_moved: work.
         memory_bound: in parts per million of its time.
         allocated_bytes: most memory in use while it was issued.
     """
@@ -107,16 +161,13 @@ class RankWriter:
     """Turns the events of a rank into tasks.
 
     Args:
-        tables: what the rank issues.
-        priced: what its operations cost.
-        groups: process groups by number.
         steps: the steps to keep; those before were to warm up.
         launch_s: time of the host per kernel by place, None if the device is always the slower of the two.
         pipeline: ranks of its pipeline: transfers with them are along ``pp``, in whichever group they are.
+        pauses: by event of a trace, how long the host did something else before it, in ns; None where there
+            is no trace. Operations of a trace are tasks of their own.
 
-    Attributes:
-        tasks: the tasks.
-        places: rows of the places of the rank.
+    *places*: rows of the places of the rank.
     """
 
     def __init__(
@@ -128,12 +179,14 @@ class RankWriter:
         *,
         launch_s: Sequence[float] | None = None,
         pipeline: Sequence[int] = (),
+        pauses: Mapping[int, int] | None = None,
     ) -> None:
         self.tasks: list[RankTask] = []
         self.places = tables.places.to_pylist()
         self._priced, self._groups, self._launch_s = priced, groups, launch_s
         self._messages, self._pipeline = tables.messages.to_pylist(), frozenset(pipeline)
         self._splits = [splits_of(message) for message in self._messages]
+        self._pauses = pauses
         self._kept = [row["step"] in steps for row in self.places]
         self._open: dict[int, _Open] = {}
         self._tail: dict[int, tuple[int, ...]] = {}
@@ -150,6 +203,8 @@ class RankWriter:
         for number, (what, item, place, stream, other, allocated) in enumerate(zip(*columns, strict=True)):
             if not self._kept[place] and what != WAIT:  # a step may begin with transfers that were asked for
                 continue
+            if self._pauses and (pause_ns := self._pauses.get(number)):
+                self._pause(pause_ns, place)
             if what == OP:
                 self._operation(stream, item, place, allocated)
             elif what == COMMUNICATION:
@@ -177,7 +232,7 @@ class RankWriter:
             self._leave_host()
         found = self._open.get(stream)
         is_same = found is not None and found.place == place and found.of == of
-        if found is None or not is_same or self._pending.get(stream):
+        if found is None or not is_same or self._pending.get(stream) or self._pauses is not None:
             self._close(stream)
             found = self._open[stream] = _Open(place, self._after(stream), priced.dtypes[work], of)
         seconds = priced.seconds[work]
@@ -246,6 +301,13 @@ class RankWriter:
             kind = "input" if found.of == "input" else "offload"
             return Label("copy", kind, COPIES[found.of], "", found.dtype)
         return Label("compute", found.of or place["kind"], place["name"] or place["kind"], "", found.dtype)
+
+    def _pause(self, ns: int, place: int) -> None:
+        """Let the host do something else than to launch, which nothing tells the reason of."""
+        for stream in list(self._open):
+            self._close(stream)
+        task = RankTask("host", Label("host", "pause", "pause of the host"), place, ns, self._host)
+        self._host = (self._add(task),)
 
     def _launch(self, kernels: int, place: int) -> tuple[int, ...]:
         """Add the time that the host takes to launch *kernels*, where it counts."""

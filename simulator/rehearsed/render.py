@@ -33,8 +33,9 @@ def show_machines(said: Mapping[str, Any]) -> None:
     for name in ("step", "MFU", *speed, "exposed", "memory", *(COSTS[one] for one in costs)):
         table.add_column(name, justify="right", no_wrap=True)
     for number, row in enumerate(rows, 1):
-        memory = format_bytes(row["peak_memory_bytes"])
-        limit = "" if row["fits"] else f" > {format_bytes(row['memory_limit_bytes'])}"
+        held = row["peak_memory_bytes"]
+        memory = "-" if held is None else format_bytes(held)
+        limit = "" if row["fits"] is not False else f" > {format_bytes(row['memory_limit_bytes'])}"
         table.add_row(
             str(number),
             escape(f"{row['gpus']} {row['cluster']}"),

@@ -11,16 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.compute.timing import COPY_START_S, ComputeModel
 from foretrace.simulator.engine import choose
 from foretrace.simulator.engine.spans import STEP
 from foretrace.simulator.errors import JobError
+from foretrace.simulator.framework import load_framework
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.network.nccl import choice
-from foretrace.simulator.profiles import load_framework
 from foretrace.simulator.program import Int64Array, Program
-from foretrace.simulator.rehearsed.figures import figures, pipeline_of, steps_of
-from foretrace.simulator.rehearsed.notes import notes
+from foretrace.simulator.rehearsed.notes import figures, notes, pipeline_of, steps_of
 from foretrace.simulator.rehearsed.program import Joiner, RankTasks, assembled
 from foretrace.simulator.rehearsed.rank import OP, RankTask, RankWriter
 from foretrace.simulator.rehearsed.works import Priced, precision_of, priced
@@ -28,13 +27,18 @@ from foretrace.simulator.simulate import Progress, Simulation
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
 from foretrace.topologies.placement import place
-from foretrace.traces.batch import stated
+from foretrace.topologies.units import format_bandwidth, format_time
+from foretrace.traces.batch import batch_in, stated
 from foretrace.traces.info import RunInfo
+from foretrace.traces.layout import Layout
 from foretrace.traces.rehearsal import (
     ON_HOST,
     OUTSIDE,
+    TO_DEVICE,
+    TO_HOST,
     RankTables,
     Rehearsal,
+    read_measured,
     read_rank,
     read_rehearsal,
     rehearsal_folder,
@@ -45,9 +49,9 @@ OPERATIONS_PER_KERNEL: Final = 0.65
 """Operations of a model, which ``launch`` of a device is the host's time of, per kernel of eager PyTorch: the
 forward of a Llama layer has 17 of them (docs/compute.md) and launches 26 kernels when it is rehearsed."""
 
-BARE_PER_OPERATION: Final = 8 / 65
+BARE_PER_OPERATION: Final = 8 / 60
 """Time of the host for an operator that stands alone, over that of an operation of a model with the framework
-around it, 65 us: 5 us for a call from Python without a gradient (pytorch/pytorch issue 41383), 3 us for the
+around it, 60 us: 5 us for a call from Python without a gradient (pytorch/pytorch issue 41383), 3 us for the
 launch (meta-pytorch/tritonbench pull request 1017). What a script does between the parts of a step is of the
 kind: a copy per rank, a norm, a mean of losses."""
 
@@ -67,6 +71,7 @@ def simulate_rehearsal(
     nccl_proto: str = "",
     engine: str = "auto",
     tokens_per_step: int | None = None,
+    dp: int | None = None,
 ) -> Simulation:
     """Predict the steps that were rehearsed, on a machine.
 
@@ -79,14 +84,16 @@ def simulate_rehearsal(
         nccl_proto: protocols that it may use.
         engine: one of ``simulator.engine.ENGINES``.
         tokens_per_step: tokens of a step over all ranks, in place of those that the rehearsal tells.
+        dp: replicas, in place of those that were rehearsed; where there are only replicas.
 
-    Raises:
-        RunError: there is no rehearsal at *path*.
-        SimulationError, TopologyError: the machine does not fit it.
+    Raises RunError if there is no rehearsal at *path*. Raises SimulationError, TopologyError if the machine
+    does not fit it.
     """
     tell = progress or (lambda _: None)
     tell("reading the rehearsal")
     folder, rehearsal = rehearsal_folder(path), read_rehearsal(path)
+    if dp is not None:
+        rehearsal = widened(rehearsal, dp)
     if tokens_per_step is not None:
         rehearsal = replace(rehearsal, job={**rehearsal.job, **stated(tokens_per_step).job})
     machine = cluster(rehearsal.world_size)
@@ -97,7 +104,9 @@ def simulate_rehearsal(
     compute = ComputeModel(machine.device, precision)
     network = Network(machine, place(rehearsal.world_size, machine, placement), choice(nccl_algo, nccl_proto))
     tell("building the program")
-    built = _built(rehearsal, tables, compute, network)
+    measured = {rank: read_measured(folder, rank) for rank in rehearsal.ranks}
+    traced = {rank: one for rank, one in measured.items() if one is not None}
+    built = _built(rehearsal, tables, compute, network, traced)
     if not built.program.n_tasks:
         raise JobError(f"{path}: the steps that were kept hold no work; rehearse with --warmup 0")
     tell(f"running {built.program.n_tasks:,} tasks")
@@ -111,20 +120,58 @@ def simulate_rehearsal(
         memory=_memory(built.ranks, built.program, spans, machine.device.reserved_bytes),
     )
     summary = figures(simulation, rehearsal, machine, precision, tables)
-    summary |= {"rests_on": _rests_on(built, rehearsal, compute), "engine": runner.NAME}
+    summary |= {"rests_on": _rests_on(built, rehearsal, machine, compute), "engine": runner.NAME}
+    summary["memory_bound_share"] = built.program.memory_bound_share
+    # The figures need the run, and the run its description: that is filled in last.
     simulation.info.summary.update(summary)  # type: ignore[attr-defined]
     return simulation
+
+
+def widened(rehearsal: Rehearsal, dp: int) -> Rehearsal:
+    """Return *rehearsal* with another number of replicas, each of which does as the first one does.
+
+    Raises JobError if its ranks are not all replicas of one another, or it has one, which reduces no
+    gradients.
+    """
+    n = rehearsal.world_size
+    if rehearsal.layout != Layout(dp=n) or n == 1 or any(len(group.ranks) < n for group in rehearsal.groups):
+        raise JobError(
+            f"--dp {dp}: only where all ranks are replicas, and at least two, can there be more of them; "
+            f"{rehearsal.name} has {n} rank{'s' if n > 1 else ''}"
+            + ("" if rehearsal.layout is None else f", {rehearsal.layout}")
+        )
+    first = rehearsal.ranks[0]
+    groups = tuple(replace(group, ranks=tuple(range(dp))) for group in rehearsal.groups)
+    job = dict(rehearsal.job)
+    if "batch" in job:
+        job |= batch_in(job).widened(dp, n).job
+    return replace(
+        rehearsal, job=job, world_size=dp, ranks=(first,), representatives=(first,) * dp, groups=groups,
+        layout=Layout(dp=dp), notes=(f"{dp} replicas do as rank {first} does, of {n} that ran",),
+    )  # fmt: skip
+
+
+def as_measured(costs: Priced, tables: RankTables, measured: pa.Table) -> Priced:
+    """Return *costs* in which works that nobody knows take as long as they were measured to, on the mean."""
+    event, took = (measured[name].to_numpy() for name in ("event", "device_ns"))
+    what, item = (tables.events[name].to_numpy()[event] for name in ("what", "item"))
+    n = tables.works.num_rows
+    total = np.bincount(item[what == OP], took[what == OP], minlength=n) / 1e9
+    mean = total / np.maximum(np.bincount(item[what == OP], minlength=n), 1)
+    known = zip(costs.seconds, costs.is_known, mean.tolist(), strict=True)
+    return replace(costs, seconds=[s if is_known else seen for s, is_known, seen in known])
+
+
+def _pauses(measured: pa.Table) -> dict[int, int]:
+    """Return before which events the host of a trace did something else than to launch, and for how long."""
+    columns = (measured[name].to_pylist() for name in ("event", "pause_ns"))
+    return {event: ns for event, ns in zip(*columns, strict=True) if ns}
 
 
 class _Built(NamedTuple):
     """A rehearsal as a program.
 
-    Attributes:
-        program: of all ranks that were rehearsed.
-        ranks: what each of them issued.
-        costs: what the works of each cost.
-        joiner: what has joined them.
-        host_bound: ranks whose host is slower than their device.
+    *host_bound*: ranks whose host is slower than their device.
     """
 
     program: Program
@@ -135,21 +182,35 @@ class _Built(NamedTuple):
 
 
 def _built(
-    rehearsal: Rehearsal, tables: Mapping[int, RankTables], compute: ComputeModel, network: Network
+    rehearsal: Rehearsal,
+    tables: Mapping[int, RankTables],
+    compute: ComputeModel,
+    network: Network,
+    traced: Mapping[int, pa.Table],
 ) -> _Built:
-    """Return the program of a rehearsal on a machine."""
+    """Return the program of a rehearsal on a machine; of ranks of a trace, what was measured of them, too."""
     sharing = min(network.cluster.gpus_per_node, rehearsal.world_size)
     costs = {rank: priced(one.works, compute, sharing) for rank, one in tables.items()}
-    ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute)
+    costs |= {rank: as_measured(costs[rank], tables[rank], one) for rank, one in traced.items()}
+    pauses = {rank: _pauses(one) for rank, one in traced.items()}
+    ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute, pauses)
     joiner = Joiner(network, {group.id: group for group in rehearsal.groups}, rehearsal.representatives)
     parts = [RankTasks(rank, *one) for rank, one in ranks.items()]
     program = assembled(parts, joiner, steps_of(rehearsal).start)
     return _Built(program, ranks, costs, joiner, host_bound)
 
 
-def _rests_on(built: _Built, rehearsal: Rehearsal, compute: ComputeModel) -> list[str]:
-    """Return what the times rest on."""
-    found = [*compute.notes, *rules(compute.device), *built.joiner.assumed(), *rehearsal.checked]
+def _rests_on(built: _Built, rehearsal: Rehearsal, machine: Cluster, compute: ComputeModel) -> list[str]:
+    found = [
+        *compute.notes,
+        *machine.calibrated,
+        *rules(compute.device),
+        *built.joiner.assumed(),
+        *rehearsal.checked,
+    ]
+    if any(kind in {TO_HOST, TO_DEVICE} for costs in built.costs.values() for kind in costs.kinds):
+        link = format_bandwidth(machine.device.host_bytes_per_s)
+        found.append(f"copies to and from the host: {format_time(COPY_START_S)} each, and {link}")
     if built.host_bound:
         ranks = ", ".join(map(str, built.host_bound))
         found.append(f"launching takes longer than computing on rank {ranks}")
@@ -157,7 +218,11 @@ def _rests_on(built: _Built, rehearsal: Rehearsal, compute: ComputeModel) -> lis
 
 
 def _rank_tasks(
-    rehearsal: Rehearsal, tables: Mapping[int, RankTables], costs: Mapping[int, Priced], compute: ComputeModel
+    rehearsal: Rehearsal,
+    tables: Mapping[int, RankTables],
+    costs: Mapping[int, Priced],
+    compute: ComputeModel,
+    pauses: Mapping[int, Mapping[int, int]],
 ) -> tuple[dict[int, Issued], list[int]]:
     """Return tasks and places by rank, and the ranks whose host is slower than their device."""
     groups = {group.id: group for group in rehearsal.groups}
@@ -176,7 +241,8 @@ def _rank_tasks(
             costs[rank],
             groups,
             steps_of(rehearsal),
-            launch_s=launch_s.tolist() if is_bound else None,
+            launch_s=launch_s.tolist() if is_bound or rank in pauses else None,
+            pauses=pauses.get(rank),
             pipeline=pipeline_of(rehearsal, rank),
         )
         found[rank] = (writer.tasks, writer.places)
@@ -330,10 +396,6 @@ def closed(spans: pa.Table, rehearsal: Rehearsal) -> pa.Table:
     begins there, with the idle time behind it. Nothing was simulated before the first step: what comes behind
     it is taken to have come before it, too, by which all times are later. The only step ends when its last
     rank does instead.
-
-    Args:
-        spans: of a simulation.
-        rehearsal: what was simulated.
     """
     if rehearsal.layout is None or rehearsal.layout.pp < 2:
         return spans

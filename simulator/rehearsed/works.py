@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from foretrace.simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, STATE_BYTES
-from foretrace.simulator.compute.convolution import CONVOLUTION
-from foretrace.simulator.compute.gemm import UNALIGNED
-from foretrace.simulator.compute.timing import ComputeModel
+from foretrace.simulator.compute.gemm import CONVOLUTION, UNALIGNED
+from foretrace.simulator.compute.timing import ComputeModel, link_s
 from foretrace.simulator.engine.slowdown import MILLION
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.program import Int64Array
@@ -53,9 +52,6 @@ class Priced:
         seconds: time of each on the device, without its launch.
         bound: share of that time which memory bandwidth decides, in parts per million.
         kernels: number of kernels that the host launches for it, each as an operation of its own.
-        flops, bytes_moved: what it computes and moves.
-        dtypes: type of its elements.
-        names: name of the operator.
         is_known: whether the cost is that of the operator, not of its operands alone.
         kinds: as in ``traces.rehearsal.WORKS``.
     """
@@ -156,15 +152,14 @@ def _seconds(row: Mapping[str, Any], compute: ComputeModel, sharing: int) -> flo
     if row["kind"] == ON_HOST:
         return size * sharing / HOST_BYTES_PER_S
     if row["kind"] in HOST_KINDS:
-        return size / compute.device.host_bytes_per_s
+        return link_s(size, compute.device)
     return compute.op_s(op_of(row, compute.device))
 
 
 def precision_of(works: Sequence[pa.Table], device: Device) -> str:
     """Return the type in which most floating-point operations of *works* are done.
 
-    Raises:
-        JobError: some are in a type of which the device has no peak.
+    Raises JobError if some are in a type of which the device has no peak.
     """
     flops: dict[str, int] = {}
     for table in works:

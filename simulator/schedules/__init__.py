@@ -25,7 +25,10 @@ from foretrace.simulator.schedules.actions import (
 from foretrace.simulator.schedules.alternating import (
     combined_1f1b,
     combined_pairs,
+    gpipe,
     interleaved_1f1b,
+    looped_bfs,
+    naive,
     one_f_one_b,
     rounds,
     zb_h1,
@@ -33,7 +36,6 @@ from foretrace.simulator.schedules.alternating import (
 )
 from foretrace.simulator.schedules.controllable import v_half, v_min
 from foretrace.simulator.schedules.folded import dualpipe, dualpipe_pairs, dualpipe_v, dualpipe_v_pairs, zb_v
-from foretrace.simulator.schedules.one_pass import gpipe, looped_bfs, naive
 from foretrace.simulator.schedules.table import check, read_csv, read_pairs, write_csv
 
 __all__ = [
@@ -89,7 +91,6 @@ class Schedule(NamedTuple):
     """A named schedule and what it allows.
 
     Attributes:
-        build: makes the plan.
         virtual_stages: stages per rank, unless something else is asked for.
         is_flexible: whether something else may be asked for.
         fits: whether it allows these ranks and micro-batches.
@@ -186,15 +187,9 @@ SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
 def plan(name: str, n_ranks: int, n_microbatches: int, virtual_stages: int | None = None) -> Plan:
     """Return the plan of schedule *name*.
 
-    Args:
-        name: a key of ``SCHEDULES``, or the path of a CSV file of actions.
-        n_ranks: pipeline ranks.
-        n_microbatches: micro-batches of a step.
-        virtual_stages: stages per rank; None: what the schedule has by default.
-
-    Raises:
-        ScheduleError: the name is unknown, the schedule does not allow these sizes, or the file does not hold
-            a plan of these sizes that can be carried out.
+    *name*: a key of ``SCHEDULES``, or the path of a CSV file of actions. *virtual_stages*: stages per rank;
+    None: what the schedule has by default. Raises ScheduleError if the name is unknown, the schedule does not
+    allow these sizes, or the file does not hold a plan of these sizes that can be carried out.
     """
     for what, n in (("ranks", n_ranks), ("micro-batches", n_microbatches)):
         if n < 1:
@@ -217,8 +212,7 @@ def pairs(
 ) -> frozenset[Action]:
     """Return the forwards of a plan that run together with the backward after them, as in DualPipe.
 
-    Raises:
-        ScheduleError: the name is unknown, or the file of that name cannot be read.
+    Raises ScheduleError if the name is unknown, or the file of that name cannot be read.
     """
     if name.endswith(".csv"):
         return read_pairs(name)

@@ -10,10 +10,8 @@ from typing import Final, NamedTuple
 class Action(NamedTuple):
     """One piece of work on one stage and micro-batch.
 
-    Attributes:
-        kind: ``"F"`` forward, ``"B"`` full backward, ``"I"`` input gradient, ``"W"`` weight gradient.
-        stage: index of the stage, 0 holds the embedding.
-        microbatch: index of the micro-batch.
+    *kind*: ``"F"`` forward, ``"B"`` full backward, ``"I"`` input gradient, ``"W"`` weight gradient. *stage*:
+    index of the stage, 0 holds the embedding.
     """
 
     kind: str
@@ -34,11 +32,7 @@ ACTION_KINDS: Final = ("F", "B", "I", "W")
 
 
 class Script:
-    """Actions of one rank, written down one by one; every stage goes through its micro-batches in order.
-
-    Attributes:
-        actions: what was written so far.
-    """
+    """Actions of one rank, written down one by one; every stage goes through its micro-batches in order."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []

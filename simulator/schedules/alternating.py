@@ -1,7 +1,8 @@
-"""Schedules that alternate forward and backward: 1F1B, interleaved, and with split backward.
+"""Schedules that alternate forward and backward, by single micro-batches or by all of a stage.
 
-All of them are one pattern: warm-up forwards, then pairs of a forward and a backward, then the backwards that
-are left. They differ in how many forwards come first, and in how far weight gradients stay behind.
+1F1B, interleaved and with split backward too, is one pattern: warm-up forwards, then pairs of a forward and a
+backward, then the backwards that are left. Its schedules differ in how many forwards come first, and in how
+far weight gradients stay behind.
 """
 
 from __future__ import annotations
@@ -9,6 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from foretrace.simulator.schedules.actions import Action, Plan, Script
+
+
+def naive(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
+    """Return a plan without pipelining: a micro-batch leaves before the next one enters."""
+    del virtual_stages  # always one
+    return tuple(
+        tuple(Action(kind, stage, i) for i in range(n_microbatches) for kind in "FB")
+        for stage in range(n_ranks)
+    )
+
+
+def gpipe(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
+    """Return the plan of GPipe: all forwards, then all backwards, both in order of micro-batch."""
+    del virtual_stages
+    return tuple(
+        tuple(Action(kind, stage, i) for kind in "FB" for i in range(n_microbatches))
+        for stage in range(n_ranks)
+    )
+
+
+def looped_bfs(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
+    """Return the plan of breadth-first pipelining: all micro-batches of a stage, then the rank's next stage.
+
+    Backward goes the other way round, through stages and micro-batches alike.
+
+    >>> [str(action) for action in looped_bfs(2, 2, 2)[1]]
+    ['1F0', '1F1', '3F0', '3F1', '3B1', '3B0', '1B1', '1B0']
+    """
+
+    def actions(rank: int) -> tuple[Action, ...]:
+        forwards = [
+            Action("F", stage, i)
+            for stage in range(rank, n_ranks * virtual_stages, n_ranks)
+            for i in range(n_microbatches)
+        ]
+        return (*forwards, *(action._replace(kind="B") for action in reversed(forwards)))
+
+    return tuple(actions(rank) for rank in range(n_ranks))
 
 
 def one_f_one_b(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
@@ -125,12 +164,8 @@ def _rank(
 ) -> tuple[Action, ...]:
     """Return the actions of a rank.
 
-    Args:
-        stages: stages of the rank, in order.
-        n_microbatches: micro-batches.
-        per_round: micro-batches of a round.
-        warmup: forwards before the first pair.
-        lag: backwards by which weight gradients stay behind; None: backward is not split.
+    *warmup*: forwards before the first pair. *lag*: backwards by which weight gradients stay behind; None:
+    backward is not split.
     """
     total = len(stages) * n_microbatches
     turns = [stage for _ in range(0, n_microbatches, per_round) for stage in stages for _ in range(per_round)]

@@ -153,8 +153,7 @@ def _needed(rank: int, kind: int, n_ranks: int) -> list[tuple[int, int]]:
 class _Rank:
     """What one rank does and holds, slot by slot.
 
-    Attributes:
-        held: parts of micro-batches that it holds before each slot.
+    *held*: parts of micro-batches that it holds before each slot.
     """
 
     def __init__(self, own: list[list[int]]) -> None:

@@ -24,7 +24,6 @@ def zb_v(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
 
 
 def _zb_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> list[Action]:
-    """Return the actions of one rank of ZB-V."""
     script, down, up = Script(), rank, 2 * n_ranks - 1 - rank
 
     def write(times: int, *steps: tuple[str, int]) -> None:
@@ -108,9 +107,8 @@ def _dualpipe_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> tuple[tupl
 class _PairedScript(Script):
     """Actions of one rank with forwards that run beside a backward, and weight gradients that wait.
 
-    Attributes:
-        paired: forwards that run together with the backward after them.
-        due: stages whose weight gradients are still to be computed, the oldest first.
+    *paired*: forwards that run together with the backward after them. *due*: stages whose weight gradients
+    are still to be computed, the oldest first.
     """
 
     def __init__(self) -> None:

@@ -8,12 +8,14 @@ marks idle slots, mean nothing here: a plan says in which order, not when. Two a
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from foretrace.door import read_text
 from foretrace.simulator.errors import ScheduleError
 from foretrace.simulator.schedules.actions import Action, Plan, holders
 
@@ -24,8 +26,7 @@ _PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
 def write_csv(path: str | Path, plan: Plan, pairs: Collection[Action] = ()) -> None:
     """Write *plan* to *path*; the forwards in *pairs* together with the backward after each.
 
-    Raises:
-        ScheduleError: the file cannot be written.
+    Raises ScheduleError if the file cannot be written.
     """
     try:
         with Path(path).open("w", newline="", encoding="utf-8") as file:
@@ -44,8 +45,7 @@ def _cells(actions: Sequence[Action], pairs: Collection[Action]) -> Iterator[str
 def read_pairs(path: str | Path) -> frozenset[Action]:
     """Return the forwards of the plan in *path* that run together with the backward after them.
 
-    Raises:
-        ScheduleError: the file cannot be read, a cell is not an action, or a pair is not one of F and B.
+    Raises ScheduleError if the file cannot be read, a cell is not an action, or a pair is not one of F and B.
     """
     found = set()
     for rank, row in enumerate(_rows(path)):
@@ -61,14 +61,9 @@ def read_pairs(path: str | Path) -> frozenset[Action]:
 def read_csv(path: str | Path, n_ranks: int | None = None, n_microbatches: int | None = None) -> Plan:
     """Return the plan in the file *path*, checked.
 
-    Args:
-        path: the file.
-        n_ranks: ranks that the plan must have; None: any.
-        n_microbatches: micro-batches that it must have; None: any.
-
-    Raises:
-        ScheduleError: the file cannot be read, a cell is not an action, or the plan has other sizes or cannot
-            be carried out.
+    *n_ranks*: ranks that the plan must have; None: any. *n_microbatches*: micro-batches that it must have;
+    None: any. Raises ScheduleError if the file cannot be read, a cell is not an action, or the plan has other
+    sizes or cannot be carried out.
     """
     plan = tuple(tuple(_row(path, n, row)) for n, row in enumerate(_rows(path)))
     found = {a.microbatch for actions in plan for a in actions}
@@ -85,15 +80,13 @@ def read_csv(path: str | Path, n_ranks: int | None = None, n_microbatches: int |
 def _rows(path: str | Path) -> list[list[str]]:
     """Return the rows of *path* that are not empty. Raises ScheduleError if it cannot be read."""
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            return [row for row in csv.reader(file) if any(row)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise ScheduleError(f"schedule {path} cannot be read: {reason or error}") from None
+        text = read_text(path, ScheduleError)
+        return [row for row in csv.reader(io.StringIO(text, newline="")) if any(row)]
+    except csv.Error as error:
+        raise ScheduleError(f"schedule {path} cannot be read: {error}") from None
 
 
 def _row(path: str | Path, rank: int, cells: list[str]) -> Iterator[Action]:
-    """Yield the actions of a row."""
     for cell in cells:
         pair = _PAIR.fullmatch(cell.strip())
         for text in pair[1].split(";") if pair else [cell]:
@@ -111,10 +104,8 @@ def _row(path: str | Path, rank: int, cells: list[str]) -> Iterator[Action]:
 def check(plan: Plan, pairs: Collection[Action] = ()) -> None:
     """Check that *plan* takes every micro-batch forward and back through every stage, and can be carried out.
 
-    A forward in *pairs* begins together with the action after it, when both have what they need.
-
-    Raises:
-        ScheduleError: a micro-batch misses a stage, or goes through it twice; a rank waits for ever.
+    A forward in *pairs* begins together with the action after it, when both have what they need. Raises
+    ScheduleError if a micro-batch misses a stage, or goes through it twice; a rank waits for ever.
     """
     counts = Counter(action for actions in plan for action in actions)
     n_stages = 1 + max((action.stage for action in counts), default=-1)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -25,16 +26,17 @@ from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose, require_numba
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
-from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.ranks import peak_bytes
 from foretrace.simulator.network.cost import Network, job_network, placed
 from foretrace.simulator.program import Program
-from foretrace.simulator.search.found import Counts, Found, Timed, best_of, order_of, summarised
+from foretrace.simulator.search.found import Counts, Ranked, Timed, best_of, order_of, summarised
 from foretrace.simulator.search.garbage import few_collections
-from foretrace.simulator.search.layouts import PipelineTimes
-from foretrace.simulator.search.least_memory import LeastMemory
+from foretrace.simulator.search.layouts import LeastMemory, PipelineTimes
 from foretrace.simulator.search.space import Family
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.variation import Variation
+from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.units import format_time
 
 Progress = Callable[[str], None]
 
@@ -53,28 +55,6 @@ class Stage(IntEnum):
     STEP = 5
 
 
-def cheapest(
-    families: Iterable[Family],
-    n_best: int,
-    *,
-    weight: Callable[[Job], float] = lambda _: 1.0,
-    progress: Progress | None = None,
-) -> Found:
-    """Return the *n_best* of the jobs of *families* that fit into memory.
-
-    Args:
-        families: candidates; those that turn out to be impossible are left out.
-        n_best: how many to return.
-        weight: what a nanosecond of a job costs; 1 orders by step time, dollars per token by price.
-        progress: told how far it is.
-
-    Raises:
-        EngineError: numba is not installed.
-    """
-    timed, counts = fastest(families, n_best, weight=weight, progress=progress)
-    return Found(best=summarised(timed), counts=counts)
-
-
 @few_collections()
 def fastest(
     families: Iterable[Family],
@@ -82,44 +62,43 @@ def fastest(
     *,
     weight: Callable[[Job], float] = lambda _: 1.0,
     cutoff: float = math.inf,
+    partial: bool = False,
     progress: Progress | None = None,
 ) -> tuple[list[Timed], Counts]:
     """Return the *n_best* of the jobs of *families* that fit, best first, and what was looked at.
 
-    Args:
-        families: candidates.
-        n_best: how many to return.
-        weight: as in ``cheapest``.
-        cutoff: what costs more need not be found: so many are known already that cost no more.
-        progress: told how far it is.
-
-    Raises:
-        EngineError: numba is not installed.
+    *weight*: what a nanosecond of a job costs; 1 orders by step time, dollars per token by price. *cutoff*:
+    what costs more need not be found: so many are known already that cost no more. *partial*: return the best
+    of what was simulated by then to whoever interrupts it. Raises EngineError if numba is not installed.
+    Raises KeyboardInterrupt if it was interrupted, and nothing was simulated yet, or *partial* is not set.
     """
     search = Search(weight)
-    for family in families:
-        search.add(family)
-    while search.goes_on(n_best, cutoff):
-        search.look_closer()
-        if progress is not None:
-            progress(
-                f"{search.n_run:,} pipelines run, {search.n_simulated} simulated of {search.n_candidates:,}"
-            )
+    try:
+        for family in families:
+            search.add(family)
+            if progress is not None:
+                progress(f"{search.n_candidates:,} layouts considered")
+        while search.goes_on(n_best, cutoff):
+            search.look_closer()
+            if progress is not None:
+                progress(search.words())
+    except KeyboardInterrupt:
+        known = best_of(search.simulated(), n_best)
+        if not known or not partial:
+            raise
+        return known, replace(search.counts(), is_whole=False)
     return best_of(search.best, n_best), search.counts()
 
 
 class Search:
     """The heap, and what has come out of it.
 
-    Args:
-        weight: what a nanosecond of a job costs.
+    *weight*: what a nanosecond of a job costs.
 
-    Attributes:
-        best: what has come out, best first.
-        limit_bytes: memory that candidates may need from now on, if it is less than a device has.
+    *quickest*: what the best step costs that has been run so far, and whose it is. *limit_bytes*: memory that
+    candidates may need from now on, if it is less than a device has.
 
-    Raises:
-        EngineError: numba is not installed.
+    Raises EngineError if numba is not installed.
     """
 
     def __init__(self, weight: Callable[[Job], float] = lambda _: 1.0) -> None:
@@ -128,6 +107,7 @@ class Search:
         self.best: list[Timed] = []
         self.n_candidates = self.n_run = self.n_simulated = self.n_too_large = 0
         self.smallest: tuple[Job, int] | None = None
+        self.quickest: tuple[float, Job] | None = None
         self._weight = weight
         self._heap: list[tuple[float, int, int, Job | Family]] = []
         self._programs: dict[Job, Program] = {}
@@ -135,6 +115,7 @@ class Search:
         self._memory = LeastMemory()
         self._times: dict[Any, PipelineTimes] = {}
         self._networks: dict[Any, Network] = {}
+        self._sites: dict[tuple[str, int], Cluster] = {}
 
     def counts(self) -> Counts:
         """Return what was looked at so far."""
@@ -146,10 +127,35 @@ class Search:
             smallest=self.smallest,
         )
 
+    @property
+    def least_left(self) -> float:
+        """What everything costs at least that has not come out."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def simulated(self) -> list[Timed]:
+        """Return all whose step has been run, those that may not be the best as well."""
+        inside = [
+            Timed(job=one, cost=cost, program=self._programs.get(one))
+            for cost, stage, _, one in self._heap
+            if -stage == Stage.STEP and not isinstance(one, Family)
+        ]
+        return [*self.best, *inside]
+
+    def words(self) -> str:
+        """Return how far the search is, for people."""
+        said = f"{self.n_run:,} pipelines run, {self.n_simulated} simulated of {self.n_candidates:,}"
+        if self.quickest is None:
+            return said
+        cost, job = self.quickest
+        per_s = self._weight(job) * 1e9
+        left = min(self.least_left, cost)
+        return f"{said}; best so far {format_time(cost / per_s)}, none below {format_time(left / per_s)}"
+
     def add(self, family: Family) -> None:
         """Let the jobs of *family* be candidates."""
         try:
-            least_ns = self._pipeline(family.job).family_ns(family)
+            site = family._replace(job=self._of_site(family.job))
+            least_ns = self._pipeline(site.job).family_ns(site)
         except SimulationError:  # its parts cannot be built
             return
         self.n_candidates += len(family.pipelines)
@@ -166,16 +172,21 @@ class Search:
         cost, negative_stage, _, one = heapq.heappop(self._heap)
         if isinstance(one, Family):
             self._expand(one)
-        elif self.limit_bytes < math.inf and not self._fits(one, self._known_bytes(one, -negative_stage)):
+            return
+        is_run = -negative_stage == Stage.STEP
+        if self.limit_bytes < math.inf and not self._fits(
+            one, peak_bytes(one) if is_run else self._memory.least_bytes(self._of_site(one))
+        ):
             self._programs.pop(one, None)
-        elif -negative_stage == Stage.STEP:
+        elif is_run:
             self.best.append(Timed(job=one, cost=cost, program=self._programs.pop(one, None)))
         else:
             self._try(Stage(1 - negative_stage), one)
 
     def _expand(self, family: Family) -> None:
         """Put the jobs of *family* in one by one, unless none of them can fit."""
-        if not self._fits(family.job, self._memory.family_bytes(family.job), len(family.pipelines)):
+        least_bytes = self._memory.family_bytes(self._of_site(family.job))
+        if not self._fits(family.job, least_bytes, len(family.pipelines)):
             return
         for job in family.jobs():
             self._try(Stage.FLOOR, job)
@@ -191,32 +202,44 @@ class Search:
         }
         try:
             if (least_ns := look[stage](job)) is not None:
-                self._push(stage, job, least_ns)
+                cost = self._push(stage, job, least_ns)
+                if stage == Stage.STEP and (self.quickest is None or cost < self.quickest[0]):
+                    self.quickest = (cost, job)
         except SimulationError:  # its schedule does not allow it
             self.n_candidates -= stage is Stage.FLOOR
 
-    def _known_bytes(self, job: Job, stage: int) -> int:
-        """Return the memory that *job* needs at least; all of it where its step has been run."""
-        if stage == Stage.STEP:
-            return max(rank.peak_bytes for rank in rank_memories(job))
-        return self._memory.least_bytes(job)
+    def _of_site(self, job: Job) -> Job:
+        """Return *job* as one of its sites does it: what it takes there is the least that a step takes.
+
+        Sites of one machine are one object, as whoever remembers expects.
+        """
+        if job.n_sites == 1:
+            return job
+        site = job.of_one_site
+        return replace(
+            site, cluster=self._sites.setdefault((site.cluster.name, job.cluster.n_gpus), site.cluster)
+        )
 
     def _floor_ns(self, job: Job) -> int:
-        times = self._pipeline(job)
-        return max(times.floor_ns(job), times.replicas_ns(job))
+        site = self._of_site(job)
+        times = self._pipeline(site)
+        return max(times.floor_ns(site), times.replicas_ns(site))
 
     def _update_ns(self, job: Job) -> int | None:
         """Return the floor of *job* with its optimizer behind it; None: it does not fit."""
-        if not self._fits(job, self._memory.least_bytes(job)):
+        site = self._of_site(job)
+        if not self._fits(job, self._memory.least_bytes(site)):
             return None
-        return self._floor_ns(job) + self._pipeline(job).update_ns(job)
+        return self._floor_ns(job) + self._pipeline(site).update_ns(site)
 
     def _actions_ns(self, job: Job) -> int:
-        return self._pipeline(job).actions_floor_ns(job)
+        site = self._of_site(job)
+        return self._pipeline(site).actions_floor_ns(site)
 
     def _pipeline_ns(self, job: Job) -> int:
         self.n_run += 1
-        return self._pipeline(job).step_floor_ns(job)
+        site = self._of_site(job)
+        return self._pipeline(site).step_floor_ns(site)
 
     def _fits(self, job: Job, peak_bytes: int, n_jobs: int = 1) -> bool:
         if peak_bytes <= min(job.cluster.device.memory_bytes, self.limit_bytes):
@@ -234,16 +257,20 @@ class Search:
 
         None: it does not fit.
         """
-        if not self._fits(job, max(rank.peak_bytes for rank in rank_memories(job))):
+        if not self._fits(job, peak_bytes(job)):
             return None
         self.n_simulated += 1
-        if job.cluster.others or job.variation.factors:  # ranks differ in speed, which simulate sees to
-            return round(float(simulate(job, engine="compiled").summary["step_time_s"]) * 1e9)
+        if job.cluster.others or job.variation.factors or job.n_sites > 1:
+            # ranks differ in speed, or sites meet, which simulate sees to
+            summary = simulate(job, engine="compiled", only_figures=True, covers_unsaid=False).summary
+            return round(float(summary["average_step_time_s"]) * 1e9)
         key = (job.cluster.name, job.cluster.n_gpus, *placed(job).items())
         if key not in self._networks:
             self._networks[key] = job_network(job)
         compute = ComputeModel(job.cluster.device, job.precision)
         program = build(job, self._networks[key], compute, groups=self._pipeline(job).units.groups(job))
+        # A summary is made of a program as it was built; with stragglers or jitter simulate changes its
+        # durations.
         if job.variation == Variation():
             self._keep(job, program)
         _, end_ns = choose("compiled", program.n_tasks, queue=program.shares_gpus).times(program)
@@ -255,11 +282,14 @@ class Search:
         if program.n_tasks + sum(one.n_tasks for one in kept) <= KEPT_TASKS:
             self._programs[job] = program
 
-    def _push(self, stage: Stage, one: Job | Family, ns: int) -> None:
-        """Put a candidate in; of equals, the one that is known best comes out first."""
+    def _push(self, stage: Stage, one: Job | Family, ns: int) -> float:
+        """Put a candidate in and return what it costs; of equals, the one known best comes out first."""
         self._pushed += 1
-        job = one.job if isinstance(one, Family) else one
-        heapq.heappush(self._heap, (ns * self._weight(job), -stage, self._pushed, one))
+        cost = ns * self._weight(one.job if isinstance(one, Family) else one)
+        # Of equals the one that was looked at most closely comes first: a whole step of that cost ends
+        # the search there. The running number keeps jobs themselves from ever being compared.
+        heapq.heappush(self._heap, (cost, -stage, self._pushed, one))
+        return cost
 
     def _pipeline(self, job: Job) -> PipelineTimes:
         per_node = job.ranks_per_node or job.filled_per_node
@@ -267,3 +297,40 @@ class Search:
         if key not in self._times:
             self._times[key] = PipelineTimes(job.cluster, per_node)
         return self._times[key]
+
+
+# The fastest layout for every amount of memory: the front that the page of a search draws.
+
+PARTS_OF_MEMORY: Final = 50
+"""The next layout of a front needs less memory than the one before, by at least this part of a GPU's."""
+
+TOO_SLOW: Final = 2
+"""Times as slow as the fastest: there a front ends."""
+
+
+@few_collections()
+def front(families: Iterable[Family], progress: Progress | None = None) -> tuple[Ranked, ...]:
+    """Return the fastest layout of all, the fastest that needs less memory than that, and so on.
+
+    Of those that take equally long it is the one that needs the least. Candidates come out of a search
+    fastest first. Whenever one has, all that do not need less memory by a fiftieth of that of a GPU are
+    dropped. So each layout here is the fastest of all that fit where it fits. What takes twice as long as the
+    fastest is left out. Raises EngineError if numba is not installed.
+    """
+    search = Search()
+    for family in families:
+        search.add(family)
+    while search.goes_on(search.n_candidates, TOO_SLOW * search.best[0].cost if search.best else math.inf):
+        n_before = len(search.best)
+        search.look_closer()
+        if len(search.best) > n_before:
+            while search.goes_on(search.n_candidates, search.best[-1].cost):  # what takes as long
+                search.look_closer()
+            leanest = min(search.best[n_before:], key=lambda one: peak_bytes(one.job))
+            search.best[n_before:] = [leanest]
+            search.limit_bytes = (
+                peak_bytes(leanest.job) - leanest.job.cluster.device.memory_bytes // PARTS_OF_MEMORY
+            )
+            if progress is not None:
+                progress(f"the front: {len(search.best)} layouts")
+    return summarised(search.best)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from foretrace.door import json_text
 from foretrace.simulator.search.flags import several
 from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
@@ -53,7 +53,7 @@ def bubble(*, as_json: bool, **flags: Any) -> None:
     passing = {name: bubbles.passes(name, stages, flags["efficiency"], virtual) for name in known}
     if as_json:
         said = {"rows": [row.describe() for row in rows], "refused": refused}
-        click.echo(json.dumps(said | {"efficiency": flags["efficiency"], "passes_from": passing}))
+        click.echo(json_text(said | {"efficiency": flags["efficiency"], "passes_from": passing}))
         return
     _show(rows, refused, passing, flags["efficiency"])
 

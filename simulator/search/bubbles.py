@@ -94,8 +94,7 @@ def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: in
     >>> round(found.fraction, 3), found.overhead
     (0.2, 0.25)
 
-    Raises:
-        ScheduleError: the schedule does not allow these sizes.
+    Raises ScheduleError if the schedule does not allow these sizes.
     """
     orders = plan(schedule, n_stages, n_microbatches, virtual_stages)
     per_rank = max(len(held_stages(order)) for order in orders)
@@ -121,10 +120,8 @@ def passes(schedule: str, n_stages: int, efficiency: float, virtual_stages: int 
     """Return the fewest micro-batches that reach *efficiency*; None if ``MOST_PER_STAGE`` are too few.
 
     Efficiency grows with micro-batches where the schedule allows them. What idles hardly does, so that one
-    answer says about where to ask next; if that does not find it soon, halving does.
-
-    Raises:
-        ScheduleError: there is no such schedule.
+    answer says about where to ask next; if that does not find it soon, halving does. Raises ScheduleError if
+    there is no such schedule.
     """
     if schedule not in SCHEDULES:
         raise ScheduleError(f"unknown schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
@@ -171,7 +168,6 @@ def _spans(orders: Sequence[Sequence[Action]], n_stages: int) -> list[tuple[int,
 
 
 def _needs(action: Action, n_stages: int) -> list[_Result]:
-    """Return the results that an action waits for."""
     stage, micro_batch = action.stage, action.microbatch
     if action.kind == "F":
         return [("F", stage - 1, micro_batch)] if stage else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -11,22 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foretrace.door import json_text
+from foretrace.interrupts import INTERRUPTED
 from foretrace.simulator.errors import ConfigError, JobError
-from foretrace.simulator.search.flags import search_options
+from foretrace.simulator.search.flags import AS_SIMULATED, CHOICES, OF_THE_JOB, search_options
 from foretrace.simulator.search.garbage import few_collections
 
 if TYPE_CHECKING:
     from foretrace.simulator.job import Job
-    from foretrace.simulator.search.found import Found, Ranked
-    from foretrace.simulator.search.machines import SearchAll
+    from foretrace.simulator.search.found import Found, Ranked, SearchAll
     from foretrace.simulator.search.space import Space
 
-
-TOKENS_PER_STEP = 4 << 20
-"""Tokens of a step where no batch is given: the 4 M of Llama 2 (arXiv:2307.09288, section 2.2)."""
-
-DEGREES = ("tp", "pp", "cp", "ep", "expert_tp")
-"""Flags of parallel degrees."""
 
 NEEDED = ("model", "gpus")
 """Flags without which there is nothing to search, unless a rehearsal says them."""
@@ -52,8 +46,7 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     from foretrace.simulator.config import job_settings, write_config
     from foretrace.simulator.configs.cli import show_differences
     from foretrace.simulator.configs.write import written
-    from foretrace.simulator.search.page import write_page
-    from foretrace.simulator.search.render import show
+    from foretrace.simulator.search.render import show, write_page
     from foretrace.traces.writer import write_atomically
 
     _check_before(flags)
@@ -66,19 +59,23 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     if flags["report"]:
         write_page(flags["report"], said, spaces)
     if as_json:
-        click.echo(json.dumps(said))
-        return
-    show(said)
-    for one in made:
-        click.echo(f"\n{one.target}:\n{one.text.rstrip()}")
-        show_differences(one)
+        click.echo(json_text(said))
+    else:
+        show(said)
+        for one in made:
+            click.echo(f"\n{one.target}:\n{one.text.rstrip()}")
+            show_differences(one)
+    if said["interrupted"]:
+        ctx.exit(INTERRUPTED)
 
 
 def _check_before(flags: Mapping[str, Any]) -> None:
     """Raise, before a search that takes long, what its answer would end in: no number, or no file."""
+    from foretrace.simulator.energy import supply
     from foretrace.simulator.goodput.training import parse_count
     from foretrace.traces.replacing import check_can_write
 
+    supply(flags["pue"], flags["grid"])
     if flags["tokens"] is not None:
         parse_count(flags["tokens"])
     for path in (flags["output"], flags["report"]):
@@ -97,10 +94,18 @@ def _searched(
     spaces: Sequence[Space], flags: Mapping[str, Any], *, quiet: bool
 ) -> tuple[Job, dict[str, Any]]:
     """Return the best job of *spaces*, and everything that was found as plain JSON types."""
+    from foretrace.simulator.energy import supply
     from foretrace.simulator.price import usd_per_gpu_hour
-    from foretrace.simulator.search.describe import counts_of, described, waterfall
-    from foretrace.simulator.search.front import front
-    from foretrace.simulator.search.ties import difference, mark_tied
+    from foretrace.simulator.search.best import front
+    from foretrace.simulator.search.describe import (
+        conventions,
+        counts_of,
+        covering,
+        described,
+        difference,
+        mark_tied,
+        waterfall,
+    )
     from foretrace.simulator.search.what_if import answers
 
     prices = {
@@ -111,20 +116,29 @@ def _searched(
     }
 
     def say(one: Ranked) -> dict[str, Any]:
-        return described(one, prices, flags["tokens"])
+        return described(one, prices, flags["tokens"], supply(flags["pue"], flags["grid"]))
 
     what_if: list[dict[str, Any]] = []
     with _searching(flags, spaces, _weights(flags, prices), quiet=quiet) as search_all:
         found, machines = _found(search_all, spaces, prices, flags)
-        if flags["what_if"]:
+        is_whole = found.counts.is_whole
+        if flags["what_if"] and is_whole:
             what_if = answers(spaces, found.best[0], lambda others: search_all(others, 1), say)
-        fronts = [front(space.families()) for space in spaces] if flags["report"] else []
+        fronts = [front(space.families()) for space in spaces] if flags["report"] and is_whole else []
+    best, summary = found.best[0].job, found.best[0].summary
+    told, readings = conventions(best.of_one_site, given=flags["framework"] is not None, wanted=is_whole)
+    meets = summary["average_step_time_s"] / summary["step_time_s"]
+    told["step_time_s"] = {name: meets * step_s for name, step_s in told["step_time_s"].items()}
     layouts = [say(one) for one in found.best]
     on_front = [say(one) for points in fronts for one in points]
-    mark_tied([*layouts, *on_front], flags["by"])
+    mark_tied([*layouts, *on_front], flags["by"])  # by intervals of one framework: all layouts share it
+    layouts, on_front = (
+        [covering(one, readings, best.framework) for one in some] for some in (layouts, on_front)
+    )
     at = min(flags["why"], len(layouts))
-    return found.best[0].job, counts_of(found.counts) | {
+    return best, counts_of(found.counts) | {
         "layouts": layouts,
+        "conventions": told,
         "machines": machines,
         "prices": _prices(prices, given=flags["price"] is not None),
         "tied": difference()._asdict(),
@@ -145,15 +159,16 @@ def _found(
 ) -> tuple[Found, list[dict[str, Any]]]:
     """Return the best layouts, and the best of each machine if several compete.
 
-    Raises:
-        ConfigError: there is a budget, but no number of tokens, or no price.
-        JobError: nothing is cheap enough, or nothing fits.
+    Raises ConfigError if there is a budget, but no number of tokens, or no price. Raises JobError if nothing
+    is cheap enough, or nothing fits.
     """
+    from foretrace.simulator.config import check_sites
+    from foretrace.simulator.energy import supply
     from foretrace.simulator.search.describe import described, nothing
-    from foretrace.simulator.search.machines import affordable, best_of_each, machines
+    from foretrace.simulator.search.found import affordable, best_of_each, machines
 
     def say(one: Ranked) -> dict[str, Any]:
-        return described(one, prices, flags["tokens"])
+        return described(one, prices, flags["tokens"], supply(flags["pue"], flags["grid"]))
 
     if flags["budget"] is None:
         found = search_all(spaces, flags["top"])
@@ -167,6 +182,7 @@ def _found(
         best = [one.best[0] for one in each if one.best] if len(spaces) > 1 else []
     if not found.best:
         raise JobError(nothing(found.counts, spaces))
+    check_sites(found.best[0].job)
     by = "usd_per_1b_tokens" if flags["by"] == "cost" else "step_time_s"
     return found, machines(spaces, [say(one) for one in best], flags["budget"], by) if best else []
 
@@ -179,33 +195,23 @@ def _searching(
 
     Ray prints on stdout that a worker was lost, which is none of what a search says: it goes to stderr.
     """
-    from foretrace.simulator.search.executors import Here, open_executor
-    from foretrace.simulator.search.parts import FEW, n_layouts, search_parts
+    from foretrace.simulator.search.parts import search_parts, working
     from foretrace.traces.console import telling
 
-    named = flags["executor"]
-    if named is None:
-        executor = open_executor("local") if n_layouts(spaces) >= FEW else Here()
-    else:
-        executor = open_executor(named)
-    try:
-        with redirect_stdout(sys.stderr), telling("searching", quiet=quiet) as tell:
-            yield lambda some, top: search_parts(
-                some,
-                top,
-                weights=weights,
-                executor=executor,
-                progress=tell,
-            )
-    finally:
-        executor.close()
+    with (
+        working(spaces, flags["executor"]) as executor,
+        redirect_stdout(sys.stderr),
+        telling("searching", quiet=quiet) as tell,
+    ):
+        yield lambda some, top: search_parts(
+            some, top, weights=weights, executor=executor, partial=True, progress=tell
+        )
 
 
 def _weights(flags: Mapping[str, Any], prices: Mapping[tuple[str, int], float | None]) -> dict[Any, float]:
     """Return what a nanosecond costs, by machine; by time, all cost the same.
 
-    Raises:
-        ConfigError: costs are asked for, and a machine has no price.
+    Raises ConfigError if costs are asked for, and a machine has no price.
     """
     if flags["by"] == "time":
         return {}
@@ -218,20 +224,17 @@ def _weights(flags: Mapping[str, Any], prices: Mapping[tuple[str, int], float | 
 def _spaces(flags: Mapping[str, Any]) -> list[Space]:
     """Return the space of each machine and size."""
     from foretrace.simulator.models.sources import load_model
-    from foretrace.simulator.search.space import Space
+    from foretrace.simulator.search.space import Space, usual_batch
     from foretrace.topologies.catalog import load_cluster
 
-    others = {"precision": flags["precision"]}
-    if flags["framework"]:
-        others["framework"] = flags["framework"]
-    chosen = {name: flags[name] for name in (*DEGREES, "micro_batch", "virtual_stages", "offload_layers")}
-    chosen |= {name: flags[name] for name in ("schedule", "sharding", "recompute", "offload") if flags[name]}
+    others = {name: flags[name] for name in (*OF_THE_JOB, *AS_SIMULATED) if flags[name] is not None}
+    chosen = {name: flags[name] for name in CHOICES if flags[name]}
     model = load_model(flags["model"])
     return [
         Space(
             model=model,
             cluster=load_cluster(cluster, gpus),
-            global_batch=flags["global_batch"] or max(1, TOKENS_PER_STEP // flags["seq_len"]),
+            global_batch=flags["global_batch"] or usual_batch(flags["seq_len"]),
             seq_len=flags["seq_len"],
             others=others,
             **chosen,

@@ -2,24 +2,97 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from functools import cache
+from importlib import resources
+from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.config import inferred_dp
-from foretrace.simulator.errors import JobError, SimulationError
+from foretrace.simulator.energy import Supply, of_step, over_times
+from foretrace.simulator.errors import JobError
 from foretrace.simulator.goodput.training import parse_count
+from foretrace.simulator.intervals import Reading
 from foretrace.simulator.job import Job, check_chunks, check_heads
-from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.ranks import peak_bytes
+from foretrace.simulator.memory.remedies import NOT_POSSIBLE
 from foretrace.simulator.network.advice import across
 from foretrace.simulator.network.cost import job_network
 from foretrace.simulator.schedules import plan
 from foretrace.simulator.search.found import Counts, Ranked
-from foretrace.simulator.search.space import ONE_STAGE, Space
+from foretrace.simulator.search.space import ONE_STAGE, SHARED, Space
+from foretrace.simulator.simulate import by_framework
 from foretrace.simulator.summary import job_name
-from foretrace.topologies.errors import TopologyError
-from foretrace.topologies.units import format_bytes, format_capacity
-from foretrace.traces.errors import TraceError
+from foretrace.topologies.units import format_bytes, format_capacity, format_time
 from foretrace.traces.layout import Layout
+from foretrace.traces.report.format import format_share
+
+# Which layouts nobody can tell apart: what measured groups of layouts say about differences.
+#
+# What a prediction is off by in every layout of a model and machine cancels when two of them are compared.
+# What is left was measured: ties.toml is written by benchmarks/ties.py, nothing in it is typed by
+# hand.
+
+
+class Difference(NamedTuple):
+    """From which predicted difference of two layouts on measurements agree which is faster.
+
+    Attributes:
+        level: share of the pairs that are predicted to differ so much whose measured order is the predicted.
+        between: where ``ratio`` would be in 8 of 10 cases if other groups had been measured.
+        pairs, groups, sources: pairs of layouts that it is from, in so many groups of so many sources.
+    """
+
+    ratio: float
+    level: float
+    between: tuple[float, float]
+    pairs: int
+    groups: int
+    sources: int
+
+    @property
+    def words(self) -> str:
+        """What it says, as a person reads it.
+
+        >>> Difference(1.06, 0.8, (1.05, 1.08), 900, 100, 6).words
+        'measured layouts less than 6.0 % apart came in the predicted order less than 8 times in 10'
+        """
+        return (
+            f"measured layouts less than {format_share(self.ratio - 1)} apart came in the predicted order "
+            f"less than {10 * self.level:.0f} times in 10"
+        )
+
+
+@cache
+def difference() -> Difference:
+    """Return what was measured."""
+    text = (resources.files("foretrace.simulator.search") / "ties.toml").read_text(encoding="utf-8")
+    found = tomllib.loads(text)
+    return Difference(**found | {"between": tuple(found["between"])})
+
+
+def mark_tied(layouts: Sequence[dict[str, Any]], by: str) -> None:
+    """Note in each layout whether it is tied with the best, so that measurements may well turn them round.
+
+    On the machine of the best that is a difference below ``difference().ratio``. On another machine errors do
+    not cancel: there they are tied if the likely intervals of both meet.
+
+    *by*: ``"time"`` or ``"cost"``: what they compete by.
+    """
+    name = {"time": "step_time_s", "cost": "usd_per_1b_tokens"}[by]
+    best = layouts[0]
+    for one in layouts:
+        if (one["cluster"], one["gpus"]) == (best["cluster"], best["gpus"]):
+            one["tied"] = one[name] < best[name] * difference().ratio
+        else:
+            one["tied"] = one[name] * _share(one, 0) <= best[name] * _share(best, 1)
+
+
+def _share(one: Mapping[str, Any], end: int) -> float:
+    """Return an end of the interval of a step time, as a share of it; 1 without one."""
+    interval = one["step_time_interval_s"]
+    return 1.0 if interval is None else float(interval[end] / one["step_time_s"])
+
 
 _DAY_S: Final = 86_400
 
@@ -31,21 +104,23 @@ def counts_of(counts: Counts) -> dict[str, Any]:
         "n_pipelines_run": counts.n_run,
         "n_simulated": counts.n_simulated,
         "n_too_large": counts.n_too_large,
+        "interrupted": not counts.is_whole,
     }
 
 
 def described(
-    one: Ranked, prices: Mapping[tuple[str, int], float | None], tokens: str | None
+    one: Ranked,
+    prices: Mapping[tuple[str, int], float | None],
+    tokens: str | None,
+    power: Supply | None = None,
 ) -> dict[str, Any]:
     """Return what is said of one layout.
 
-    Args:
-        one: the layout.
-        prices: dollars per GPU and hour, by machine and its GPUs.
-        tokens: the budget, as a person writes it; None: there is none.
+    *prices*: dollars per GPU and hour, by machine and its GPUs. *tokens*: the budget, as a person writes it;
+    None: there is none. *power*: where the power comes from; None: nobody said.
     """
     job, summary = one.job, one.summary
-    n_gpus, step_s = job.cluster.n_gpus, summary["step_time_s"]
+    n_gpus, step_s = job.cluster.n_gpus, summary["average_step_time_s"]
     price = prices[job.cluster.name, n_gpus]
     usd = None if price is None else step_s / 3600 * n_gpus * price / job.tokens_per_step * 1e9
     budget = None if tokens is None else parse_count(tokens)
@@ -66,14 +141,87 @@ def described(
         "recompute": job.recompute,
         "offload": job.offload,
         "offload_layers": job.offload_layers,
-        **{name: summary[name] for name in ("step_time_s", "tokens_per_s_per_gpu", "mfu", "shares")},
+        "step_time_s": step_s,
+        **{name: summary[name] for name in ("tokens_per_s_per_gpu", "mfu", "shares")},
         **{name: summary[name] for name in ("peak_memory_bytes", "memory_limit_bytes", "fits")},
-        "step_time_interval_s": likely.get("step_time_s"),
+        "step_time_interval_s": [step_s * end / summary["step_time_s"] for end in likely["step_time_s"]]
+        if "step_time_s" in likely
+        else None,
         "peak_memory_interval_bytes": likely.get("peak_memory_bytes"),
         "usd_per_1b_tokens": usd,
         "days": None if budget is None else budget / summary["tokens_per_s"] / _DAY_S,
         "usd": None if budget is None or usd is None else usd * budget / 1e9,
+        "energy": of_step(
+            {
+                "name": job.cluster.name,
+                "gpus_per_node": job.cluster.gpus_per_node,
+                "gpus_per_tray": job.cluster.gpus_per_tray,
+                **job.cluster.powers(),
+            },
+            summary,
+            power or Supply(),
+            n_gpus=n_gpus // job.n_sites,
+        ),
     }
+
+
+def covering(layout: Mapping[str, Any], readings: Sequence[Reading], framework: str) -> dict[str, Any]:
+    """Return *layout* with intervals that cover what frameworks make of the best one, in proportion.
+
+    *layout*: as ``described``. *readings*: the best layout by the conventions of each framework; empty if one
+    was named.
+    """
+    own = next((one for one in readings if one.name == framework), None)
+    if own is None:
+        return dict(layout)
+    found = dict(layout)
+    for name, figure in (
+        ("step_time_interval_s", "step_time_s"),
+        ("peak_memory_interval_bytes", "peak_memory_bytes"),
+    ):
+        if layout[name] is not None:
+            known = [value for one in readings if (value := getattr(one, figure)) is not None]
+            shares = [value / getattr(own, figure) for value in known]
+            # In proportion: the layouts of one search differ less among frameworks than frameworks do
+            # among themselves.
+            low, high = layout[name]
+            found[name] = [low * min(shares), high * max(shares)]
+    if found["energy"] is not None:
+        found["energy"] = over_times(found["energy"], found["step_time_interval_s"], found["step_time_s"])
+    return found
+
+
+NOTICED: Final = 1.02
+"""Ratio of step times from which it matters whose conventions hold: our choice."""
+
+
+def conventions(job: Job, *, given: bool, wanted: bool = True) -> tuple[dict[str, Any], list[Reading]]:
+    """Return whose conventions hold for *job*, and unless they were *given*, what others make of it.
+
+    Where that is not *wanted*, nobody is asked.
+    """
+    readings = [] if given or not wanted else by_framework(job)
+    times_s = {one.name: one.step_time_s for one in readings if one.step_time_s is not None}
+    return {"framework": job.framework, "given": given, "step_time_s": times_s}, readings
+
+
+def conventions_line(framework: str, step_time_s: Mapping[str, float]) -> str:
+    """Return whose conventions hold and, if it matters, what the step would take under those of others.
+
+    >>> conventions_line("a", {"a": 1.0, "b": 1.5, "c": 1.1})
+    'conventions: a; by those of 3 frameworks, if they can run it, 1 s (a) to 1.5 s (b): --framework'
+    >>> conventions_line("a", {"a": 1.0, "b": 1.01})
+    'conventions: a'
+    """
+    if len(step_time_s) < 2:
+        return f"conventions: {framework}"
+    low, *_, high = sorted(step_time_s, key=step_time_s.__getitem__)
+    if step_time_s[high] < step_time_s[low] * NOTICED:
+        return f"conventions: {framework}"
+    return (
+        f"conventions: {framework}; by those of {len(step_time_s)} frameworks, if they can run it, "
+        f"{format_time(step_time_s[low])} ({low}) to {format_time(step_time_s[high])} ({high}): --framework"
+    )
 
 
 def waterfall(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -83,16 +231,17 @@ def waterfall(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[
     """
     if first is second or first["gpus"] != second["gpus"]:
         return []
-    causes = dict.fromkeys([*first["shares"], *second["shares"]])
-    parts = [
-        {
-            "cause": cause,
-            "seconds": second["shares"].get(cause, 0.0) * second["step_time_s"]
-            - first["shares"].get(cause, 0.0) * first["step_time_s"],
-        }
-        for cause in causes
-    ]
+    parts = [{"cause": cause, "seconds": s} for cause, s in seconds_by_cause(first, second).items()]
     return sorted(parts, key=lambda part: -abs(part["seconds"]))
+
+
+def seconds_by_cause(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, float]:
+    """Return where *second* loses its time to *first*, in seconds a step; adds up to the difference."""
+    return {
+        cause: second["shares"].get(cause, 0.0) * second["step_time_s"]
+        - first["shares"].get(cause, 0.0) * first["step_time_s"]
+        for cause in dict.fromkeys([*first["shares"], *second["shares"]])
+    }
 
 
 def nothing(counts: Counts, spaces: Sequence[Space]) -> str:
@@ -100,14 +249,14 @@ def nothing(counts: Counts, spaces: Sequence[Space]) -> str:
     if counts.smallest is None:
         return f"no layout is possible: {why_impossible(spaces[0])}"
     job, _ = counts.smallest
-    peak_bytes = max(rank.peak_bytes for rank in rank_memories(job))
     limit = job.cluster.device.memory_bytes
     host = (
         "; --offload optimizer,states,all also tries the memory of the host" if job.offload == "none" else ""
     )
     return (
         f"none of {counts.n_candidates:,} layouts fits: the smallest, {job_name(job)} with recompute "
-        f"{job.recompute} and {job.sharding}, needs {format_bytes(peak_bytes)} of {format_capacity(limit)}"
+        f"{job.recompute} and {job.sharding}, needs {format_bytes(peak_bytes(job))} of "
+        f"{format_capacity(limit)}"
         f"{host}"
     )
 
@@ -124,7 +273,7 @@ def why_impossible(space: Space) -> str:
     degrees = {axis: values[0] for axis, values in axes.items() if values}
     try:
         _first(space, degrees)
-    except (SimulationError, TopologyError, TraceError) as error:
+    except NOT_POSSIBLE as error:
         return str(error)
     return NOWHERE
 
@@ -132,8 +281,7 @@ def why_impossible(space: Space) -> str:
 def _first(space: Space, degrees: dict[str, int]) -> None:
     """Check the first layout with *degrees*.
 
-    Raises:
-        SimulationError, TopologyError, TraceError: it is not possible.
+    Raises SimulationError, TopologyError, TraceError if it is not possible.
     """
     n_layers = space.model.n_layers
     check_heads(degrees.get("tp", 1), space.model)
@@ -152,7 +300,7 @@ def _first(space: Space, degrees: dict[str, int]) -> None:
         seq_len=space.seq_len,
         schedule=space.schedule[0] if is_cut else ONE_STAGE,
         virtual_stages=space.virtual_stages[0] if is_cut and space.virtual_stages else None,
-        sharding=space.sharding[0],
+        sharding=(space.sharding or SHARED)[0],
         recompute=space.recompute[0],
         offload=space.offload[0],
         offload_layers=space.offload_layers[0] if space.offload_layers else 0,

@@ -25,11 +25,7 @@ Function = Callable[[Any], Any]
 
 
 class Executor(Protocol):
-    """Who does the work.
-
-    Attributes:
-        workers: how many tasks to keep running.
-    """
+    """Who does the work."""
 
     workers: int
 
@@ -95,6 +91,8 @@ class Local:
             found = []
             for task in wanted:
                 future = self._futures[task]
+                # A lost process breaks every future of the pool, those that had not begun as well: not an
+                # answer.
                 if future.done() and not isinstance(future.exception(), BrokenProcessPool):
                     found.append((task, future.result()))
                     del self._futures[task], self._work[task]
@@ -116,8 +114,7 @@ class Local:
     def _replace(self) -> None:
         """Start new processes, and everything that is not done.
 
-        Raises:
-            SearchError: that has happened too often.
+        Raises SearchError if that has happened too often.
         """
         self._losses += 1
         if self._losses > MOST_LOSSES:
@@ -204,8 +201,7 @@ class Ray:
 def open_executor(text: str) -> Executor:
     """Return who *text* names.
 
-    Raises:
-        SearchError: it names nobody, the package is not installed, or nobody answers there.
+    Raises SearchError if it names nobody, the package is not installed, or nobody answers there.
 
     >>> open_executor("local:1").workers
     1
@@ -221,11 +217,17 @@ def open_executor(text: str) -> Executor:
     raise SearchError(f"executor {text!r}: {FORMS}")
 
 
+def cores() -> int:
+    """Return the processors that this process may use."""
+    # cpu_count knows nothing of containers and of taskset.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _number(text: str, whole: str) -> int:
     """Return the number behind ``local:``; without one, the processors of this machine."""
     number = text.partition(":")[2]
     if not number:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cores()
     if not number.isdecimal() or int(number) < 1:
         raise SearchError(f"executor {whole!r}: a number of processes from 1 on, e.g. local:4")
     return int(number)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
-from foretrace.simulator.flags import dollars, tool
+from foretrace.simulator.flags import dollars, energy_options, tool
 from foretrace.simulator.job import OFFLOADS, RECOMPUTES
+from foretrace.simulator.optimizers import OPTIMIZERS
 from foretrace.simulator.schedules import SCHEDULES
-from foretrace.simulator.settings import MOST
+from foretrace.simulator.settings import LISTED, MOST, OUTER
 from foretrace.simulator.sharding import SHARDINGS
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -19,9 +20,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def several(kind: Callable[[str], Any], allowed: Sequence[Any] = ()) -> Callable[[Any], tuple[Any, ...]]:
     """Return what reads values of *kind* in one word, separated by commas; none means every possible one.
 
-    Args:
-        kind: ``int`` or ``str``.
-        allowed: the values there are; empty: any, of numbers those from 1 on.
+    *kind*: ``int`` or ``str``. *allowed*: the values there are; empty: any, of numbers those from 1 on.
     """
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -44,10 +43,73 @@ def several(kind: Callable[[str], Any], allowed: Sequence[Any] = ()) -> Callable
     return read
 
 
-def _names(which: str) -> Callable[[Any], tuple[Any, ...]]:
-    known = {"schedule": tuple(SCHEDULES), "sharding": tuple(SHARDINGS), "recompute": RECOMPUTES}
-    return several(str, {**known, "offload": OFFLOADS}[which])
+CHOICES: Final[Mapping[str, tuple[type, tuple[str, ...], str]]] = {
+    "tp": (int, (), "Tensor-parallel degrees to try. [default: all]"),
+    "pp": (int, (), "Pipeline degrees to try. [default: all]"),
+    "cp": (
+        int,
+        (),
+        "Context-parallel degrees to try. [default: 1, 2, 4, ... that leave 8,192 tokens per rank]",
+    ),
+    "ep": (int, (), "Expert-parallel degrees to try. [default: all]"),
+    "expert_tp": (int, (), "Ranks to split each expert over. [default: 1, and as many as the layers]"),
+    "micro_batch": (int, (), "Micro-batches to try. [default: powers of 2]"),
+    "schedule": (str, tuple(SCHEDULES), "Pipeline schedules to try."),
+    "virtual_stages": (int, (), "Stages per rank to try. [default: powers of 2]"),
+    "sharding": (
+        *(str, tuple(SHARDINGS)),
+        "Shardings to try. [default: zero1,fsdp; with data parallelism alone ddp,zero2 too]",
+    ),
+    "recompute": (str, RECOMPUTES, "Recomputations to try. [default: all]"),
+    "offload": (str, OFFLOADS, "Offloadings to try. [default: none]"),
+    "offload_layers": (int, (), "Numbers of layers with offloaded activations to try. [default: all]"),
+}
+"""Settings that a search chooses: what values are, which there are (empty: numbers), and the line of help."""
 
+GLOBAL_BATCH: Final = click.option(
+    "--global-batch",
+    type=click.IntRange(1, MOST),
+    help="Sequences per optimizer step. [default: 4 Mi tokens]",
+)
+SEQ_LEN: Final = click.option(
+    "--seq-len",
+    default=4096,
+    show_default=True,
+    type=click.IntRange(1, MOST),
+    help="Tokens per sequence.",
+)
+PRECISION: Final = click.option(
+    "--precision",
+    type=click.Choice(["bf16", "fp16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Number format of compute.",
+)
+OPTIMIZER: Final = click.option(
+    "--optimizer",
+    type=click.Choice(list(OPTIMIZERS)),
+    default="adamw",
+    show_default=True,
+    help="What updates weights.",
+)
+MASTER_WEIGHTS: Final = click.option(
+    "--master-weights/--no-master-weights",
+    default=True,
+    show_default=True,
+    help="Keep an fp32 copy of 16-bit parameters.",
+)
+FRAMEWORK: Final = click.option("--framework", help="Framework whose conventions hold. [default: megatron]")
+TOKENS: Final = click.option("--tokens", help="Tokens to train on, e.g. 2T: shows days and dollars.")
+PRICE: Final = click.option(
+    "--price", help="Price of a GPU, e.g. '2.5 USD/h'. [default: that of the machine, if known]"
+)
+"""Flags of the question, which `advise` asks as well."""
+
+OF_THE_JOB: Final = ("precision", "optimizer", "master_weights", "framework")
+"""Those that are settings of every job."""
+
+AS_SIMULATED: Final = ("images", "image_tokens", "shard_ranks", *OUTER)
+"""Settings of every job, too, whose flags are those of ``simulate``."""
 
 OPTIONS: Final = (
     click.option(
@@ -63,74 +125,25 @@ OPTIONS: Final = (
         help="Machine: a name or a TOML file. Repeatable: several compete.",
     ),
     click.option("--gpus", type=several(int), help="GPUs to use; several numbers compete, e.g. 256,512."),
-    click.option(
-        "--global-batch",
-        type=click.IntRange(1, MOST),
-        help="Sequences per optimizer step. [default: 4 Mi tokens]",
+    GLOBAL_BATCH,
+    SEQ_LEN,
+    *(
+        click.option(f"--{name.replace('_', '-')}", type=several(kind, known), default=(), help=text)
+        for name, (kind, known, text) in CHOICES.items()
     ),
-    click.option(
-        "--seq-len",
-        default=4096,
-        show_default=True,
-        type=click.IntRange(1, MOST),
-        help="Tokens per sequence.",
+    PRECISION,
+    OPTIMIZER,
+    MASTER_WEIGHTS,
+    FRAMEWORK,
+    *(
+        click.option(f"--{name.replace('_', '-')}", type=click.IntRange(0, MOST), help=text)
+        for rows in LISTED.values()
+        for name, (_, text) in rows.items()
+        if name in AS_SIMULATED
     ),
-    click.option(
-        "--tp", type=several(int), default=(), help="Tensor-parallel degrees to try. [default: all]"
-    ),
-    click.option("--pp", type=several(int), default=(), help="Pipeline degrees to try. [default: all]"),
-    click.option(
-        "--cp",
-        type=several(int),
-        default=(),
-        help="Context-parallel degrees to try. [default: 1, 2, 4, ... that leave 8,192 tokens per rank]",
-    ),
-    click.option(
-        "--ep", type=several(int), default=(), help="Expert-parallel degrees to try. [default: all]"
-    ),
-    click.option(
-        "--expert-tp",
-        type=several(int),
-        default=(),
-        help="Ranks to split each expert over. [default: 1, and as many as the layers]",
-    ),
-    click.option(
-        "--micro-batch", type=several(int), default=(), help="Micro-batches to try. [default: powers of 2]"
-    ),
-    click.option("--schedule", type=_names("schedule"), default=None, help="Pipeline schedules to try."),
-    click.option(
-        "--virtual-stages",
-        type=several(int),
-        default=(),
-        help="Stages per rank to try. [default: powers of 2]",
-    ),
-    click.option(
-        "--sharding", type=_names("sharding"), default=None, help="Shardings to try. [default: zero1,fsdp]"
-    ),
-    click.option(
-        "--recompute", type=_names("recompute"), default=None, help="Recomputations to try. [default: all]"
-    ),
-    click.option(
-        "--offload", type=_names("offload"), default=None, help="Offloadings to try. [default: none]"
-    ),
-    click.option(
-        "--offload-layers",
-        type=several(int),
-        default=(),
-        help="Numbers of layers with offloaded activations to try. [default: all]",
-    ),
-    click.option(
-        "--precision",
-        type=click.Choice(["bf16", "fp16", "fp32"]),
-        default="bf16",
-        show_default=True,
-        help="Number format of compute.",
-    ),
-    click.option("--framework", help="Framework whose conventions hold. [default: megatron]"),
-    click.option("--tokens", help="Tokens to train on, e.g. 2T: shows days and dollars."),
-    click.option(
-        "--price", help="Price of a GPU, e.g. '2.5 USD/h'. [default: that of the machine, if known]"
-    ),
+    TOKENS,
+    PRICE,
+    energy_options,
     click.option(
         "--by",
         type=click.Choice(["time", "cost"]),

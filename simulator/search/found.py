@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from foretrace.simulator.errors import JobError
 from foretrace.simulator.job import Job
 from foretrace.simulator.program import Program
 from foretrace.simulator.search.garbage import few_collections
+from foretrace.simulator.search.space import Space
 from foretrace.simulator.simulate import simulate
 
 
@@ -17,10 +19,7 @@ from foretrace.simulator.simulate import simulate
 class Ranked:
     """One of the best layouts.
 
-    Attributes:
-        job: what to run.
-        summary: what ``simulate`` says of it.
-        cost: what candidates were ordered by.
+    *summary*: what ``simulate`` says of it. *cost*: what candidates are ordered by.
     """
 
     job: Job
@@ -33,11 +32,11 @@ class Counts:
     """What a search has looked at.
 
     Attributes:
-        n_candidates: layouts that were considered.
-        n_run: those whose pipeline was run.
-        n_simulated: those whose whole step was run.
-        n_too_large: those that were looked at closely enough to see that they do not fit.
+        n_run: layouts whose pipeline was run.
+        n_simulated: layouts whose whole step was run.
+        n_too_large: layouts that were looked at closely enough to see that they do not fit.
         smallest: of those, the one whose bound on memory is the lowest, and that bound; None if all fit.
+        is_whole: whether the search came to its end; else somebody interrupted it.
     """
 
     n_candidates: int = 0
@@ -45,6 +44,7 @@ class Counts:
     n_simulated: int = 0
     n_too_large: int = 0
     smallest: tuple[Job, int] | None = None
+    is_whole: bool = True
 
     def __add__(self, other: Counts) -> Counts:
         """Return both together."""
@@ -55,6 +55,7 @@ class Counts:
             n_simulated=self.n_simulated + other.n_simulated,
             n_too_large=self.n_too_large + other.n_too_large,
             smallest=min(smallest, key=lambda one: (one[1], order_of(one[0]))) if smallest else None,
+            is_whole=self.is_whole and other.is_whole,
         )
 
 
@@ -62,10 +63,8 @@ class Counts:
 class Timed:
     """One of the best layouts of a part.
 
-    Attributes:
-        job: what to run.
-        cost: what candidates were ordered by.
-        program: of the job, where it is at hand and small; it is left behind on the way to another process.
+    *cost*: what candidates are ordered by. *program*: of the job, where it is at hand and small; it is left
+    behind on the way to another process.
     """
 
     job: Job
@@ -81,9 +80,7 @@ class Timed:
 class Found:
     """What a search has found.
 
-    Attributes:
-        best: the best layouts that fit, best first.
-        counts: what was looked at.
+    *best*: the best layouts that fit, best first.
     """
 
     best: tuple[Ranked, ...]
@@ -102,7 +99,13 @@ def summarised(timed: Sequence[Timed]) -> tuple[Ranked, ...]:
         Ranked(
             job=one.job,
             summary=dict(
-                simulate(one.job, engine="compiled", program=one.program, only_figures=True).summary
+                simulate(
+                    one.job,
+                    engine="compiled",
+                    program=one.program,
+                    only_figures=True,
+                    covers_unsaid=False,
+                ).summary
             ),
             cost=one.cost,
         )
@@ -119,3 +122,67 @@ def order_of(job: Job) -> tuple[Any, ...]:
         *(job.schedule, job.virtual_stages or 0, job.micro_batch),
         *(job.sharding, job.recompute, job.offload, job.offload_layers),
     )
+
+
+# Several machines compete: the best of each, and which of them a budget pays for.
+
+SearchAll = Callable[[Sequence[Space], int], Found]
+"""Searches spaces for so many of their best."""
+
+Described = Mapping[str, Any]
+
+
+def affordable(
+    each: Sequence[Found], n_best: int, budget_usd: float, usd: Callable[[Ranked], float]
+) -> Found:
+    """Return the fastest layouts of all machines that train for the money there is.
+
+    On one machine the fastest is the cheapest, so the best of each are enough. Raises JobError if nothing is
+    cheap enough; the message has what is cheapest.
+    """
+    costs = [(usd(one), one) for found in each for one in found.best]
+    within = sorted(
+        (one.summary["step_time_s"], at) for at, (cost, one) in enumerate(costs) if cost <= budget_usd
+    )
+    if costs and not within:
+        least_usd, one = min(costs, key=lambda cost: cost[0])
+        raise JobError(
+            f"nothing trains these tokens for {budget_usd:,.0f} USD: the cheapest takes "
+            f"{least_usd:,.0f} USD, on {one.job.cluster.n_gpus} {one.job.cluster.name}"
+        )
+    best = tuple(costs[at][1] for _, at in within[:n_best])
+    return Found(best=best, counts=sum((found.counts for found in each), Counts()))
+
+
+def best_of_each(spaces: Sequence[Space], found: Sequence[Ranked], search: SearchAll) -> list[Ranked]:
+    """Return the best layout of every machine on which any fits.
+
+    *spaces*: one per machine. *search*: finds the best of a machine of which none is among those.
+    """
+    best: list[Ranked] = []
+    for space in spaces:
+        place = (space.cluster.name, space.cluster.n_gpus)
+        own = [one for one in found if (one.job.cluster.name, one.job.cluster.n_gpus) == place]
+        best += (own or search([space], 1).best)[:1]
+    return best
+
+
+def machines(
+    spaces: Sequence[Space], best: Sequence[Described], budget_usd: float | None, by: str
+) -> list[dict[str, Any]]:
+    """Return every machine with its best layout, the best machine first; those on which nothing fits last.
+
+    *spaces*: one per machine. *best*: what is said of the best layout of each, where any fits. *budget_usd*:
+    dollars that there are; None: as many as it takes.
+    """
+    at = {(one["cluster"], one["gpus"]): one for one in best}
+    found = [
+        {
+            "cluster": space.cluster.name,
+            "gpus": space.cluster.n_gpus,
+            "best": (own := at.get((space.cluster.name, space.cluster.n_gpus))),
+            "within_budget": None if budget_usd is None or own is None else own["usd"] <= budget_usd,
+        }
+        for space in spaces
+    ]
+    return sorted(found, key=lambda one: one["best"][by] if one["best"] else float("inf"))

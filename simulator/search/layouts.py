@@ -7,32 +7,400 @@ costs one pass over the tasks of its schedule. Needs numba, as the compiled engi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from foretrace.simulator.builder.chain import Chains, Pass
+from foretrace.simulator.builder.gradients import DataParallel
+from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.instances import Costs
-from foretrace.simulator.builder.pairs import write_both
-from foretrace.simulator.builder.program_builder import Task, Template
-from foretrace.simulator.builder.stages import Unit, job_pairs, layer_kind, scatters_p2p, units_by_stage
-from foretrace.simulator.builder.templates import Templates, gather_received
+from foretrace.simulator.builder.line import MainLine
+from foretrace.simulator.builder.pipeline import Visit
+from foretrace.simulator.builder.program_builder import DP, DP_COPIES, Task, Template
+from foretrace.simulator.builder.stages import (
+    Unit,
+    job_pairs,
+    layer_kind,
+    n_stages,
+    scatters_p2p,
+    stage_layers,
+    units_by_stage,
+)
+from foretrace.simulator.builder.step import job_groups
+from foretrace.simulator.builder.templates import Templates, gather_received, write_both
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose
 from foretrace.simulator.job import Job
-from foretrace.simulator.network.cost import network_of
+from foretrace.simulator.memory.ranks import rank_memory
+from foretrace.simulator.memory.stage import StageMemory, stage_memory
+from foretrace.simulator.network.cost import Network, network_of
 from foretrace.simulator.program import Int64Array
-from foretrace.simulator.schedules import ACTION_KINDS, Plan, has_pairs, has_two_copies, held_stages, plan
-from foretrace.simulator.search.least_memory import short_plan
+from foretrace.simulator.schedules import (
+    ACTION_KINDS,
+    SCHEDULES,
+    Plan,
+    has_pairs,
+    has_two_copies,
+    held_stages,
+    plan,
+)
 from foretrace.simulator.search.schedule_program import BACKWARD, FORWARD, ScheduleProgram, schedule_program
 from foretrace.simulator.search.space import Family
-from foretrace.simulator.search.unit_times import OF_TRAFFIC, UnitTimes, template_ns
 from foretrace.simulator.workload.linear import hidden_bytes, tokens_per_shard
-from foretrace.simulator.workload.recompute import recomputes
+from foretrace.simulator.workload.micro_batch import embedding_blocks, head_blocks, layer_blocks
+from foretrace.simulator.workload.recompute import as_kept, recomputes
 from foretrace.topologies.cluster import Cluster
 from foretrace.traces.layout import Coord
+
+# What layers, stages and messages of one machine take, each worked out once for all layouts that share it.
+#
+# A layer takes the same time in every layout with the same tensor, context and expert parallelism,
+# whatever the schedule. So the actions of a stage are sums over few kinds of layers.
+
+Answer = TypeVar("Answer")
+
+_ELSEWHERE: Final = {
+    *("model", "cluster", "layout", "global_batch", "schedule", "virtual_stages", "overlap_p2p"),
+    *("deallocate_outputs", "n_steps", "variation", "sharding", "overlap_pairs"),
+}
+_OF_UNITS: Final = tuple(field.name for field in fields(Job) if field.name not in _ELSEWHERE)
+"""Settings of a job on which the time of a layer depends; more of them only mean remembering more."""
+
+OF_TRAFFIC: Final = tuple(name for name in _OF_UNITS if name not in {"micro_batch", "recompute", "seq_len"})
+"""Settings on which the traffic of parameters and gradients, and their update, depend."""
+
+_OF_SPLIT: Final = (
+    *("layers_per_stage", "counted_ends", "framework", "conventions", "recompute_layers", "recompute_every"),
+)
+"""Settings that say which layers a stage has, and which of them are computed again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Makeup:
+    """What stages are made of, the embedding and the head aside.
+
+    *kinds*: what tells units apart, with a layer of that kind and the layers of its stage. *counts*: how many
+    of each kind a stage has; shape ``(n_kinds, n_stages)``.
+    """
+
+    kinds: tuple[tuple[Hashable, int, range], ...]
+    counts: Int64Array
+
+
+class UnitTimes:
+    """Answers what the parts of a step take in ns, on one machine.
+
+    *cluster*: the machine, used as a whole by every job.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._known: dict[Hashable, Any] = {}
+        self._groups: dict[Any, Groups] = {}
+        self._models: dict[int, object] = {}
+
+    def groups(self, job: Job) -> Groups:
+        """Return the groups of *job*."""
+        key = (job.layout, job.shard_ranks, has_two_copies(job.schedule))
+        if key not in self._groups:
+            self._groups[key] = job_groups(job)
+        return self._groups[key]
+
+    def _once(self, key: Hashable, make: Callable[[], Answer]) -> Answer:
+        """Return what *make* answered to *key*, now or before."""
+        if key not in self._known:
+            self._known[key] = make()
+        answer: Answer = self._known[key]
+        return answer
+
+    def key(self, job: Job, names: Sequence[str] = _OF_UNITS) -> tuple[Hashable, ...]:
+        """Return what tells jobs apart: the model, by identity, and the settings with these *names*."""
+        self._models.setdefault(id(job.model), job.model)
+        return (id(job.model), *(getattr(job, name) for name in names))
+
+    def action_ns(self, job: Job, n_stages: int) -> Int64Array:
+        """Return how long each kind of action takes in each stage: ``(len(ACTION_KINDS), n_stages)``.
+
+        Data parallelism plays no part. Raises SimulationError if there are more stages than layers.
+        """
+        layout = job.layout
+        shared = (layout.tp, layout.cp, layout.ep, layout.etp, *self.key(job))
+
+        def actions_ns() -> Int64Array:
+            makeup = self._makeup(job, n_stages)
+            each = [
+                self._unit_ns(as_kept(job, layer, held), layer, (kind, *shared))
+                for kind, layer, held in makeup.kinds
+            ]
+            found = np.stack(each, axis=1) @ makeup.counts
+            found[:, 0] += self._unit_ns(job, -1, ("embedding", *shared))
+            found[:, -1] += self._unit_ns(job, job.model.n_layers, ("head", *shared))
+            return found
+
+        return self._once(("actions", n_stages, shared), actions_ns)
+
+    def traffic_ns(self, job: Job, n_stages: int) -> Int64Array:
+        """Return how long every micro-batch keeps the stream of data parallelism busy: ``(n_stages,)``.
+
+        Under full sharding it gathers the parameters of each unit and reduces its gradients; where gradients
+        alone are shared out it reduces them, in buckets; otherwise nothing.
+        """
+        copies = has_two_copies(job.schedule)
+        key = ("traffic", n_stages, copies, job.layout, job.sharding, self.key(job, OF_TRAFFIC))
+        return self._once(key, lambda: self._traffic(job, n_stages))
+
+    def sharded_action_ns(self, job: Job, n_stages: int) -> Int64Array:
+        """Return ``action_ns`` with the gathering and copying that an action waits for.
+
+        Every action is written as the program of the job has it and timed with idle streams, so that nothing
+        is ever shorter in a step.
+        """
+        copies = has_two_copies(job.schedule)
+        key = ("sharded", n_stages, copies, job.layout, job.sharding, self.key(job))
+        return self._once(key, lambda: self._sharded_actions(job, n_stages))
+
+    def chains(self, job: Job) -> Chains:
+        """Return who writes the units of *job*; equal phases are costed once."""
+        layout = job.layout
+        key = ("chains", layout.tp, layout.cp, layout.ep, layout.etp, *self.key(job))
+        return self._once(key, lambda: Chains(ComputeModel(job.cluster.device, job.precision)))
+
+    def costs(self, job: Job) -> Costs:
+        """Return what communications of *job* cost."""
+        return Costs(self.groups(job), self.network, folded=False)
+
+    def _makeup(self, job: Job, n_stages: int) -> Makeup:
+        key = ("makeup", n_stages, self.key(job, _OF_SPLIT))
+
+        def makeup() -> Makeup:
+            layers = stage_layers(job, n_stages)
+            seen: dict[Hashable, tuple[int, int, range]] = {}
+            found: list[tuple[int, int]] = []
+            for stage, held in enumerate(layers):
+                for layer in held:
+                    kind = (layer_kind(job, layer), recomputes(job, layer, held))
+                    at, _, _ = seen.setdefault(kind, (len(seen), layer, held))
+                    found.append((at, stage))
+            counts = np.zeros((len(seen), n_stages), np.int64)
+            np.add.at(counts, tuple(np.array(found).T), 1)
+            kinds = tuple((kind, layer, held) for kind, (_, layer, held) in seen.items())
+            return Makeup(kinds, counts)
+
+        return self._once(key, makeup)
+
+    def _unit_ns(self, job: Job, layer: int, key: Hashable) -> Int64Array:
+        """Return how long each kind of action takes in a layer; -1: the embedding, ``n_layers``: the head."""
+
+        def unit_ns() -> Int64Array:
+            chains, costs, unit = self.chains(job), self.costs(job), _unit(job, layer)
+            times = [_alone_ns(chains, unit, Pass(kind, job.recompute), costs) for kind in ACTION_KINDS]
+            return np.array(times, np.int64)
+
+        return self._once(("unit", key), unit_ns)
+
+    def _traffic(self, job: Job, n_stages: int) -> Int64Array:
+        found = np.zeros(n_stages, np.int64)
+        parallel = DataParallel(job, self.groups(job))
+        if parallel.is_alone or job.cluster.others or not parallel.reduces(is_last=False):
+            return found
+        if not job.shards.parameters:
+            alike: dict[Hashable, int] = {}
+            for stage, units in enumerate(units_by_stage(job, n_stages)):
+                params = tuple((unit.params, unit.expert_params, unit.is_embedding) for unit in units)
+                if params not in alike:
+                    template = Template()
+                    parallel.reduce_in_buckets(template, [(unit, ()) for unit in reversed(units)])
+                    alike[params] = busy_ns(template, self.costs(job), DP)
+                found[stage] = alike[params]
+            return found
+        makeup = self._makeup(job, n_stages)
+        each = [self._exchange_ns(job, parallel, layer) for _, layer, _ in makeup.kinds]
+        by_stream = np.array(each, np.int64).T @ makeup.counts
+        by_stream[:, 0] += self._exchange_ns(job, parallel, -1)
+        by_stream[:, -1] += self._exchange_ns(job, parallel, job.model.n_layers)
+        busiest: Int64Array = by_stream.max(axis=0)
+        return busiest
+
+    def _exchange_ns(self, job: Job, parallel: DataParallel, layer: int) -> tuple[int, ...]:
+        """Return how long a unit keeps each stream of data parallelism busy.
+
+        On one its parameters are gathered and its gradients reduced, the other sums these over copies.
+        """
+        template, unit = Template(), _unit(job, layer)
+        for _ in range(1 + parallel.gathers_again(unit)):
+            parallel.gather(template, unit, ())
+        parallel.scatter(template, unit, ())
+        return tuple(busy_ns(template, self.costs(job), stream) for stream in (DP, DP_COPIES))
+
+    def _sharded_actions(self, job: Job, n_stages: int) -> Int64Array:
+        found = np.zeros((len(ACTION_KINDS), n_stages), np.int64)
+        compute, costs = ComputeModel(job.cluster.device, job.precision), self.costs(job)
+        line = MainLine(job, self.chains(job), DataParallel(job, self.groups(job)), compute)
+        alike: dict[Hashable, int] = {}
+        for stage, units in enumerate(units_by_stage(job, n_stages)):
+            makeup = tuple(_kinds(job, units))
+            for at, kind in enumerate(ACTION_KINDS):
+                if (kind, makeup) not in alike:
+                    template = Template()
+                    line.write(template, Visit(kind, stage, 0, None, None, is_last=False), units)
+                    alike[kind, makeup] = template_ns(template, costs)
+                found[at, stage] = alike[kind, makeup]
+        return found
+
+
+def _unit(job: Job, layer: int) -> Unit:
+    """Return a layer; -1: the embedding, ``n_layers``: the head."""
+    if layer in (-1, job.model.n_layers):
+        return Unit(-1, embedding_blocks(job) if layer < 0 else head_blocks(job))
+    return Unit(layer, layer_blocks(job, layer))
+
+
+def _kinds(job: Job, units: Sequence[Unit]) -> Iterator[Hashable]:
+    """Yield what tells the *units* of a stage apart from those of others."""
+    layers = [unit.layer for unit in units if unit.layer >= 0]
+    for unit in units:
+        if unit.layer < 0:
+            yield unit.blocks[0].name
+        else:
+            yield layer_kind(job, unit.layer), recomputes(job, unit.layer, layers)
+
+
+def _alone_ns(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> int:
+    """Return how long *action* takes in *unit* on rank 0 if nobody is waited for."""
+    template = Template()
+    chains.unit(template, unit, action)
+    return template_ns(template, costs)
+
+
+def template_ns(template: Template, costs: Costs, rank: int = 0) -> int:
+    """Return when the tails of *template* have ended on *rank* if all streams are idle and nobody is late."""
+    waits: list[list[int]] = [[] for _ in template.tasks]
+    for waiter, other in template.waits:
+        if other >= 0:
+            waits[waiter].append(other)
+    ends: list[int] = []
+    free: dict[int, int] = {}
+    for task, others in zip(template.tasks, waits, strict=True):
+        start_ns = max([free.get(task.stream, 0), *(ends[other] for other in others)])
+        if task.message is None:
+            took_ns = task.duration_ns
+        else:
+            transfer = costs.transfer(rank, task.message)
+            took_ns = transfer.latency_ns + transfer.wire_ns
+        ends.append(start_ns + took_ns)
+        free[task.stream] = ends[-1]
+    return max((ends[at] for at in template.tails if at >= 0), default=0)
+
+
+def busy_ns(template: Template, costs: Costs, stream: int) -> int:
+    """Return how long the communications of *template* keep *stream* of rank 0 busy."""
+    found = 0
+    for task in template.tasks:
+        if task.stream == stream and task.message is not None:
+            transfer = costs.transfer(0, task.message)
+            found += transfer.latency_ns + transfer.wire_ns
+    return found
+
+
+# Bounds on memory at a fraction of the cost: for one job, and for all that differ in their schedule only.
+
+FULL: Final = 2
+"""Micro-batches per pipeline rank that are planned: with as many a pipeline is full."""
+
+SPREAD: Final = ("parameters", "gradients", "optimizer")
+"""Categories of which the ranks of a pipeline together hold at least what one rank would hold alone."""
+
+_OF_STAGE: Final = tuple(
+    field.name
+    for field in fields(Job)
+    if field.name not in {"model", "cluster", "schedule", "virtual_stages", "overlap_p2p", "variation"}
+)
+"""Settings of a job on which the memory of a stage depends; more of them only mean remembering more."""
+
+
+class LeastMemory:
+    """Answers how much memory jobs need at least; stages that are alike are worked out once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, StageMemory] = {}
+        self._kinds: dict[Hashable, Hashable] = {}
+        self._alive: dict[int, object] = {}
+
+    def least_bytes(self, job: Job) -> int:
+        """Return bytes that the fullest rank of *job* needs at least.
+
+        The ranks of the first and of the last stage are looked at, with as many micro-batches in flight as in
+        a shorter step. No schedule holds fewer when a step is longer (a test over all of them), so this is
+        never above what ``rank_memories`` finds. Raises SimulationError if the schedule does not allow these
+        sizes.
+        """
+        orders = short_plan(job)
+        layers = stage_layers(job, n_stages(orders))
+        last = len(layers) - 1
+        ends = [pp for pp, actions in enumerate(orders) if {0, last} & set(held_stages(actions))]
+        return max(
+            rank_memory(job, pp, orders[pp], layers, self._of_stage).peak_bytes
+            for pp in ends or range(len(orders))
+        )
+
+    def family_bytes(self, job: Job) -> int:
+        """Return bytes that the fullest rank of *job* needs at least, whatever its schedule.
+
+        All ranks of a pipeline together hold the states of the whole model, and each what the first
+        micro-batch keeps in every one of its stages: when that has come to the last stage, no backward has
+        begun. The fullest rank has at least the average.
+        """
+        whole = self._of_stage(job, range(job.model.n_layers), 0, 1, first=True, last=True)
+        spread = sum(whole.items[name] for name in SPREAD)
+        if not job.recompute_layers:  # which count from the first layer of every stage
+            spread += whole.activation_bytes_per_microbatch
+        return spread // job.layout.pp + whole.items["reserved"]
+
+    def _of_stage(
+        self, job: Job, layers: Sequence[int], stage: int, in_flight: int, *, first: bool, last: bool
+    ) -> StageMemory:
+        """Return what ``stage_memory`` does, of a stage that is alike."""
+        self._alive.setdefault(id(job.model), job.model)
+        self._alive.setdefault(id(job.cluster), job.cluster)
+        settings = (id(job.model), id(job.cluster), *(getattr(job, name) for name in _OF_STAGE))
+        key = (settings, self._alike(job, layers), in_flight, first, last)
+        if key not in self._known:
+            self._known[key] = stage_memory(job, layers, stage, in_flight, first=first, last=last)
+        return self._known[key]
+
+    def _alike(self, job: Job, layers: Sequence[int]) -> Hashable:
+        """Return what tells the *layers* of a stage from those of others."""
+        key = (id(job.model), job.recompute_layers, job.recompute_every, layers)
+        if key not in self._kinds:
+            self._kinds[key] = tuple(
+                (layer_kind(job, layer), recomputes(job, layer, layers)) for layer in layers
+            )
+        return self._kinds[key]
+
+
+def short_plan(job: Job) -> Plan:
+    """Return the plan of *job* with as many micro-batches as make its pipeline just full."""
+    n_ranks = job.layout.pp
+    n_microbatches = short_microbatches(job.schedule, n_ranks, job.n_microbatches)
+    return plan(job.schedule, n_ranks, n_microbatches, job.virtual_stages)
+
+
+def short_microbatches(schedule: str, n_ranks: int, n_microbatches: int) -> int:
+    """Return the fewest micro-batches, from twice the ranks on, that a schedule allows; at most those given.
+
+    >>> short_microbatches("1f1b", 4, 64), short_microbatches("1f1b", 4, 5)
+    (8, 5)
+    """
+    if schedule not in SCHEDULES:
+        return n_microbatches
+    fits = SCHEDULES[schedule].fits
+    enough = range(FULL * n_ranks, n_microbatches)
+    return next((n for n in enough if fits(n_ranks, n)), n_microbatches)
+
 
 INPUT, WEIGHT = (ACTION_KINDS.index(kind) for kind in "IW")
 
@@ -43,12 +411,10 @@ class PipelineTimes:
     The answer is that of the whole program of the job up to its last backward, where all groups of an axis
     are alike, the device is slower than its host, and nothing of data parallelism is in the way.
 
-    Args:
-        cluster: the machine, used as a whole by every job.
-        per_node: ranks on each of its nodes; 0: one on every GPU.
+    *cluster*: the machine, used as a whole by every job. *per_node*: ranks on each of its nodes; 0: one on
+    every GPU.
 
-    Attributes:
-        units: what layers, stages and messages take there.
+    *units*: what layers, stages and messages take there.
     """
 
     def __init__(self, cluster: Cluster, per_node: int = 0) -> None:
@@ -63,8 +429,7 @@ class PipelineTimes:
     def pipeline_ns(self, job: Job) -> int:
         """Return the time from the first forward to the last backward of a step of *job*, in ns.
 
-        Raises:
-            SimulationError: the job cannot run, or numba is not installed.
+        Raises SimulationError if the job cannot run, or numba is not installed.
         """
         return max(self._run_ns(job, actions) for actions in self._replicas(job, _n_stages(job)))
 
@@ -96,10 +461,8 @@ class PipelineTimes:
         """Return a time that a step of *job* is never below: ``pipeline_ns``, and what is known beyond it.
 
         Under full sharding actions take as long as with their own gathering. The stream of data parallelism
-        is as busy as its traffic. Then the optimizer follows.
-
-        Raises:
-            SimulationError: the job cannot run, or numba is not installed.
+        is as busy as its traffic. Then the optimizer follows. Raises SimulationError if the job cannot run,
+        or numba is not installed.
         """
         run_ns = max(self._run_ns(job, actions) for actions in self._actions_ns(job))
         return max(run_ns, self.replicas_ns(job)) + self.update_ns(job)
@@ -108,9 +471,7 @@ class PipelineTimes:
         """Return a time that a step of *job* is never below, without running the schedule.
 
         It is that of ``floor_ns`` and ``update_ns``, where actions take as long as with their own gathering.
-
-        Raises:
-            SimulationError: the job cannot run.
+        Raises SimulationError if the job cannot run.
         """
         actions = None if job_pairs(job) else self._actions_ns(job)  # pairs share what they gather
         return max(self.floor_ns(job, actions), self.replicas_ns(job)) + self.update_ns(job)
@@ -129,13 +490,8 @@ class PipelineTimes:
         first stage; after, where no weight gradients are left to fill the time, one backward has all the way
         to go from there.
 
-        Args:
-            job: what to run.
-            actions: what each kind of action takes in each stage, for each different kind of replica; by
-                default without data parallelism.
-
-        Raises:
-            SimulationError: the job cannot run.
+        *actions*: what each kind of action takes in each stage, for each different kind of replica; by
+        default without data parallelism. Raises SimulationError if the job cannot run.
         """
         held, is_split, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
         replicas = self._replicas(job, 1 + int(held.max())) if actions is None else actions
@@ -162,10 +518,8 @@ class PipelineTimes:
         """Return how long the stream of data parallelism is busy in a step, on its busiest rank.
 
         Where gradients are shared out every micro-batch reduces them, and where parameters are, it gathers
-        those too, one after the other. 0 where that happens once per step.
-
-        Raises:
-            SimulationError: the job cannot run.
+        those too, one after the other. 0 where that happens once per step. Raises SimulationError if the job
+        cannot run.
         """
         held, _, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
         traffic = self.units.traffic_ns(job, 1 + int(held.max()))
@@ -177,10 +531,8 @@ class PipelineTimes:
         """Return a time that no step of *family* is below, whatever its schedule.
 
         Every layer works on every micro-batch, and one rank has at least its share of that; so it is with the
-        traffic of parameters that are gathered for every use.
-
-        Raises:
-            SimulationError: the parts of its jobs cannot be built.
+        traffic of parameters that are gathered for every use. Raises SimulationError if the parts of its jobs
+        cannot be built.
         """
         job, names = family.job, {schedule for schedule, _ in family.pipelines}
         if job.layers_per_stage or job.recompute_layers or job.recompute_every > 1:
@@ -240,7 +592,6 @@ class PipelineTimes:
         return found_ns
 
     def _schedule(self, job: Job) -> tuple[ScheduleProgram, Any]:
-        """Return the program of the schedule of *job*, and its clock."""
         together = job.overlap_pairs is not False
         sizes = (job.schedule, job.layout.pp, job.n_microbatches, job.virtual_stages)
         key = (*sizes, job.overlap_p2p, together)

@@ -6,7 +6,7 @@ of layouts can be run in a second: what a stage takes and what a message takes a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -33,7 +33,6 @@ class ScheduleProgram:
 
     Attributes:
         program: the tasks; all durations are 0.
-        n_stages: stages of the model.
         cell: for each task that computes, where its duration stands in an array of shape
             ``(len(ACTION_KINDS), n_stages)`` made flat, with one of shape ``(n_stages, n_stages)`` for pairs
             of a forward and a backward behind it; -1 for the others; shape ``(n_tasks,)``.
@@ -62,18 +61,6 @@ class ScheduleProgram:
     def transfers(self, link_ns: Int64Array) -> Int64Array:
         """Return the duration of each transfer, if one from *a* to *b* takes ``link_ns[a, b]``."""
         return link_ns.ravel()[self.link]
-
-    def with_times(
-        self, action_ns: Int64Array, link_ns: Int64Array, pair_ns: Int64Array | None = None
-    ) -> Program:
-        """Return the program with its durations filled in, for any engine to run."""
-        transfers = tuple(Transfer(0, int(ns)) for ns in link_ns.ravel())
-        return replace(
-            self.program,
-            duration_ns=self.durations(action_ns, pair_ns),
-            transfers=transfers,
-            instance_transfer=self.link.astype(np.int32),
-        )
 
 
 class _Links:
@@ -115,8 +102,7 @@ def schedule_program(
         overlap_p2p: as ``Job.overlap_p2p``.
         overlap_pairs: as ``Job.overlap_pairs``.
 
-    Raises:
-        ScheduleError: the schedule does not allow these sizes.
+    Raises ScheduleError if the schedule does not allow these sizes.
     """
     orders = plan(name, n_ranks, n_microbatches, virtual_stages)
     pipeline = Pipeline(orders, 0, "", overlap_p2p=overlap_p2p)

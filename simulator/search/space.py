@@ -8,10 +8,11 @@ from itertools import product
 from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.builder.offload import ACTIVATIONS
+from foretrace.simulator.config import of_framework
 from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.framework import profile
 from foretrace.simulator.job import RECOMPUTES, Job, counted_layers, why_not_schedule
 from foretrace.simulator.models.model import Model
-from foretrace.simulator.profiles import profile
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.topologies.cluster import Cluster
 from foretrace.traces.layout import Layout
@@ -26,15 +27,22 @@ TOKENS_OF_A_RANK: Final = 8192
 Llama 3 trained on 8,192 without it and on 131,072 over 16 ranks (arXiv:2407.21783, table 4).
 """
 
+SHARED: Final = ("zero1", "fsdp")
+"""What data-parallel ranks share out where the model is cut in other ways, too."""
+
+SHARED_ALONE: Final = ("ddp", "zero1", "zero2", "fsdp")
+"""The same where nothing else is cut: one for each stage of ZeRO."""
+
+TOKENS_PER_STEP: Final = 4 << 20
+"""Tokens of a step where no batch is given: the 4 M of Llama 2 (arXiv:2307.09288, section 2.2)."""
+
 _DEFAULTS: Final = {field.name: field.default for field in fields(Job)}
 
 
 class Family(NamedTuple):
     """Jobs that are alike but for their schedule.
 
-    Attributes:
-        job: the first of them.
-        pipelines: the schedule and the virtual stages of each.
+    *pipelines*: the schedule and the virtual stages of each.
     """
 
     job: Job
@@ -56,21 +64,17 @@ class Space:
     """The layouts to consider: an empty choice stands for all that are possible.
 
     Attributes:
-        model: the network.
         cluster: the machine, used as a whole.
         global_batch: sequences per optimizer step.
         seq_len: tokens per sequence.
         tp, pp, cp, ep: parallel degrees; ``cp`` else as ``context_degrees`` has them.
         expert_tp: ranks that every expert is cut over, 0: as many as layers are; else 0 and 1.
         micro_batch: sequences per micro-batch; else powers of two.
-        schedule: pipeline schedules.
         virtual_stages: stages per pipeline rank, where the schedule leaves it open; else those with the same
             layers in each, or powers of two where the framework does not ask for that.
-        sharding: what data-parallel ranks share out.
+        sharding: what data-parallel ranks share out; else ``SHARED`` or ``SHARED_ALONE``.
         offload: what lives in the memory of the host.
         offload_layers: of how many layers activations do, where they do at all; empty or 0: of all.
-        recompute: what is computed again.
-        others: other settings of every job.
     """
 
     model: Model
@@ -85,7 +89,7 @@ class Space:
     micro_batch: tuple[int, ...] = ()
     schedule: tuple[str, ...] = ("1f1b", "interleaved-1f1b", "zb-h1", "interleaved-zb", "zb-v")
     virtual_stages: tuple[int, ...] = ()
-    sharding: tuple[str, ...] = ("zero1", "fsdp")
+    sharding: tuple[str, ...] = ()
     offload: tuple[str, ...] = ("none",)
     offload_layers: tuple[int, ...] = ()
     recompute: tuple[str, ...] = RECOMPUTES
@@ -98,13 +102,14 @@ class Space:
 
     def families(self) -> Iterator[Family]:
         """Yield every possible job of the space, those together that differ in their schedule only."""
+        others = {**of_framework(self.others), **self.others}
         for layout in self._layouts():
             for micro_batch in self._micro_batches(layout.dp):
                 n_microbatches = self.global_batch // (layout.dp * micro_batch)
                 pipelines = tuple(self._pipelines(layout.pp, n_microbatches))
                 if not pipelines:
                     continue
-                shardings = self.sharding if layout.dp * layout.cp > 1 else self.sharding[:1]
+                shardings = self._shardings(layout)
                 for sharding, recompute, (offload, n_layers) in product(
                     shardings, self.recompute, self._offloads()
                 ):
@@ -121,13 +126,20 @@ class Space:
                             recompute=recompute,
                             offload=offload,
                             offload_layers=n_layers,
-                            **self.others,
+                            **others,
                         )
                     except SimulationError:  # this product is not possible
                         continue
                     if possible := tuple(one for one in pipelines if not why_not_schedule(plain, *one)):
+                        # Replacing a field checks the whole job again, which takes longer than all else here.
                         first = plain if possible[0] == (ONE_STAGE, None) else _by(plain, *possible[0])
                         yield Family(first, possible)
+
+    def _shardings(self, layout: Layout) -> tuple[str, ...]:
+        """Return what the data-parallel ranks of *layout* may share out; of a single rank the first."""
+        is_whole = layout.tp * layout.pp * layout.cp * layout.ep == 1
+        some = self.sharding or (SHARED_ALONE if is_whole else SHARED)
+        return some if layout.dp * layout.cp > 1 else some[:1]
 
     def _offloads(self) -> Iterator[tuple[str, int]]:
         """Yield what is offloaded, and of how many layers activations are."""
@@ -207,6 +219,15 @@ def context_degrees(seq_len: int) -> tuple[int, ...]:
     ((1,), (1, 2, 4, 8, 16))
     """
     return tuple(1 << power for power in range(max(seq_len // TOKENS_OF_A_RANK, 1).bit_length()))
+
+
+def usual_batch(seq_len: int) -> int:
+    """Return the sequences of a step where nobody says how many.
+
+    >>> usual_batch(4096)
+    1024
+    """
+    return max(1, TOKENS_PER_STEP // seq_len)
 
 
 def _chosen(given: tuple[int, ...], possible: Any) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ def half_as_fast(cluster: Cluster) -> Cluster:
             if key.startswith(f"{link}.") and key.endswith(".wire")
         }
         factors |= {key: value * SLOWER for key, value in mine.items()}
+        # Kinds that no calibration names are slower too.
         factors.setdefault(f"{link}.others.wire", SLOWER)
     return replace(cluster, transfer_factors=factors)
 
@@ -50,14 +51,7 @@ def answers(
     search: Callable[[Sequence[Space]], Found],
     describe: Callable[[Ranked], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return what each what-if comes to.
-
-    Args:
-        spaces: what was searched.
-        winner: the best of it.
-        search: finds the best of other spaces.
-        describe: turns a layout into plain figures.
-    """
+    """Return what each what-if comes to."""
     found = []
     for what, others, changed in scenarios(spaces):
         best = search(others).best

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
+
+from foretrace.door import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +48,7 @@ def report(found: Validation | FitValidation, show: Show[Any], worst: int, *, as
     """Print *found*, for a program or, with *show*, for a person; end with status 1 if it has no row."""
     document = found.document(worst)
     if as_json:
-        click.echo(json.dumps(document))
+        click.echo(json_text(document))
     else:
         from foretrace.traces.console import stdout
 

@@ -42,13 +42,10 @@ GROUPS: Final = ("single-node", "multi-node")
 def validate_collectives(table: str | Path) -> Validation:
     """Return what every row of *table* takes, predicted and measured, in microseconds.
 
-    Args:
-        table: CSV or Parquet, with columns ``cluster, gpus, op, bytes`` and one of ``time_us``,
-            ``algbw_GBps``, ``busbw_GBps``; sizes and bandwidths are those of nccl-tests. Beside these it may
-            have ``ranks_per_node, nccl_algo, nccl_proto``, as ``foretrace simulate``.
-
-    Raises:
-        TableError: the table cannot be read, or a column is missing.
+    *table*: CSV or Parquet, with columns ``cluster, gpus, op, bytes`` and one of ``time_us``, ``algbw_GBps``,
+    ``busbw_GBps``; sizes and bandwidths are those of nccl-tests. Beside these it may have ``ranks_per_node,
+    nccl_algo, nccl_proto``, as ``foretrace simulate``. Raises TableError if the table cannot be read, or a
+    column is missing.
     """
     folder = Path(table).parent
     rows = [row.beside(folder, ("cluster",)) for row in read_table(table, ("cluster", "gpus", "op", "bytes"))]
@@ -98,7 +95,6 @@ def _measured_us(row: Row) -> float:
 
 
 def _transfer(row: Row) -> tuple[Transfer, Network]:
-    """Return what the network answers for a row, and that network."""
     kind, n_gpus = row.text("op"), row.integer("gpus")
     if kind not in OPERATIONS:
         raise TableError(f"operation {kind!r}: one of {', '.join(OPERATIONS)}")
@@ -168,6 +164,7 @@ def _into_buffers_us(size_bytes: int, wire_us: float, nth: int) -> float:
     the buffers are full, and then as the wire takes them.
     """
     protocol = PROTOCOLS["simple"]
+    # At least a hair: an empty send takes no time, and is divided by below.
     copy_us = max(size_bytes / STAGED_ONE_WAY_BYTES_PER_S * 1e6, 1e-9)
     left = max(1 - copy_us / wire_us, 1e-9) if wire_us else 1e-9
 

@@ -16,12 +16,9 @@ from foretrace.topologies.errors import TopologyError
 def validate_kernels(table: str | Path, *, device: str = "") -> Validation:
     """Return what every row of *table* takes, predicted and measured, in microseconds.
 
-    Args:
-        table: a CSV or Parquet file with the columns that ``foretrace bench kernels`` writes.
-        device: the device, in place of the ``hardware`` of the rows.
-
-    Raises:
-        TableError: the table cannot be read, or a column is missing.
+    *table*: a CSV or Parquet file with the columns that ``foretrace bench kernels`` writes. *device*: the
+    device, in place of the ``hardware`` of the rows. Raises TableError if the table cannot be read, or a
+    column is missing.
     """
     needed = ("kernel", "dtype", "load", "time_us", *(() if device else ("hardware",)))
     return scored_kernels(read_table(table, needed), str(table), device=device)

@@ -160,8 +160,7 @@ ABOUT = (
 def write_page(path: str | Path, found: Validation) -> Path:
     """Write the page of *found*, a validation of steps, to *path*, and return it.
 
-    Raises:
-        TableError: there is nothing to draw, or the file cannot be written.
+    Raises TableError if there is nothing to draw, or the file cannot be written.
     """
     target = Path(path)
     if not found.rows:

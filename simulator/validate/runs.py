@@ -7,6 +7,7 @@ as ``model.hidden``, conventions of a framework as ``framework.host_work``. The 
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,26 +25,28 @@ from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import require_numba
 from foretrace.simulator.errors import SimulationError, TableError
-from foretrace.simulator.framework import Framework
+from foretrace.simulator.framework import OVERRIDABLE, Framework
 from foretrace.simulator.intervals import layout_class
 from foretrace.simulator.job import Job
-from foretrace.simulator.memory.reserved import reserved_bytes
+from foretrace.simulator.memory.remedies import NOT_POSSIBLE
 from foretrace.simulator.memory.stage import StageMemory, stage_memory
+from foretrace.simulator.memory.states import reserved_bytes
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import SHAPE_FIELDS
 from foretrace.simulator.network.advice import across
 from foretrace.simulator.network.cost import Network, network_of, placed
-from foretrace.simulator.profiles import OVERRIDABLE
 from foretrace.simulator.recorded.one_time import Curve, curve_of
 from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.table import LISTED, Row, read_table, require
 from foretrace.simulator.validate.scores import Failed, Scored, Validation, reasons, spreads
 from foretrace.simulator.variation import Variation
+from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
 from foretrace.topologies.errors import TopologyError
-from foretrace.traces.errors import TraceError
+from foretrace.topologies.units import format_time
+from foretrace.traces.report.format import format_share
 
 FIGURES: Final = ("allocated", "reserved", "nvidia_smi", "unspecified")
 """What a figure counts: tensors; and the allocator's slack; and context and libraries; or not said."""
@@ -68,7 +71,7 @@ _KINDS: Final[Mapping[str, Mapping[str, type]]] = {
     "model": {
         field.name: {"int": int, "bool": bool, "str": str}[str(field.type)]
         for field in fields(Model)
-        if field.name in SHAPE_FIELDS
+        if field.name in SHAPE_FIELDS and field.name != "tower"  # a table of its own, which no cell holds
     },
     "framework": {one.name: type(one.default) for one in fields(Framework) if one.name in OVERRIDABLE},
 }
@@ -83,19 +86,12 @@ ALONE: Final = 100
 AT_ONCE: Final = 40
 """Most rows that a process is given at once."""
 
-ERRORS: Final = (SimulationError, TopologyError, TraceError)
-"""What a row that cannot be predicted raises."""
-
 
 def read_runs(table: str | Path, measured: Iterable[str] = ()) -> list[Row]:
     """Return the rows of a table of runs.
 
-    Args:
-        table: CSV or Parquet.
-        measured: columns of measurements that it must have.
-
-    Raises:
-        TableError: it cannot be read, a column is missing, or one is no setting and no measurement.
+    *table*: CSV or Parquet. Raises TableError if it cannot be read, a column is missing, or one is no setting
+    and no measurement.
     """
     path = Path(table)
     rows = read_table(path, ())
@@ -124,8 +120,7 @@ def _kind(column: str) -> type | None:
 def settings_of(row: Row) -> dict[str, Any]:
     """Return the settings of *row*, for ``simulator.config.job_from``; those of empty cells are left out.
 
-    Raises:
-        TableError: a cell has the wrong type.
+    Raises TableError if a cell has the wrong type.
     """
     found: dict[str, Any] = {}
     for column in row.columns:
@@ -153,8 +148,7 @@ def _value(row: Row, column: str, kind: type) -> object:
 def job_of(row: Row) -> Job:
     """Return the job of *row*.
 
-    Raises:
-        SimulationError, TopologyError, TraceError: it is not possible, or not described by the row.
+    Raises SimulationError, TopologyError, TraceError if it is not possible, or not described by the row.
     """
     return job_from(settings_of(row))
 
@@ -178,8 +172,6 @@ class Step:
 
     Attributes:
         scored: predicted and measured time of the step, in s.
-        counts: whether it counts in the score.
-        device: the GPU.
         assumed: settings that were not stated, in words.
         curve: the time at each of the ratios that were asked for.
     """
@@ -199,14 +191,10 @@ def validate_steps(
     The rows of the validation, and so its score, are those that count. The others are scored beside it, in
     ``extra``. Rows that cannot be simulated are failures.
 
-    Args:
-        table: CSV or Parquet, with the columns that docs/accuracy.md lists.
-        workers: processes; as many as there are processors if left out.
-        tell: told how many rows more are done, and of how many.
-
-    Raises:
-        TableError: the table cannot be read, or a column is missing or unknown.
-        EngineError: numba is not installed.
+    *table*: CSV or Parquet, with the columns that docs/accuracy.md lists. *workers*: processes; as many as
+    there are processors if left out. *tell*: told how many rows more are done, and of how many. Raises
+    TableError if the table cannot be read, or a column is missing or unknown. Raises EngineError if numba is
+    not installed.
     """
     require_numba("validating steps")
     rows = read_runs(table, ("step_time_s",))
@@ -235,11 +223,8 @@ def run_rows(
 ) -> list[Step | Failed]:
     """Return what became of each of *rows*, in their order.
 
-    Args:
-        rows: rows of a table of steps.
-        workers: processes to use; one of them for a small table.
-        tell: told how many more rows are done.
-        ratios: factors on the time of every transfer at which a step is timed; 1 is one of them.
+    *workers*: processes to use; one of them for a small table. *ratios*: factors on the time of every
+    transfer at which a step is timed; 1 is one of them.
     """
     found: dict[int, Step | Failed] = {}
     parts = _parts(rows)
@@ -285,7 +270,7 @@ def _run_part(rows: Sequence[Row], ratios: Sequence[float]) -> Done:
     for row in rows:
         try:
             found[row.number] = _run_row(row, ratios, computes, known)
-        except ERRORS as error:
+        except NOT_POSSIBLE as error:
             found[row.number] = Failed(id=row.id, family=family_of(row), reason=str(error))
     return found
 
@@ -305,6 +290,7 @@ def _run_row(
     """Return *row*, simulated. Raises SimulationError, TopologyError or TraceError if it cannot be."""
     measured_s = row.above_zero("step_time_s")
     job = job_of(row)
+    # Tables repeat settings with other measurements: the same job is run once.
     if job not in known:
         try:
             known[job] = _curve(job, computes, ratios)
@@ -342,13 +328,129 @@ def _curve(job: Job, computes: dict[tuple[Device, str], ComputeModel], ratios: S
 
     Only ``simulate`` knows of ranks that differ and of compute that communication slows.
     """
-    if job.cluster.others or job.overlap_slowdown or job.n_steps > 1 or job.variation != Variation():
+    slowed = job.overlap_slowdown or job.profile.dispatch_processors
+    if job.cluster.others or slowed or job.n_steps > 1 or job.variation != Variation():
         return Curve(tuple(simulate(job).summary["step_time_s"] for _ in ratios))
     network = _network(job.cluster, job.layout.world_size, tuple(placed(job).items()))
     key = (job.cluster.device, job.precision)
     if key not in computes:
         computes[key] = ComputeModel(*key)
     return curve_of(job, network, computes[key], ratios)
+
+
+# The measured run that is nearest to a job.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """A measured run like a job.
+
+    Attributes:
+        table: where it is from.
+        id, what: its name there, and what it is in a few words.
+        measured_s, predicted_s: time of its step, and what is predicted of it.
+        differs: in what it is another run than the job, in words, most of it first.
+    """
+
+    table: str
+    id: str
+    what: str
+    measured_s: float
+    predicted_s: float
+    differs: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """One sentence for people."""
+        off = format_share(self.predicted_s / self.measured_s - 1, "+.1f")
+        apart = f"; it differs in {', '.join(self.differs)}" if self.differs else ""
+        return (
+            f"nearest measured row of {self.table}: {self.id}, {self.what}: {format_time(self.measured_s)}, "
+            f"predicted {format_time(self.predicted_s)} ({off}){apart}"
+        )
+
+
+def nearest(job: Job, table: str | Path) -> Nearest:
+    """Return the row of *table* whose job is nearest to *job*, and what is predicted of it.
+
+    Numbers are apart by the logarithm of their ratio, words by 1 if they differ, and another GPU is farther
+    than all of that: our choice.
+
+    Raises:
+        TableError: the table cannot be read, or no row of it describes a run that is possible.
+        EngineError: numba is not installed.
+    """
+    require_numba("predicting a measured row")
+    own, best = _features(job), None
+    rows = read_runs(table, ("step_time_s",))
+    for row in sorted(rows, key=lambda row: _device_of(row.text("cluster")) != own["GPU"]):
+        if best is not None and not best[1]["GPU"] and _device_of(row.text("cluster")) != own["GPU"]:
+            break  # whoever follows is of another GPU, and need not be built
+        try:
+            other, measured_s = job_of(row), row.above_zero("step_time_s")
+        except NOT_POSSIBLE:
+            continue
+        apart = {name: _apart(value, _features(other)[name]) for name, value in own.items()}
+        if best is None or _distance(apart) < _distance(best[1]):
+            best = (row, apart, other, measured_s)
+    if best is None:
+        raise TableError(
+            f"{table}: no row of it describes a run that is possible; foretrace validate steps says why"
+        )
+    row, apart, other, measured_s = best
+    theirs = _features(other)
+    return Nearest(
+        table=str(table),
+        id=row.id,
+        what=f"{_what(other)}, {other.layout.world_size} {other.cluster.device.name}",
+        measured_s=measured_s,
+        predicted_s=float(simulate(other, only_figures=True, covers_unsaid=False).summary["step_time_s"]),
+        differs=tuple(
+            f"{name} {_shown(theirs[name])} for {_shown(own[name])}"
+            for name in sorted(apart, key=lambda name: -apart[name])
+            if apart[name]
+        ),
+    )
+
+
+@cache
+def _device_of(cluster: str) -> str:
+    """Return the GPU of a machine; empty if there is no such machine."""
+    try:
+        return load_cluster(cluster).device.name
+    except TopologyError:
+        return ""
+
+
+def _features(job: Job) -> dict[str, float | str]:
+    """Return what says how much runs are alike."""
+    return {
+        "GPU": job.cluster.device.name,
+        "active parameters": job.model.n_active_params,
+        "GPUs": job.layout.world_size,
+        **{name: degree for name, degree in job.layout.degrees.items() if name != "dp"},
+        "seq_len": job.seq_len,
+        "micro_batch": job.micro_batch,
+        "micro-batches": job.n_microbatches,
+        "precision": job.precision + (" with fp8" if job.fp8 else ""),
+        "sharding": job.sharding,
+        "recompute": job.recompute,
+        "framework": job.framework,
+    }
+
+
+def _distance(apart: Mapping[str, float]) -> tuple[float, float]:
+    return apart["GPU"], sum(apart.values())
+
+
+def _apart(one: float | str, other: float | str) -> float:
+    if isinstance(one, str) or isinstance(other, str):
+        return float(one != other)
+    return abs(math.log(max(one, 1) / max(other, 1)))
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value:g}"
 
 
 # Memory.
@@ -359,11 +461,8 @@ def validate_memory(table: str | Path) -> Validation:
 
     A row with two figures (allocated and reserved) counts as two.
 
-    Args:
-        table: CSV or Parquet, with the columns that docs/accuracy.md lists.
-
-    Raises:
-        TableError: the table cannot be read, or a column is missing or unknown.
+    *table*: CSV or Parquet, with the columns that docs/accuracy.md lists. Raises TableError if the table
+    cannot be read, or a column is missing or unknown.
     """
     rows = read_runs(table)
     if not any(f"peak_{kind}_gb" in rows[0].columns for kind in FIGURES):
@@ -373,7 +472,7 @@ def validate_memory(table: str | Path) -> Validation:
     for row in rows:
         try:
             scored += [one for one, _ in scored_memory(row)]
-        except ERRORS as error:
+        except NOT_POSSIBLE as error:
             failed.append(Failed(id=row.id, family=family_of(row), reason=str(error)))
     return Validation(kind="memory", table=str(table), unit="GB", rows=scored, failures=failed)
 
@@ -381,8 +480,7 @@ def validate_memory(table: str | Path) -> Validation:
 def scored_memory(row: Row) -> list[tuple[Scored, Job]]:
     """Return each figure of *row*, predicted and measured, and its job.
 
-    Raises:
-        SimulationError, TopologyError, TraceError: it cannot be predicted.
+    Raises SimulationError, TopologyError, TraceError if it cannot be predicted.
     """
     kinds = [kind for kind in FIGURES if row.text(f"peak_{kind}_gb")]
     if not kinds:
@@ -451,13 +549,8 @@ def stage_memories(job: Job) -> list[StageMemory]:
 class Verdict:
     """One run: how it ended, and what was predicted.
 
-    Attributes:
-        id: identifies the run in its table.
-        what: the run in a few words.
-        ran: whether it completed.
-        needed_bytes: predicted peak of the fullest rank, context included, without allocator slack.
-        limit_bytes: memory of the device.
-        slack_bytes: what the caching allocator usually keeps beside tensors.
+    *needed_bytes*: predicted peak of the fullest rank, context included, without allocator slack.
+    *slack_bytes*: what the caching allocator usually keeps beside tensors.
     """
 
     id: str
@@ -554,8 +647,7 @@ class FitValidation:
 def validate_fit(table: str | Path) -> FitValidation:
     """Return whether each run of *table* fits into memory; its column ``completed`` says whether it ran.
 
-    Raises:
-        TableError: the table cannot be read, or a column is missing or unknown.
+    Raises TableError if the table cannot be read, or a column is missing or unknown.
     """
     verdicts: list[Verdict] = []
     failures: list[Failed] = []
@@ -563,7 +655,7 @@ def validate_fit(table: str | Path) -> FitValidation:
         ran = row.flag("completed", default=True)
         try:
             verdicts.append(verdict(row, ran=ran))
-        except ERRORS as error:
+        except NOT_POSSIBLE as error:
             family = "completed" if ran else "failed"
             failures.append(Failed(id=row.id, family=family, reason=str(error)))
     return FitValidation(table=str(table), verdicts=verdicts, failures=failures)
@@ -572,8 +664,7 @@ def validate_fit(table: str | Path) -> FitValidation:
 def verdict(row: Row, *, ran: bool) -> Verdict:
     """Return whether the run of *row*, which *ran* or failed, fits.
 
-    Raises:
-        SimulationError, TopologyError, TraceError: it cannot be predicted.
+    Raises SimulationError, TopologyError, TraceError if it cannot be predicted.
     """
     job = job_of(row)
     allocated = max(figure_bytes(job, memory, "allocated") for memory in stage_memories(job))

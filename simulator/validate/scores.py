@@ -21,9 +21,6 @@ class Scored:
         id: what the row is called in its table.
         family: rows that say the same thing, so that a large scan counts once; as a person would read it.
         group: class of the family in the second table, e.g. ``"gemm"``.
-        what: the row in a few words.
-        predicted: the prediction, above zero.
-        measured: the measurement, above zero.
         by: what the prediction was made with, e.g. ``"ring/simple"``; empty where there is but one way.
     """
 
@@ -54,11 +51,8 @@ class Failed:
 class Spread:
     """How far a set of rows is off; errors are ``|ln(predicted / measured)|``.
 
-    Attributes:
-        name: name of the set.
-        n: number of rows.
-        median_error, mean_error, p90_error: median, mean and 90th percentile of the errors.
-        bias: median of the signed log ratio.
+    *median_error*, *mean_error*, *p90_error*: median, mean and 90th percentile of the errors.
+    *bias*: median of the signed log ratio.
     """
 
     name: str
@@ -73,14 +67,8 @@ class Spread:
 class Validation:
     """A table, predicted row by row.
 
-    Attributes:
-        kind: ``"kernels"``, ``"memory"``, ...
-        table: its path.
-        unit: unit of predicted and measured values.
-        rows: rows that were predicted.
-        failures: rows that were not.
-        notes: what the predictions rest on.
-        extra: further figures of this kind of table, as plain JSON types.
+    *kind*: ``"kernels"``, ``"memory"``, ... *extra*: further figures of this kind of table, as plain JSON
+    types.
     """
 
     kind: str

@@ -28,11 +28,7 @@ leave a node)."""
 class Routing:
     """How tokens choose experts.
 
-    Attributes:
-        tokens: per rank.
-        token_bytes: of one token's activations.
-        top_k: experts of a token.
-        max_nodes: most nodes that the experts of a token may lie in; 0 is no limit.
+    *tokens*: per rank. *max_nodes*: most nodes that the experts of a token may lie in; 0 is no limit.
     """
 
     tokens: int
@@ -52,11 +48,7 @@ class Routing:
 class Traffic:
     """Copies that one token makes, on average.
 
-    Attributes:
-        nodes: it goes to, its own included.
-        far_nodes: of them, others than its own.
-        gpus: it goes to, its own included.
-        near_hops: ways over NVLink, in all nodes together.
+    *near_hops*: ways over NVLink, in all nodes together.
     """
 
     nodes: float
@@ -101,12 +93,6 @@ def exchange_s(
     """Return what one dispatch or combine takes inside the nodes and between them, in a group of *shape*.
 
     Rails and NVLink work at the same time; the slower one sets the pace, or ``handed_on_s`` does.
-
-    Args:
-        routing: how tokens choose experts.
-        shape: of the group.
-        near_share: of NVLink's bandwidth that an all-to-all reaches.
-        far_share: of the NICs' bandwidth that reaches the other side.
     """
     copies = traffic(routing, shape.n_domains, shape.n_local)
     rank_bytes = routing.tokens * routing.token_bytes
@@ -121,10 +107,7 @@ def exchange_s(
 def handed_on_s(routing: Routing, shape: GroupShape, bytes_per_s: float) -> float:
     """Return what kernels take to hand the GPUs of a node the tokens that come from a rail, or stay there.
 
-    Args:
-        routing: how tokens choose experts.
-        shape: of the group.
-        bytes_per_s: that they copy on one GPU, what it keeps itself included.
+    *bytes_per_s*: that they copy on one GPU, what it keeps itself included.
     """
     copies = traffic(routing, shape.n_domains, shape.n_local)
     return copies.gpus * routing.tokens * routing.token_bytes / bytes_per_s
@@ -133,10 +116,7 @@ def handed_on_s(routing: Routing, shape: GroupShape, bytes_per_s: float) -> floa
 def rdma_exchange_s(routing: Routing, n_nodes: int, rail_bytes_per_s: float) -> float:
     """Return the wire time of the low-latency form: every token straight to each of its experts.
 
-    Args:
-        routing: how tokens choose experts.
-        n_nodes: nodes with an equal share of the experts.
-        rail_bytes_per_s: of the NIC of one rank.
+    *n_nodes*: nodes with an equal share of the experts.
     """
     rank_bytes = routing.tokens * routing.top_k * routing.token_bytes
     far = 1 - 1 / n_nodes

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from foretrace.simulator.compute.fusion import ADAM_EAGER_PASSES, ADAM_FUSED_PASSES, is_separate, traffic
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.model import Linear, share
 from foretrace.simulator.workload.linear import (
+    column_linear,
     gradient_sum,
     norm,
     residual_dtype,
     tokens_per_rank,
     tp_comm,
 )
-from foretrace.simulator.workload.ops import DTYPE_BYTES, Block, Comm, Op, Piece, memory, phases
-from foretrace.simulator.workload.tensor import column_linear
+from foretrace.simulator.workload.ops import DTYPE_BYTES, Block, Comm, Op, Piece, gemm, memory, phases
 
 
 def embedding_block(job: Job) -> Block:
@@ -94,16 +97,54 @@ def _loss(job: Job) -> Piece:
     return Piece(tuple(forward), backward, backward)
 
 
-def optimizer_ops(job: Job, n_params_local: int) -> tuple[Op, ...]:
-    """Return gradient clipping and the Adam update of the *n_params_local* parameters that this rank owns.
+def optimizer_ops(job: Job, n_params_local: int, layers: Sequence[int] = ()) -> tuple[Op, ...]:
+    """Return gradient clipping and the update of the *n_params_local* parameters that this rank owns.
 
-    Clipping reads every gradient for the norm and scales it in place. Fused Adam reads gradient, master
-    weight and two moments, all fp32, and writes the last three; in mixed precision it writes the
-    parameter in ``job.precision`` too.
+    Clipping reads every gradient for the norm and scales it in place. A fused update reads gradient, master
+    weight and moments and writes all but the first; in mixed precision it writes the parameter in
+    ``job.precision`` too, and without a master weight reads it. Separate kernels make so many more passes as
+    those of Adam do.
+
+    *layers*: layers that the rank has, whose matrices some optimizers multiply.
     """
-    gradient = DTYPE_BYTES[job.gradient_dtype]
+    gradient, width = DTYPE_BYTES[job.gradient_dtype], DTYPE_BYTES[job.precision]
     clip = memory("optimizer.clip", 3 * gradient * n_params_local, job.gradient_dtype, count=2)
-    copy = DTYPE_BYTES[job.precision] if job.precision != "fp32" else 0
-    states = 4 * (ADAM_EAGER_PASSES if is_separate(job, "optimizer") else ADAM_FUSED_PASSES)
-    update = memory("optimizer.adam", (gradient + states + copy) * n_params_local, "fp32")
-    return clip, update
+    matrices = job.updates.state_bytes if layers else job.updates.other_bytes
+    weight = 4 if job.precision == "fp32" else job.master_bytes
+    states = 2 * (weight + matrices)
+    if is_separate(job, "optimizer"):
+        states *= ADAM_EAGER_PASSES / ADAM_FUSED_PASSES
+    copy = 0 if job.precision == "fp32" else width if job.master_bytes else 2 * width
+    moved = gradient * job.updates.gradient_reads + states + copy
+    update = memory("optimizer.update", round(moved * n_params_local), "fp32")
+    return clip, *_orthogonalised(job, layers), update
+
+
+def _orthogonalised(job: Job, layers: Sequence[int]) -> list[Op]:
+    """Return the products that make the momentum of each matrix of *layers* nearly orthogonal.
+
+    An iteration on ``X`` of ``(m, n)``, ``m <= n``, is ``A = X X^T``, ``A A`` and ``(b A + c A A) X``. Ranks
+    that share states out take so many matrices each, and tensor-parallel ranks their own parts of them
+    (Megatron-LM ``--muon-tp-mode blockwise``). Reference: Liu et al. 2025, arXiv:2502.16982, algorithm 1.
+    """
+    if not job.updates.iterations:
+        return []
+    model, layout, sizes = job.model, job.layout, Counter[tuple[str, int, int]]()
+    for layer in layers:
+        sizes.update(("dense", *_sides(linear)) for linear in model.linears(layer, layout.tp))
+        if model.is_moe(layer):
+            for linear in model.mlp_linears(model.moe_ffn_hidden, layout.etp):
+                sizes["experts", *_sides(linear)] += share(model.n_experts, layout.ep)
+    replicas = (job.shard_ranks or layout.dp * layout.cp) if job.shards.optimizer else 1
+    of = {"dense": replicas, "experts": max(replicas * layout.tp // (layout.ep * layout.etp), 1)}
+    found = []
+    for (kind, m, n), number in sizes.items():
+        batch = math.ceil(number / of[kind]) * job.updates.iterations
+        name = "optimizer.orthogonalise"
+        found += [gemm(name, m, k, j, job.precision, batch=batch) for k, j in ((m, n), (m, m), (n, m))]
+    return found
+
+
+def _sides(linear: Linear) -> tuple[int, int]:
+    """Return the sides of a matrix, the shorter one first."""
+    return min(linear.n_in, linear.n_out), max(linear.n_in, linear.n_out)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Final, NamedTuple
 
 from foretrace.simulator.compute.fusion import elementwise_piece, is_separate
 from foretrace.simulator.compute.gemm import ALIGNED_BYTES, UNALIGNED
 from foretrace.simulator.job import Job
-from foretrace.simulator.models.model import Linear
+from foretrace.simulator.models.model import Linear, share
 from foretrace.simulator.workload.lora import adapter, dequantised
 from foretrace.simulator.workload.ops import (
     DTYPE_BYTES,
     Comm,
     Op,
+    Phase,
     Piece,
     elementwise,
     gemm,
@@ -146,6 +149,7 @@ def paced(job: Job, recipe: Recipe | None, ops: Iterable[Op], *, gradients: bool
     """
     if recipe is None:
         return tuple(ops)
+    # Such a recipe makes gradients with one scale per tensor, at the full rate, and scales them afterwards.
     rate = 1.0 if gradients and recipe.rescales else recipe.rate
     rate *= job.cluster.device.gemm_split_share if gradients and recipe.splits else 1.0
     return tuple(
@@ -228,12 +232,8 @@ def replicated_linear(job: Job, block: str, linear: Linear) -> Piece:
 def norm(job: Job, block: str, width: int = 0, n_tokens: int = 0, name: str = "norm") -> Piece:
     """Return a norm; fused, it makes one read and one write forward, two reads and one write backward.
 
-    Args:
-        job: the job.
-        block: name of the block.
-        width: features that are normalised; by default the residual stream.
-        n_tokens: tokens; by default those outside the tensor-parallel regions.
-        name: role within the block.
+    *width*: features that are normalised; by default the residual stream. *n_tokens*: tokens; by default
+    those outside the tensor-parallel regions.
     """
     n_elements = (n_tokens or tokens_per_shard(job)) * (width or job.model.hidden)
     return elementwise_piece(job, "norm", job.model.norm, f"{block}.{name}", n_elements)
@@ -293,3 +293,156 @@ def cast_gradients(job: Job, name: str, n_params: int, dtype: str) -> Op:
     each = cast_bytes + in_step / n
     op = memory(f"{name}.wgrad.sum", round(n_params * each), "fp32", count=3)
     return replace(op, launches=1)
+
+
+# Matrices cut over tensor-parallel ranks: what is gathered and scattered, and what runs beside it.
+
+
+def column_linear(job: Job, block: str, linear: Linear) -> Piece:
+    """Return a matrix cut by output features: every rank needs all tokens of the input.
+
+    With sequence parallelism the input is gathered before forward, gathered again for the weight gradient
+    (only a shard of it is kept, except where a framework keeps it as gathered) and its gradient is
+    reduce-scattered; without, the gradient is all-reduced. Both run beside a GEMM, unless the framework
+    waits. Reference: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2; Megatron-LM
+    ``LinearWithGradAccumulationAndAsyncCommunication``.
+    """
+    name, n_tokens = f"{block}.{linear.name}", tokens_per_rank(job)
+    ops = linear_ops(job, name, linear, n_tokens)
+    if job.autocasts:
+        ops = with_casts(job, name, linear, n_tokens, ops, wide="input")
+    forward, dgrad, weights = ops
+    if job.layout.tp == 1:
+        return ops.piece()
+    beside = len(weights) if job.profile.overlap_tp_backward else 0
+    if not job.sequence_parallel:
+        reduce = tp_comm(job, "all_reduce", linear.n_in)
+        return Piece(
+            forward,
+            (*dgrad, replace(reduce, overlap_ops=beside), *weights),
+            (*dgrad, reduce),
+            weights,
+        )
+    gather = tp_comm(job, "all_gather", linear.n_in)
+    scatter = tp_comm(job, "reduce_scatter", linear.n_in)
+    sent = (*dgrad, *_copied(job, scatter, dgrad))
+    again: tuple[Comm, ...] = () if job.profile.keeps_gathered_inputs else (gather,)
+    early = tuple(replace(one, overlap_ops=len(dgrad) if beside else 0) for one in again)
+    return Piece(
+        gathered(job, gather, forward),
+        (*early, *sent, replace(scatter, overlap_ops=beside), *weights),
+        (*sent, scatter),
+        (*again, *weights),
+    )
+
+
+def row_linear(job: Job, block: str, linear: Linear) -> Piece:
+    """Return a matrix cut by input features: the outputs of all ranks are summed.
+
+    Forward ends in a reduce-scatter with sequence parallelism, whose backward is an all-gather, and in an
+    all-reduce without, whose backward is nothing.
+    """
+    name, n_tokens = f"{block}.{linear.name}", tokens_per_rank(job)
+    ops = linear_ops(job, name, linear, n_tokens)
+    if job.autocasts:
+        ops = with_casts(job, name, linear, n_tokens, ops, wide="result")
+    forward, dgrad, weights = ops
+    if job.layout.tp == 1:
+        return ops.piece()
+    if not job.sequence_parallel:
+        reduce = tp_comm(job, "all_reduce", linear.n_out)
+        return Piece((*forward, reduce), (*dgrad, *weights), dgrad, weights)
+    gather = tp_comm(job, "all_gather", linear.n_out)
+    inputs = gathered(job, gather, dgrad)
+    return Piece(
+        scattered(job, tp_comm(job, "reduce_scatter", linear.n_out), forward),
+        (*inputs, *weights),
+        inputs,
+        weights,
+    )
+
+
+def gathered(job: Job, gather: Comm, ops: tuple[Op, ...]) -> Phase:
+    """Return *gather* before the *ops* that need it.
+
+    With async TP it arrives in as many slices as there are ranks, and products of one run beside the way of
+    the next: only the first slice is waited for. Reference: Wang et al. 2023, ASPLOS, "Overlap Communication
+    with Dependent Computation via Decomposition"; Transformer Engine's user buffers, PyTorch's async TP.
+    """
+    if not job.profile.async_tp:
+        return (gather, *_copied(job, gather, ops), *ops)
+    first, rest = _slices(job, gather, len(ops))
+    return (first, rest, *ops)
+
+
+def scattered(job: Job, scatter: Comm, ops: tuple[Op, ...]) -> Phase:
+    """Return *scatter* after the *ops* that it sums; with async TP only the last slice is waited for."""
+    if not job.profile.async_tp:
+        return (*ops, *_copied(job, scatter, ops), scatter)
+    last, rest = _slices(job, scatter, len(ops))
+    return (rest, *ops, last)
+
+
+def _copied(job: Job, comm: Comm, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Return the copy of what *comm* brings to *ops*, or takes from them, if sequences are cut apart in it.
+
+    Reference: torch/distributed/_functional_collectives.py, ``all_gather_single`` and
+    ``reduce_scatter_single`` along another dimension than the first, which is a view for one sequence.
+    """
+    if not job.profile.batch_first or job.micro_batch == 1:
+        return ()
+    return (memory(f"{ops[-1].name}.{comm.kind}.copy", 2 * comm.size_bytes, comm.dtype),)
+
+
+def _slices(job: Job, comm: Comm, n_ops: int) -> tuple[Comm, Comm]:
+    """Return the slice of *comm* that is waited for, and the rest, which runs beside *n_ops*."""
+    one = comm.size_bytes // job.layout.tp
+    return replace(comm, size_bytes=one), replace(comm, size_bytes=comm.size_bytes - one, overlap_ops=n_ops)
+
+
+# How many tokens experts get: evenly, at a capacity, or as unevenly as a router leaves them.
+#
+# Ranks of an expert group exchange tokens, so that the one with the most tokens sets the pace for all.
+# What is predicted is that rank.
+
+BLOM: Final = 0.375
+"""Of the expected largest of ``n`` normal values, ``quantile((n - a) / (n + 1 - 2 a))``.
+
+Blom 1958, Statistical Estimates and Transformed Beta-Variables.
+"""
+
+
+def load_factor(job: Job) -> float:
+    """Return the tokens on the fullest rank of an expert group over their even share; 1 for a dense model.
+
+    With ``job.capacity_factor`` every expert computes just as many tokens, padded or cut: that factor.
+    Without, tokens per expert vary by ``job.expert_imbalance`` (standard deviation over mean), experts lie on
+    ranks at random, and the fullest of ``ep`` ranks with ``E/ep`` experts each is looked for.
+    """
+    if not job.model.n_experts:
+        return 1.0
+    if job.capacity_factor:
+        return job.capacity_factor
+    return fullest(job.model.n_experts, job.layout.ep, job.expert_imbalance)
+
+
+def fullest(n_experts: int, n_ranks: int, imbalance: float) -> float:
+    """Return the expected load of the fullest of *n_ranks* over the mean.
+
+    A rank has the mean of ``n = E / ranks`` of ``E`` loads, drawn without replacement, whose standard
+    deviation is ``imbalance sqrt((E - n) / (n (E - 1)))``. At most everything is on one rank.
+
+    >>> fullest(64, 1, 0.5), fullest(64, 8, 0.0)
+    (1.0, 1.0)
+    """
+    n_local = share(n_experts, n_ranks)
+    if n_ranks == 1 or n_experts == 1 or not imbalance:
+        return 1.0
+    spread = imbalance * math.sqrt((n_experts - n_local) / (n_local * (n_experts - 1)))
+    highest = NormalDist().inv_cdf((n_ranks - BLOM) / (n_ranks + 1 - 2 * BLOM))
+    return min(1 + spread * highest, float(n_ranks))
+
+
+def routed_tokens(job: Job, n_tokens: int) -> int:
+    """Return the token copies that the fullest rank gets where *n_tokens* on each rank are routed."""
+    return math.ceil(n_tokens * job.model.top_k * load_factor(job))

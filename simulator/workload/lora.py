@@ -7,7 +7,7 @@ gradient. References: Hu et al. 2021, arXiv:2106.09685; Dettmers et al. 2023, ar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.model import Linear
@@ -56,10 +56,11 @@ def adapter_params(job: Job, linear: Linear) -> int:
     return job.lora_rank * (linear.n_in + linear.n_out)
 
 
-def adapted(job: Job, linears: Iterable[Linear]) -> dict[str, int]:
-    """Return ``adapters`` and ``matrices`` of a block that has *linears*."""
-    each = list(linears)
+def adapted(job: Job, linears: Iterable[Linear]) -> dict[str, Any]:
+    """Return ``linears``, ``adapters`` and ``matrices`` of a block that has *linears*."""
+    each = tuple(linears)
     return {
+        "linears": each,
         "adapters": sum(adapter_params(job, linear) for linear in each),
         "matrices": sum(linear.n_in * linear.n_out for linear in each),
     }

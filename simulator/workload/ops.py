@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.models.model import Linear
 
@@ -24,9 +24,7 @@ PHASES: Final = ("forward", "backward", "backward_input", "backward_weight", "re
 class Addressed(NamedTuple):
     """A kernel of an element-wise operation whose operands do not lie alike in memory.
 
-    Attributes:
-        n_elements: results, each of which it computes the addresses of.
-        bytes_moved: what it reads and writes.
+    *n_elements*: results, each of which it computes the addresses of.
     """
 
     n_elements: int
@@ -45,7 +43,6 @@ class Op:
         bytes_moved: device memory read and written, over all ``count``, each operand once.
         m, n, k: shape of a matrix product, ``(m, k) @ (k, n)``, of one member if it is batched or grouped; of
             attention queries, keys and head width.
-        dtype: of the operands.
         count: kernels on the device; each has the fixed time of its kind.
         batch: members of a batched or grouped product; heads over all sequences of an attention.
         grouped: the members are a kernel each, one after another.
@@ -57,6 +54,7 @@ class Op:
         launches: operations of the model that the host is charged for; None means as many as ``count``.
         rows: of each member of a grouped product, if they are not even.
         along: the dimension that they are of, ``"m"``, ``"n"`` or ``"k"``; its own is their mean then.
+        n_random: random numbers that it draws, one for each score that dropout may leave out.
         addressed: those of its kernels that compute the address of each element; their bytes are among
             ``bytes_moved``.
     """
@@ -77,13 +75,14 @@ class Op:
     window: int = 0
     kernel: str = ""
     rate: float = 1.0
-    launches: int | None = None
+    launches: float | None = None
     rows: tuple[int, ...] = ()
     along: str = ""
+    n_random: int = 0
     addressed: tuple[Addressed, ...] = ()
 
     @property
-    def n_launches(self) -> int:
+    def n_launches(self) -> float:
         """Operations of the model that the host launches."""
         return self.count if self.launches is None else self.launches
 
@@ -98,9 +97,12 @@ class Comm:
         size_bytes: size of the whole array, as in nccl-tests.
         overlap_ops: how many of the operations that follow do not need its result, so that it may run beside
             them; 0 means that all of them wait.
-        dtype: of the elements.
         top_k: copies of each token in an exchange that sends a token once to a GPU, and once to a node,
             however many of its experts are there; 0: the array is sent as it is.
+        max_nodes: most nodes that the experts of such a token may lie in; 0: any number.
+        launches: operations of the model that the host is charged for, none inside of a CUDA graph. Half of
+            one: a layer that the host is busy with all the while takes 3.31 ms on one GPU, 3.49 and 3.57 ms
+            with six all-reduces among 2 and 4 (VIA-Research/vTrain f8dda84, 24 layers of 1,024 features).
     """
 
     kind: str
@@ -109,6 +111,8 @@ class Comm:
     overlap_ops: int = 0
     dtype: str = "bf16"
     top_k: int = 0
+    max_nodes: int = 0
+    launches: float = 0.5
 
 
 Phase = tuple[Op | Comm, ...]
@@ -124,6 +128,7 @@ class Block:
         params: parameters on this rank, after tensor and expert and before data parallelism.
         expert_params: those of ``params`` that are routed experts; they have replicas of their own.
         phases: operations in issue order, for each of ``PHASES``.
+        linears: its matrices outside routed experts and their router.
         adapters: parameters that low-rank adaptation adds; with it, these alone are trained.
         matrices: those of ``params`` outside routed experts that may be kept in 4 bits beside adapters; all
             of ``expert_params`` may.
@@ -134,6 +139,7 @@ class Block:
     params: int
     expert_params: int
     phases: Mapping[str, Phase]
+    linears: tuple[Linear, ...] = ()
     adapters: int = 0
     matrices: int = 0
 
@@ -194,7 +200,6 @@ class Piece(NamedTuple):
     """A part of a block that has a forward and the backward of it, in its two halves.
 
     Attributes:
-        forward: forward.
         backward: full backward, in the order in which a framework issues it.
         inputs: the half of ``backward`` that the previous layer waits for.
         weights: the other half, which may run at any later time.
@@ -206,9 +211,28 @@ class Piece(NamedTuple):
     weights: Phase = ()
 
 
+def both_ways(op: Op, **backward: Any) -> Piece:
+    """Return *op* and its backward: the same but for its name, and for the fields that are given."""
+    return elementwise((op,), (replace(op, name=f"{op.name}.backward", **backward),))
+
+
 def elementwise(forward: tuple[Op, ...], backward: tuple[Op, ...]) -> Piece:
     """Return a piece without weights worth a GEMM: all of its backward is on the way to the input."""
     return Piece(forward, backward, backward)
+
+
+def replayed(pieces: list[Piece]) -> list[Piece]:
+    """Return *pieces* as one CUDA graph each way: with the first operation the host launches all."""
+
+    def one(phase: Phase, *, first: bool) -> Phase:
+        at = next((i for i, op in enumerate(phase) if isinstance(op, Op)), -1) if first else -1
+        return tuple(replace(op, launches=int(i == at)) for i, op in enumerate(phase))
+
+    last = len(pieces) - 1
+    return [
+        Piece(one(piece.forward, first=i == 0), *(one(phase, first=i == last) for phase in piece[1:]))
+        for i, piece in enumerate(pieces)
+    ]
 
 
 def phases(pieces: list[Piece], recompute: Phase) -> Mapping[str, Phase]:

@@ -19,7 +19,6 @@ class Recipe(NamedTuple):
     """How operands get into few bits.
 
     Attributes:
-        dtype: of the operands.
         moved: bytes read and written per element of 16 bit, both directions together.
         kernels: over which that is spread.
         weights_each: weights are quantised for every micro-batch; otherwise once per step, which is left out.
@@ -89,6 +88,14 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
 )
 """Recipes by name."""
 
+MEMBER_LAUNCH: Final = 0.5
+"""Time of the host for each member of a group, over that of an operation.
+
+Four bare calls of 8 us beside 60 (``simulator/rehearsed/run.py``): its part of the input, two allocations,
+and a product of cuBLAS (Transformer Engine, ``nvte_multi_stream_cublas_gemm``; its issue 1499:
+"``torch.split()``, and ``torch.empty()`` (2x ``num_gemms`` calls)").
+"""
+
 
 def recipe_of(text: str) -> str:
     """Return the recipe that *text* names, ``""`` if it names none.
@@ -124,7 +131,7 @@ def quantised(
     moved = recipe.moved - (2 - both) * DTYPE_BYTES["fp8"]
     count = recipe.kernels * (1 if recipe.is_delayed else members)
     op = memory(name, round(n_elements * moved), recipe.dtype, count=count)
-    launches = max(recipe.kernels, members) if each and not recipe.in_blocks else recipe.kernels
+    launches = recipe.kernels + (MEMBER_LAUNCH * members if each and not recipe.in_blocks else 0)
     return (op if count == launches else replace(op, launches=launches),)
 
 

@@ -17,6 +17,9 @@ SECOND: Final = 2
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 """Communications whose results are saved where operations are selected one by one."""
 
+SENT: Final = tuple(f".{kind}.copy" for kind in REDUCTIONS)
+"""Ends of the names of copies that they alone need."""
+
 
 def recomputes(job: Job, layer: int, layers: Sequence[int]) -> bool:
     """Return whether *layer* is computed again, of the *layers* of its stage; ends count as such."""
@@ -36,10 +39,7 @@ def as_kept(job: Job, layer: int, layers: Sequence[int]) -> Job:
 def recompute_phase(job: Job, forward: Phase, core: Phase) -> Phase:
     """Return what is computed again of a block.
 
-    Args:
-        job: for ``recompute`` and the framework.
-        forward: the whole forward of the block.
-        core: the attention core of it; empty for an MLP.
+    *job*: for ``recompute`` and the framework. *core*: the attention core of it; empty for an MLP.
     """
     if job.recompute == "full":
         return forward
@@ -93,7 +93,7 @@ def _unsaved(job: Job, forward: Phase, core: Phase) -> Iterable[Op | Comm]:
             if op.kind not in REDUCTIONS:
                 yield op
         elif op.kind != "gemm":
-            if op not in core:
+            if op not in core and not op.name.endswith(SENT):
                 yield op
         elif share := again.get(op.name.rpartition(".")[2], 1.0):
             seen[op.name] += 1

@@ -9,11 +9,14 @@ import difflib
 import errno
 import inspect
 import io
+import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, NoReturn
@@ -21,10 +24,12 @@ from typing import Any, Final, NoReturn
 import click
 
 import foretrace
+from foretrace import door
+from foretrace.interrupts import INTERRUPTED, verb_begins
 from foretrace.simulator.errors import SimulationError
 from foretrace.topologies.errors import TopologyError
 from foretrace.tracer.errors import RecordError
-from foretrace.traces.errors import TraceError
+from foretrace.traces.errors import LeftoverWarning, TraceError
 
 VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -44,6 +49,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "bubble": ("simulator.search.bubble_cli", "Show how much of a pipeline idles, by schedule."),
         "goodput": ("simulator.goodput.cli", "Estimate days and dollars of a training when machines fail."),
         "memory": ("simulator.memory.cli", "Check whether a job fits in memory, and what would make it fit."),
+        "model": ("simulator.models.cli", "List and show models, and check one against a published count."),
         "bench": ("tracer.bench.cli", "Compare what this machine reaches with what it promises."),
         "validate": ("simulator.validate.cli", "Check predictions against tables of measurements."),
         "topology": ("topologies.cli", "List, show and check machines, and measure this one."),
@@ -57,7 +63,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "Choose": ("search", "advise", "bubble", "goodput"),
         "Record": ("record", "ingest"),
         "Understand": ("analyze", "compare", "report", "export", "serve"),
-        "Measure and check": ("topology", "bench", "calibrate", "validate"),
+        "Measure and check": ("topology", "model", "bench", "calibrate", "validate"),
     }
 )
 """Headings below which ``--help`` lists the verbs."""
@@ -104,6 +110,22 @@ def _diagnose_dumps(paths: Sequence[str]) -> Any:
     return _module("tracer.ingest.flight").diagnose(paths)
 
 
+def _device(hardware: str) -> dict[str, Any]:
+    """Return what the device of that name can do at most; nothing if the catalogue has none."""
+    catalog = _module("topologies.catalog")
+    try:
+        device = catalog.device_named(hardware)
+    except TopologyError:
+        return {}
+    machines = map(catalog.load_cluster, catalog.names())
+    links = [one.intra.bandwidth_bytes_per_s for one in machines if one.device.name == device.name]
+    return {
+        "peak_flops_per_s": dict(device.peak_flops_per_s),
+        "memory_bytes_per_s": device.memory_bytes_per_s,
+        "link_bytes_per_s": max(links, default=0.0),
+    }
+
+
 def with_examples(text: str) -> str:
     """Return the help *text* of a verb with its example commands on lines that a shell takes.
 
@@ -126,6 +148,35 @@ def _example(paragraph: str) -> str:
     return f"{found[1]}\n\n{kept}" if found[1] else kept
 
 
+class _Whole(click.types.IntParamType):
+    """A whole number that fits 64 bits, as every other in a document."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not -door.MOST_WHOLE <= found <= door.MOST_WHOLE:
+            self.fail(f"{door.shown(value)}: at most {door.MOST_WHOLE:,}", param, ctx)
+        return found
+
+
+class _Number(click.types.FloatParamType):
+    """A finite number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r}: a finite number is needed", param, ctx)
+        return found
+
+
+def _bound(command: click.Command) -> None:
+    """Give the flags of *command* types that let no value in that a document could not hold."""
+    bounded: dict[click.ParamType[Any], click.ParamType[Any]] = {click.INT: _Whole(), click.FLOAT: _Number()}
+    for param in command.params:
+        for known, instead in bounded.items():
+            if type(param.type) is type(known):
+                param.type = instead
+
+
 class Verbs(click.Group):
     """A command group that imports a verb when it is called, and shows a user's mistake as one line."""
 
@@ -145,11 +196,15 @@ class Verbs(click.Group):
             command.context_settings["obj"] = {"check": _check_machine, "time": _time_rehearsal}
         if cmd_name == "analyze":
             command.context_settings["obj"] = _diagnose_dumps
+        if cmd_name == "ingest":
+            command.context_settings["obj"] = _device
         if cmd_name == "bench":
             command.context_settings["obj"] = {"kernels": _promise, "collectives": _promise_collectives}
         for one in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
+            _bound(one)
             if "\b" not in (one.help or ""):
                 one.help = with_examples(one.help or "")
+        verb_begins()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -181,7 +236,10 @@ class Verbs(click.Group):
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         _replace_unprintable()
         try:
-            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            with warnings.catch_warnings():
+                warnings.simplefilter("default", LeftoverWarning)
+                warnings.showwarning = partial(_show, warnings.showwarning)
+                status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
         except _NO_WORDS as error:
             click.echo(error.format_message(), err=True)
@@ -192,7 +250,7 @@ class Verbs(click.Group):
         except click.ClickException as error:
             _fail(error.format_message())
         except click.Abort:
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
         except USER_ERRORS as error:
             _fail(str(error))
         except BrokenPipeError:  # the reader of our output has seen enough
@@ -220,6 +278,14 @@ def _replace_unprintable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+
+
+def _show(other: Any, message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Show what a verb warns of as one line, and a warning of a library as *other* does."""
+    if issubclass(category, LeftoverWarning):
+        click.echo(f"warning: {message}", err=True)
+    else:
+        other(message, category, *where)
 
 
 def _forget_output() -> None:

@@ -14,7 +14,7 @@ from measured.table import Row
 
 from foretrace.cli import main
 from foretrace.simulator.errors import TableError
-from foretrace.simulator.memory.reserved import reserved_bytes
+from foretrace.simulator.memory.states import reserved_bytes
 from foretrace.simulator.validate.runs import figure_bytes, stage_memories
 
 STEP = {

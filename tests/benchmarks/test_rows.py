@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from measured.jobs import FILLED, parallel_class, step_job
+from measured.jobs import FILLED, job_of, parallel_class, step_job
 from measured.judge import Step, run_rows
 from measured.table import Row
 
@@ -14,6 +14,7 @@ from foretrace.simulator.errors import TableError
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.validate.runs import stage_memories
 from foretrace.simulator.validate.scores import Failed
+from foretrace.topologies.catalog import load_cluster
 
 pytest.importorskip("numba")
 
@@ -47,6 +48,14 @@ def test_data_parallelism_is_what_is_left_of_the_gpus() -> None:
     assert job(tp=2, pp=2, cp=2).layout.dp == 2
     with pytest.raises(TableError, match=r"world_size=16: tp\*pp\*dp\*cp is 8"):
         job(dp=8)
+
+
+@pytest.mark.parametrize("hardware", ["H100", "A100", "GB300-NVL72", "MI355X"])
+def test_a_gpu_in_the_node_of_another_brings_neither_its_power_nor_its_price(hardware: str) -> None:
+    cluster = job_of(Row({**DENSE, "hardware": hardware, "dp": 16}, 1)).cluster
+    alike = cluster.device == load_cluster("dgx-h100").device
+    assert alike is (hardware == "H100")
+    assert (cluster.node_power_w is not None, cluster.price_usd_per_gpu_hour is not None) == (alike, alike)
 
 
 def test_ranks_with_less_than_a_micro_batch_compute_what_they_have() -> None:

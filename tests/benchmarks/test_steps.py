@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,26 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from measured.jobs import model_of, parallel_class, size_class, step_job
-from measured.judge import Step, choices, errors, kendall_tau, regret, run_rows, validate_steps
-from measured.table import Row
+from measured.judge import (
+    COLUMNS,
+    Step,
+    choices,
+    errors,
+    kendall_tau,
+    regret,
+    run_rows,
+    translate,
+    validate_steps,
+)
+from measured.table import Row, read_table
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.recorded.one_time import Curve
 from foretrace.simulator.simulate import simulate
+from foretrace.simulator.validate.runs import Step as Timed
 from foretrace.simulator.validate.runs import read_runs, settings_of
+from foretrace.simulator.validate.runs import run_rows as run_product
 from foretrace.simulator.validate.runs import validate_steps as validate_table
 
 pytest.importorskip("numba")
@@ -250,14 +263,15 @@ def test_a_layout_measured_again_is_no_further_choice(own: list[dict[str, object
     assert choices([*steps[:2], *later[:2]])["choice_groups"] == 0
 
 
-def test_errors_are_shares_of_the_prediction_by_class(own: list[dict[str, object]]) -> None:
+def test_errors_are_logarithms_of_measured_over_predicted(own: list[dict[str, object]]) -> None:
     steps = [
         one for one in run_rows([Row(row, at) for at, row in enumerate(own)], 1) if isinstance(one, Step)
     ]
     twice = [replace(one.scored, measured=2 * one.scored.predicted) for one in steps]
-    found = errors((row, (row.group, "gpu")) for row in twice)
-    assert found["all"]["rows"] == len(steps)
-    assert all(one["low"] == one["high"] == pytest.approx(2) for one in found.values())
+    found = errors((row, "source", "gpu", [0.1]) for row in twice)
+    assert len(found) == len(steps)
+    assert [one["off"] for one in found] == pytest.approx([math.log(2)] * len(steps))
+    assert all(one["elsewhere"] == [0.1] for one in found)
 
 
 @given(st.floats(0.0, 6.0))
@@ -339,6 +353,34 @@ def test_translated_rows_take_as_long_as_simulate_says_of_their_settings(
             assert simulate(job).summary["step_time_s"] == pytest.approx(times[row.id], rel=1e-9), row.id
 
 
+MEASURED = Path(os.environ.get("FORETRACE_MEASURED", Path(__file__).parents[3] / "shared" / "measured"))
+
+
+@pytest.mark.parametrize("table", ["steps.csv", "steps_fresh.csv"])
+def test_every_measured_row_is_a_job_that_simulate_makes_of_its_settings(table: str, tmp_path: Path) -> None:
+    """Nothing is known of a row but settings: the job of its columns is the one read out of its words.
+
+    What is simulated is a function of the job alone. The fastest row of each framework shows it.
+    """
+    if not (MEASURED / table).exists():
+        pytest.skip(f"{MEASURED / table} is not here")
+    rows = read_table(MEASURED / table, COLUMNS)
+    translated, failed = translate(rows, tmp_path)
+    assert not failed
+    jobs = {at: job_from(settings_of(row)) for at, row in translated.items()}
+    for at, job in jobs.items():
+        meant = step_job(rows[at]).job
+        assert replace(job, cluster=meant.cluster) == meant, rows[at].id
+    shortest: dict[str, int] = {}
+    for at, job in sorted(jobs.items(), key=lambda item: -item[1].layout.world_size * item[1].n_microbatches):
+        shortest[job.framework] = at
+    for at in shortest.values():
+        (timed,) = run_product([translated[at]], 1)
+        assert isinstance(timed, Timed)
+        step_s = simulate(jobs[at], only_figures=True).summary["step_time_s"]
+        assert step_s == pytest.approx(timed.scored.predicted, rel=1e-9), rows[at].id
+
+
 def test_kimi_k2_is_known_however_it_is_written() -> None:
     # 1.04 trillion parameters, 32.6 billion active: Moonshot AI 2025, arXiv:2507.20534, table 2
     model = model_of(
@@ -355,8 +397,8 @@ def test_kimi_k2_is_known_however_it_is_written() -> None:
         ({"notes": 'recipe {"moe_flex_dispatcher_backend": "hybridep"}'}, "expert_dispatch", "once"),
         ({"framework": "NeMo AutoModel (PyTorch) TE + DeepEP"}, "expert_dispatch", "once"),
         ({"notes": "compared with another run"}, "expert_dispatch", "copies"),
-        ({"notes": '{"cuda_graph_impl": "full_iteration"}'}, "host_work", 0.05),
-        ({"notes": '{"cuda_graph_impl": "none", "cuda_graph_scope": "full_iteration"}'}, "host_work", 1.0),
+        ({"notes": '{"cuda_graph_impl": "full_iteration"}'}, "graphed", ("step",)),
+        ({"notes": '{"cuda_graph_impl": "none", "cuda_graph_scope": "full_iteration"}'}, "graphed", ()),
         ({"framework": "Megatron-LM", "date": "2021"}, "overlap_grad_reduce", False),
         ({"framework": "Megatron-LM", "date": "2024"}, "overlap_grad_reduce", True),
     ],

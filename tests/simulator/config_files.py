@@ -12,37 +12,7 @@ from foretrace.simulator.config import job_from
 from foretrace.simulator.configs.read import read_files
 from foretrace.simulator.job import Job
 
-MEGATRON = """
-#!/bin/bash
-GPUS_PER_NODE=8
-NNODES=${SLURM_NNODES:-64}
-TP=8
-ARGS=(
-    --nproc_per_node $GPUS_PER_NODE   # GPUs
-    --nnodes $NNODES
-)
-MODEL=(
-    --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64
-    --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm
-    --position-embedding-type rope --max-position-embeddings 8192
-    --untie-embeddings-and-output-weights --disable-bias-linear --hidden-dropout 0.0
-    --vocab-size 128256 --make-vocab-size-divisible-by 16
-    # --num-experts 8
-)
-BATCH="--micro-batch-size 1 --global-batch-size $((GPUS_PER_NODE*128)) --seq-length 8192 --bf16"
-if [ "$TP" -gt 1 ]; then
-    BATCH="$BATCH --sequence-parallel"
-fi
-if [[ "$TP" == "1" ]]; then
-    MODEL+=(--fp8-format hybrid)
-else
-    MODEL+=(--recompute-activations)
-fi
-torchrun ${ARGS[@]} pretrain_gpt.py ${MODEL[@]} $BATCH \\
-    --tensor-model-parallel-size=$TP --pipeline_model_parallel_size 4 \\
-    --num-layers-per-virtual-pipeline-stage 5 --use-distributed-optimizer --overlap-grad-reduce \\
-    --lr 1e-4 --not-an-argument 3
-"""
+MEGATRON = (Path(__file__).parents[1] / "corpus" / "train.sh").read_text(encoding="utf-8")
 
 DEEPSPEED: dict[str, Any] = {
     "train_batch_size": "auto",
@@ -121,7 +91,104 @@ optimizer: {zero_stage: 1, accumulate_grad_in_fp32: true, clip_grad: 1.0, weight
 general: {project: debug, seed: 42}
 """
 
+SIMUMAX: dict[str, Any] = {
+    "seq_len": 4096,
+    "micro_batch_size": 1,
+    "micro_batch_num": 8,
+    "dtype": "bf16",
+    "world_size": 8,
+    "tp_size": 2,
+    "pp_size": 2,
+    "ep_size": 1,
+    "etp_size": 1,
+    "enable_sequence_parallel": True,
+    "interleaving_size": 2,
+    "zero_state": 1,
+    "enable_recompute": True,
+    "recompute_granularity": "full_block",
+    "recompute_layer_num": 2,
+    "use_math_sdp": False,
+    "mem_factor": 0.94,
+    "enable_foo": True,
+}
+SIMUMAX_MODEL: dict[str, Any] = {
+    "model_type": "dense",
+    "model_name": "small",
+    "hidden_size": 512,
+    "head_num": 8,
+    "kv_head_num": 2,
+    "head_size": 64,
+    "intermediate_size": 1024,
+    "layer_num": 8,
+    "vocab_size": 1000,
+    "use_swiglu": True,
+}
+
+CALCULON: dict[str, Any] = {
+    "num_procs": 64,
+    "tensor_par": 8,
+    "pipeline_par": 4,
+    "data_par": 2,
+    "tensor_par_net": 0,
+    "pipeline_par_net": 1,
+    "data_par_net": 1,
+    "batch_size": 64,
+    "microbatch_size": 1,
+    "datatype": "float16",
+    "fused_activation": False,
+    "attention_type": "multihead",
+    "activation_recompute": "attn_only",
+    "pipeline_interleaving": 3,
+    "optimizer_sharding": True,
+    "tensor_par_comm_type": "rs_ag",
+    "tensor_par_overlap": "none",
+    "seq_par_ag_redo": True,
+    "data_par_overlap": True,
+    "weight_offload": False,
+    "activations_offload": False,
+    "optimizer_offload": True,
+    "training": True,
+}
+CALCULON_MODEL: dict[str, Any] = {
+    "hidden": 12288,
+    "feedforward": 49152,
+    "seq_size": 2048,
+    "attn_heads": 96,
+    "attn_size": 128,
+    "num_blocks": 96,
+}
+
+PRIMUS = """
+work_group: ${PRIMUS_TEAM:amd}
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: ${PRIMUS_MODEL:llama}.yaml
+    overrides:
+      micro_batch_size: 2
+      global_batch_size: 64
+      seq_length: ${PRIMUS_SEQ_LENGTH:4096}
+      tensor_model_parallel_size: ${PRIMUS_TP:2}
+      pipeline_model_parallel_size: 1
+      mtp_num_layers: 0
+      overlap_grad_reduce: true
+      train_data_path: ${DATA:null}
+      disable_foo: true
+"""
+
+ASTRA = """HYBRID_TRANSFORMER model_parallel_NPU_group: 8 ep: 1 pp: 2 vpp: 1 ga: 4 all_gpus: 64 foo: 1
+3
+grad_gather -1 1 NONE 0 13848000 NONE 0 1 ALLGATHER 1 100
+embedding_layer -1 523895 ALLREDUCE 150994944 1 NONE 0 1 NONE 0 100
+attention_norm -1 2571000 ALLREDUCE 50331648 2454000 NONE 0 2454000 NONE 0 100
+"""
+
 FILES = {
+    "astra": ("gpt.txt", ASTRA),
+    "simumax": ("strategy.json", json.dumps(SIMUMAX)),
+    "calculon": ("execution.json", json.dumps(CALCULON)),
+    "primus": ("pretrain.yaml", PRIMUS),
     "megatron": ("train.sh", MEGATRON),
     "deepspeed": ("ds.json", json.dumps(DEEPSPEED)),
     "torchtitan": ("llama.toml", TORCHTITAN),
@@ -129,6 +196,10 @@ FILES = {
     "nanotron": ("tiny.yaml", NANOTRON),
 }
 BESIDE: dict[str, dict[str, Any]] = {
+    "astra": {"model": "gpt3-175b", "seq_len": 2048, "micro_batch": 1},
+    "simumax": {"model": "llama3-8b"},
+    "calculon": {"model": "gpt3-175b", "seq_len": 2048},
+    "primus": {"model": "llama3-8b", "gpus": 16},
     "deepspeed": {"model": "llama2-7b", "gpus": 8, "seq_len": 4096},
     "accelerate": {"model": "llama2-7b", "micro_batch": 1, "seq_len": 4096},
 }

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.framework import framework_names
 from foretrace.simulator.job import OFFLOADS, PRECISIONS, RECOMPUTES
 from foretrace.simulator.models.model import Model
-from foretrace.simulator.profiles import framework_names
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.simulate import simulate
@@ -58,6 +58,8 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "fp32_gradients": (True, False),
     "flash_attention": (True, False),
     "kernels": ("", "fused", "eager"),
+    "optimizer": ("adamw", "adamw-8bit", "muon", "sgd"),
+    "master_weights": (True, False),
     "capacity_factor": (0.0, 1.5),
     "expert_imbalance": (0.0, 0.5),
     "checkpoint_every": (0, 1),
@@ -78,6 +80,9 @@ CONVENTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "expert_dispatch": ("once",),
     "overlap_shared_experts": (True,),
     "fused_experts": (True,),
+    "dispatch_fp8": (True,),
+    "dispatch_processors": (20,),
+    "graphed": (("step",), ("attention", "mlp", "router", "dispatch")),
     "wrap": ("model",),
     "reshard_after_forward": (False,),
     "limit_all_gathers": (False,),
@@ -107,10 +112,16 @@ ASKED: Final[Mapping[tuple[str, Any], Mapping[str, Any]]] = {
 BASE: Final[Mapping[str, Any]] = {"cluster": "dgx-h100", "gpus": 16, "global_batch": 32, "seq_len": 512}
 
 
-def outcome(given: Mapping[str, Any]) -> str:
-    """Return why ``BASE`` with *given* is refused; empty if it runs as every job has to."""
+def outcome(given: Mapping[str, Any], *, covers_unsaid: bool = False) -> str:
+    """Return why ``BASE`` with *given* is refused; empty if it runs as every job has to.
+
+    Args:
+        given: settings.
+        covers_unsaid: run it by the conventions of every framework, too, if none is given.
+    """
     try:
-        summary = simulate(job_from({**BASE, **given}, model=SMALL)).summary
+        job = job_from({**BASE, **given}, model=SMALL)
+        summary = simulate(job, covers_unsaid=covers_unsaid).summary
     except (SimulationError, TopologyError, TraceError) as error:
         return str(error) or "refused without a word"
     assert summary["step_time_s"] > 0

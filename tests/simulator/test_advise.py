@@ -10,17 +10,17 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import floats, lists, tuples
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
-from foretrace.simulator.advise.ladder import Question, Rung, climb, longest, preferred, simplest, tied
-from foretrace.simulator.advise.ways import WAYS
+from foretrace.simulator.advise.ladder import WAYS, Question, Rung, climb, longest, preferred, simplest, tied
 from foretrace.simulator.advise.words import sentence, trained_share, verdict
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.search.ties import difference
-from foretrace.simulator.simulate import simulate
+from foretrace.simulator.search.describe import difference
+from foretrace.simulator.search.parts import searched
 from foretrace.topologies.catalog import load_cluster
 
 pytest.importorskip("numba")
@@ -52,7 +52,7 @@ def test_every_rung_is_what_simulating_says(rungs: list[Rung]) -> None:
 
 
 def test_the_ladder_has_every_way_once_and_in_order(rungs: list[Rung]) -> None:
-    assert [rung.way.key for rung in rungs] == [*(way.key for way in WAYS), "model-parallel"]
+    assert list(dict.fromkeys(rung.way.key for rung in rungs)) == [*(way.key for way in WAYS), "search"]
 
 
 def test_sharding_more_needs_less(rungs: list[Rung]) -> None:
@@ -165,9 +165,18 @@ def test_routed_experts_have_no_adapters() -> None:
     )
 
 
-def test_a_batch_that_no_rank_gets_a_part_of_is_refused() -> None:
+def test_a_batch_that_does_not_divide_over_all_gpus_has_the_best_of_all_layouts() -> None:
+    """As ``search`` has it; the ways by hand, which give each GPU a part, say why they are not possible."""
+    asked = question(global_batch=2)
+    *by_hand, best = climb(asked)
+    assert all(rung.job is None and "does not divide" in rung.note for rung in by_hand)
+    assert best.job is not None
+    assert best.summary == searched([asked.space()], 1).best[0].summary
+
+
+def test_a_batch_that_no_layout_divides_is_refused() -> None:
     with pytest.raises(JobError, match="global_batch=2 is not a multiple"):
-        climb(question(global_batch=2))
+        climb(question(gpus=1, global_batch=2, micro_batch=4))
 
 
 def test_the_verb_says_in_json_what_it_says_in_words() -> None:

@@ -3,20 +3,25 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.job import Job
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.variation import Variation
 from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives
 from foretrace.traces.analysis.critical_path import critical_path
+from foretrace.traces.analysis.everything import analysis
 from foretrace.traces.analysis.held_up import held_up
+from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.analysis.roots import roots
 from foretrace.traces.analysis.stragglers import stragglers
 from foretrace.traces.compare import compare
+from foretrace.traces.replay.play import replay
 from foretrace.traces.replay.whatif import scaled, what_if
+from foretrace.traces.run import Part, Run
 
 LARGE = {"model": "llama3-8b", "cluster": "dgx-h100", "seq_len": 8192, "micro_batch": 1}
 
@@ -137,3 +142,31 @@ def test_a_replay_with_faster_forward_passes_is_what_the_simulator_says() -> Non
     factors = dict.fromkeys(("forward", "backward", "optimizer"), 0.5)
     expected = simulate(half, folded=False).summary["step_time_s"]
     assert scaled(run, factors)[0] == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("stragglers", ["", "3:1.25,6:1.5"])
+@pytest.mark.parametrize("layout", [{"pp": 2, "tp": 2, "dp": 4}, {"pp": 4, "dp": 2, "tp": 2}])
+def test_ranks_that_are_told_to_be_alike_change_no_figure(
+    layout: dict[str, int], stragglers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every figure is the same, to the last digit, if each rank is read, joined and played by itself."""
+    job = job_of(**{**LARGE, "model": "gpt2", "seq_len": 1024, "global_batch": 16}, **layout)
+    job = replace(job, variation=Variation(stragglers=stragglers))
+    run = simulate(job, folded=False).run
+    spans = run.spans()
+    parts = {rank: spans.filter(pc.equal(spans["rank"], rank)).combine_chunks() for rank in run.stored_ranks}
+
+    def part(rank: int) -> Part:
+        return Part(rank, lambda: parts[rank])
+
+    def opened() -> Run:
+        return Run("made", run.info, [part(rank) for rank in parts], run.memory(), ())
+
+    alike = opened()
+    together = {**summarize(alike), **analysis(alike)}
+    n_played = len(set(replay(alike).work.rank.tolist()))
+    monkeypatch.setattr(Run, "_shared", lambda _self, _rank, table: table)
+    apart = opened()
+    assert {**summarize(apart), **analysis(apart)} == together
+    assert len(set(replay(apart).work.rank.tolist())) == len(parts)
+    assert (n_played == layout["pp"]) is not bool(stragglers)

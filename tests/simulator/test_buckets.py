@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.simulator.predicted import simulate
 
+from foretrace.simulator.builder.gradients import buckets, tensors
 from foretrace.simulator.builder.groups import OF_REPLICAS
 from foretrace.simulator.builder.stages import Unit, units_by_stage
-from foretrace.simulator.builder.tensors import buckets, tensors
 from foretrace.simulator.config import job_from
+from foretrace.simulator.framework import framework_names
 from foretrace.simulator.job import Job
-from foretrace.simulator.profiles import framework_names
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.ops import DTYPE_BYTES
 
 MIB = 2**20

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from foretrace.simulator.builder.gradients import DDP_BUCKET_BYTES
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.stage_layers import split_layers
-from foretrace.simulator.builder.step import build
+from foretrace.simulator.builder.step import build, representatives
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import event
-from foretrace.simulator.folding import representatives
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network

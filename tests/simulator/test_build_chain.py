@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.builder.chain import Chains, Pass, _phases, _pieces
 from foretrace.simulator.builder.groups import Groups
@@ -17,9 +19,10 @@ from foretrace.simulator.builder.program_builder import COMPUTE, DP, ProgramBuil
 from foretrace.simulator.builder.stages import Unit
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
+from foretrace.simulator.job import Job
 from foretrace.simulator.program import Label, Program, Transfer
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.dispatch import Routing
+from foretrace.simulator.workload.micro_batch import layer_blocks
 from foretrace.simulator.workload.ops import Block, Comm, Op, memory
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Layout
@@ -197,3 +200,63 @@ def test_more_work_for_the_host_or_the_device_never_makes_a_step_shorter() -> No
     assert plain == sorted(plain)
     assert padded == sorted(padded)
     assert all(a <= b for a, b in zip(plain, padded, strict=True))
+
+
+GRAPHED = {
+    "attention": ("attention", "forward"),
+    "router": ("moe", "forward"),
+    "dispatch": ("moe", "forward"),
+}
+
+
+@pytest.mark.parametrize("part", GRAPHED)
+def test_a_part_that_is_a_graph_is_launched_at_once(part: str) -> None:
+    """The device does the same work; the host launches once for all of the part, and for all of a step."""
+    where = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "ep": 8, "global_batch": 8}
+    eager = job_from({**where, "seq_len": 512, "framework": "megatron"})
+    name, phase = GRAPHED[part]
+
+    def ops(job: Job) -> list[Op]:
+        block = next(one for one in layer_blocks(job, 0) if one.name == name)
+        return [op for op in block.phases[phase] if isinstance(op, Op)]
+
+    graph = replace(eager, conventions=(("graphed", (part,)),))
+    assert [replace(op, launches=None) for op in ops(graph)] == [
+        replace(op, launches=None) for op in ops(eager)
+    ]
+    assert sum(op.n_launches for op in ops(graph)) < sum(op.n_launches for op in ops(eager))
+    times = [
+        simulate(replace(eager, conventions=(("graphed", parts),)), only_figures=True).summary["step_time_s"]
+        for parts in ((), (part,), ("attention", "router", "dispatch"), ("step",))
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < times[0]
+
+
+def test_the_host_launches_collectives_that_are_in_no_graph() -> None:
+    where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 2, "tp": 2, "global_batch": 1}
+    eager = job_from({**where, "seq_len": 512})
+    graph = replace(eager, conventions=(("graphed", ("attention",)),))
+    launches = [
+        [one.launches for one in layer_blocks(job, 0)[0].phases["forward"] if isinstance(one, Comm)]
+        for job in (eager, graph)
+    ]
+    assert launches == [[0.5, 0.5], [0, 0]]
+
+
+def test_dropout_in_a_fused_kernel_takes_time_for_its_random_numbers() -> None:
+    """As many as there are scores below the diagonal, forward and backward, at the rate of a processor."""
+    job = job_from(
+        {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 1, "global_batch": 1, "seq_len": 4096}
+    )
+    dropped = replace(job, model=replace(job.model, dropout=True))
+    compute = ComputeModel(job.cluster.device, job.precision)
+    for phase in ("forward", "backward"):
+        plain, random = (
+            next(
+                op for op in layer_blocks(one, 0)[0].phases[phase] if isinstance(op, Op) and op.k and op.v_dim
+            )
+            for one in (job, dropped)
+        )
+        assert random.n_random == job.model.n_heads * 4096 * 4096 // 2
+        assert compute.op_s(random) > compute.op_s(plain)

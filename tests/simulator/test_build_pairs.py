@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.builder.instances import Message
-from foretrace.simulator.builder.pairs import write_both
 from foretrace.simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
 from foretrace.simulator.builder.step import build
+from foretrace.simulator.builder.templates import write_both
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import compiled, contended, contended_compiled, event
@@ -23,7 +24,6 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Label, Program
 from foretrace.simulator.schedules import pairs, plan, write_csv
-from foretrace.simulator.simulate import simulate
 
 EP = STREAMS.index("ep")
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
-from foretrace.simulator.builder.step import build, job_groups
+from foretrace.simulator.builder.step import build, job_groups, representatives
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import compiled, contended, contended_compiled, event
-from foretrace.simulator.folding import representatives
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
@@ -90,7 +89,7 @@ def test_every_schedule_runs_on_links_so_slow_that_everybody_waits(
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_transfers_are_joined_by_pair_direction_and_sequence(name: str) -> None:
-    """docs/architecture.md, section 2: both ends agree, and sequence counts the sends of a direction."""
+    """docs/timeline-format.md, section 3: both ends agree, and sequence counts the sends of a direction."""
     sides: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows_of(make_job(name)):
         if row["category"] == "p2p":

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis.strategies import floats, lists
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
@@ -18,7 +19,6 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.recorded.calibrate import calibrate
 from foretrace.simulator.recorded.calibration import Calibration, Factor, constants_of, read_calibration
 from foretrace.simulator.recorded.least_squares import fit_factors, median_error
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.variation import Variation
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.analysis.metrics import breakdown, step_times_ns
@@ -285,7 +285,11 @@ def test_the_verb_writes_a_file_that_simulate_takes(tmp_path: Path) -> None:
     result = runner.invoke(main, ["calibrate", str(path), "-o", str(file), "--json"])
     assert result.exit_code == 0, result.output
     assert '"compute.products"' in result.stdout
-    assert runner.invoke(main, ["calibrate", str(path)]).exit_code == 0
+    shown = runner.invoke(main, ["calibrate", str(path)])
+    assert shown.exit_code == 0
+    assert "by the conventions of megatron, which nobody said" in " ".join(shown.output.split())
+    named = runner.invoke(main, ["calibrate", str(path), "--framework", "torchtitan"])
+    assert "which nobody said" not in named.output
     result = runner.invoke(main, ["simulate", "--like", str(path), "--calibration", str(file)])
     assert result.exit_code == 0, result.output
     assert "calibrated: products x 1.5" in result.stdout

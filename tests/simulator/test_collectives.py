@@ -12,7 +12,6 @@ from foretrace.simulator.network.collectives import (
     half_size_s,
     measured_s,
     nvls_factor,
-    ring_s,
     ring_steps,
     tree_factor,
     tree_hops,
@@ -33,20 +32,6 @@ TABLE = Table(
 )
 
 
-@given(size=SIZES, n=RANKS, alpha_s=ALPHAS, rate=RATES)
-def test_a_ring_all_reduce_is_a_reduce_scatter_and_an_all_gather(
-    size: int, n: int, alpha_s: float, rate: float
-) -> None:
-    parts_s = ring_s("reduce_scatter", size, n, alpha_s, rate) + ring_s("all_gather", size, n, alpha_s, rate)
-    assert ring_s("all_reduce", size, n, alpha_s, rate) == pytest.approx(parts_s, rel=1e-12)
-
-
-def test_a_ring_all_reduce_of_one_gibibyte_on_eight_gpus() -> None:
-    """450 GiB/s and 1 us per step: 3.889 ms on the wire, as SimAI answers, and 14 us of steps."""
-    assert ring_s("all_reduce", 2**30, 8, 0.0, 450 * 2**30) * 1e3 == pytest.approx(3.889, abs=5e-4)
-    assert ring_s("all_reduce", 2**30, 8, 1e-6, 450 * 2**30) * 1e3 == pytest.approx(3.903, abs=5e-4)
-
-
 @given(kind=sampled_from(KINDS), n=RANKS)
 def test_steps_and_traffic_grow_with_the_ranks(kind: str, n: int) -> None:
     assert ring_steps(kind, n + 1) > ring_steps(kind, n)
@@ -65,6 +50,11 @@ def test_traffic_and_steps_are_the_closed_forms(n: int) -> None:
     assert tree_factor(n) == (1.0 if n == 2 else 2.0)
     assert tree_hops(n) == 2 * ceil(log2(n))
     assert nvls_factor(n) == pytest.approx(1 + 1 / n)
+
+
+def test_a_ring_of_eight_takes_as_long_as_another_simulator_says() -> None:
+    """SimAI: 3.889 ms for 1 GiB at 450 GiB/s."""
+    assert bus_factor("all_reduce", 8) * 2**30 / (450 * 2**30) * 1e3 == pytest.approx(3.889, abs=5e-4)
 
 
 def test_alone_nobody_communicates() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +11,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.simulator.config_files import BESIDE, DEEPSPEED, FILES, MEGATRON, job_of, written
+from tests.simulator.config_files import (
+    BESIDE,
+    CALCULON_MODEL,
+    DEEPSPEED,
+    FILES,
+    MEGATRON,
+    SIMUMAX_MODEL,
+    job_of,
+    written,
+)
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
@@ -18,9 +28,9 @@ from foretrace.simulator.configs.read import TOOLS, read_files
 from foretrace.simulator.configs.rules import SETTLED, Use, flattened
 from foretrace.simulator.configs.shell import arguments
 from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.framework import OVERRIDABLE
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.profiles import OVERRIDABLE
 from foretrace.simulator.settings import KINDS
 
 EXPECTED: Mapping[str, Mapping[str, Any]] = {
@@ -64,6 +74,35 @@ EXPECTED: Mapping[str, Mapping[str, Any]] = {
         "shard_ranks": 8,
         "recompute": "full",
     },
+    "astra": {"world_size": 64, "global_batch": 16, "virtual_stages": 1},
+    "simumax": {
+        "world_size": 8,
+        "global_batch": 16,
+        "recompute": "full",
+        "recompute_layers": 2,
+        "virtual_stages": 2,
+        "schedule": "interleaved-1f1b",
+        "sharding": "zero1",
+        "sequence_parallel": True,
+    },
+    "calculon": {
+        "world_size": 64,
+        "global_batch": 64,
+        "precision": "fp16",
+        "recompute": "selective",
+        "virtual_stages": 3,
+        "sharding": "zero1",
+        "sequence_parallel": True,
+    },
+    "primus": {
+        "world_size": 16,
+        "global_batch": 64,
+        "micro_batch": 2,
+        "seq_len": 4096,
+        "precision": "bf16",
+        "sharding": "zero1",
+        "framework": "megatron",
+    },
     "nanotron": {
         "world_size": 8,
         "global_batch": 32,
@@ -91,21 +130,134 @@ def test_every_setting_is_used_or_listed_with_a_reason(tool: str, tmp_path: Path
     assert len(listed) == len(set(listed))
     assert all(one.reason for one in reading.ignored)
     if path.suffix == ".json":
-        assert set(listed) == set(flattened(DEEPSPEED))
+        assert set(listed) == set(flattened(json.loads(path.read_text())))
     if tool == "megatron":
         assert set(listed) == set(arguments(MEGATRON))
+
+
+@pytest.mark.parametrize(
+    ("tool", "model", "n_params"),
+    [
+        (
+            "simumax",
+            SIMUMAX_MODEL,
+            8 * (512 * (12 * 64 + 512) + 3 * 512 * 1024 + 2 * 512) + 2 * 512 * 1000 + 512,
+        ),
+        ("calculon", CALCULON_MODEL, 96 * 12288 * (12 * 12288 + 13) + (51200 + 2048 + 2) * 12288),
+    ],
+)
+def test_a_simulator_has_its_model_in_a_file_of_its_own(
+    tool: str, model: Mapping[str, Any], n_params: int, tmp_path: Path
+) -> None:
+    """Named by that file unless it has a name; as many parameters as its matrices and norms have.
+
+    Those of Calculon are what its ``num_parameters`` says for GPT-3, and the norm behind the last layer.
+    """
+    path = tmp_path / "gpt.json"
+    path.write_text(json.dumps(model), encoding="utf-8")
+    for files in ([written(tmp_path, tool), path], [path, written(tmp_path, tool)]):
+        job = job_from(read_files(files, {"cluster": "dgx-a100"}).settings)
+        assert job.model.name == model.get("model_name", "gpt")
+        assert job.model.n_params == n_params
+
+
+def test_a_file_that_extends_others_has_their_settings(tmp_path: Path) -> None:
+    """Its own go before those of the files beside it that it extends."""
+    (tmp_path / "base.yaml").write_text(
+        "{num_layers: 2, hidden_size: 512, num_attention_heads: 8, ffn_hidden_size: 1024, swiglu: true,"
+        " add_bias_linear: false, normalization: RMSNorm, position_embedding_type: rope, model_type: gpt,"
+        " untie_embeddings_and_output_weights: true, hidden_dropout: 0.0, vocab_size: 1000}"
+    )
+    (tmp_path / "small.yaml").write_text("{extends: [base.yaml], num_layers: 4}")
+    files = [written(tmp_path, "primus"), tmp_path / "small.yaml"]
+    model = job_from(read_files(files, {"cluster": "dgx-a100", "gpus": 16}).settings).model
+    assert (model.name, model.n_layers, model.norm, model.tied_embeddings) == ("small", 4, "rmsnorm", False)
+    layer = 4 * 512 * 512 + 3 * 512 * 1024 + 2 * 512
+    assert model.n_params == 4 * layer + 512 + 2 * 512 * 1024  # padded to 128 on each of two ranks
+
+
+LATENT = "multi_latent_attention: false, kv_lora_rank: 32, qk_pos_emb_head_dim: 64, v_head_dim: 128"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_training_goes_before_the_file_of_its_model_in_either_order(is_first: bool, tmp_path: Path) -> None:
+    """Its overrides and its trainer's settings, of which the model's own file may have others.
+
+    Sizes of latent attention that is off mean nothing, and the tokenizer of a preset has its vocabulary.
+    """
+    (tmp_path / "llama.yaml").write_text(
+        "{num_layers: 2, hidden_size: 512, num_attention_heads: 8, ffn_hidden_size: 1024, swiglu: true,"
+        " add_bias_linear: false, normalization: RMSNorm, position_embedding_type: rope, hidden_dropout: 0.0,"
+        " untie_embeddings_and_output_weights: true, gradient_accumulation_fusion: true,"
+        f" tokenizer_model: meta-llama/Meta-Llama-3-8B, tensor_model_parallel_size: 1, {LATENT}}}"
+    )
+    (tmp_path / "train.yaml").write_text(
+        "modules: {pre_trainer: {framework: megatron, config: pre_trainer.yaml, model: llama.yaml, overrides:"
+        " {tensor_model_parallel_size: 2, gradient_accumulation_fusion: false, micro_batch_size: 1,"
+        " global_batch_size: 16, seq_length: 2048}}}"
+    )
+    files = [tmp_path / "train.yaml", tmp_path / "llama.yaml"]
+    found = read_files(files if is_first else files[::-1], {"cluster": "dgx-a100", "gpus": 8})
+    job = job_from(found.settings)
+    assert (job.layout.tp, job.precision, job.sharding, job.profile.fused_wgrad) == (
+        2,
+        "bf16",
+        "zero1",
+        False,
+    )
+    assert (job.model.kv_lora_rank, job.model.vocab) == (0, 128256)
+    ignored = {one["key"]: one["reason"] for file in found.describe() for one in file["ignored"]}
+    assert ignored["gradient-accumulation-fusion"] == "train.yaml goes before it"
+    assert ignored["kv-lora-rank"] == "attention is not latent"
+    assumed = [one for file in found.describe() for one in file["assumed"]]
+    assert {"fact": "vocabulary", "value": 128256, "reason": "its tokenizer is that of llama3-8b"} in assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", '{"tensor_par": 8, "training": false}', "training = False: true: inference is not"),
+        ("a.yaml", "modules: {a: {framework: megatron}, b: {}}", "modules: a, b: one trainer is needed"),
+        (
+            "a.yaml",
+            "modules: {a: {framework: maxtext}}",
+            "framework = 'maxtext': megatron: of other trainers",
+        ),
+        (
+            "a.yaml",
+            "modules: {a: {overrides: {tp: '${TP}'}}}",
+            "a variable of the environment without a default",
+        ),
+        (
+            "a.txt",
+            "DATA\n1\nlayer -1 1 NONE 0 1 NONE 0 1 ALLREDUCE 9 1\n",
+            "policy = 'DATA': HYBRID_TRANSFORMER: a",
+        ),
+        (
+            "a.txt",
+            "HYBRID_TRANSFORMER model_parallel_NPU_group: 8\n1\nlayer -1 1 NONE 0 1 NONE 0 1 ALLREDUCE 9 1\n",
+            "it does not say how many GPUs there are: --gpus",
+        ),
+        ("a.yaml", "{num_layers: 4, model_type: mamba}", "model-type = 'mamba': gpt: layers of other kinds"),
+        ("a.yaml", "{num_layers: 4, extends: a.yaml}", "a.yaml: extends itself"),
+        ("a.yaml", "{num_layers: 4, extends: none.yaml}", "none.yaml"),
+        ("a.json", '{"micro_batch_num": 0}', "micro_batch_num = 0: a whole number from 1 on"),
+    ],
+)
+def test_what_a_file_of_another_simulator_cannot_say_is_refused(
+    name: str, content: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_files([tmp_path / name], {"cluster": "dgx-a100", "model": "llama3-8b"})
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_rules_give_facts_that_somebody_takes(tool: str) -> None:
     known = {*KINDS, *SETTLED, *(f"convention.{name}" for name in OVERRIDABLE)}
     known |= {f"model.{field.name}" for field in fields(Model)}
-    module = {"megatron": "megatron.py", "torchtitan": "torchtitan.py", "nanotron": "nanotron.py"}
-    module["deepspeed"] = "deepspeed.py"
-    source = ""
-    if tool in module:
-        folder = Path(__file__).parents[2] / "simulator" / "configs"
-        source = (folder / module[tool]).read_text(encoding="utf-8")
+    folder = Path(__file__).parents[2] / "simulator" / "configs"
+    source = "".join((folder / f"{name}.py").read_text(encoding="utf-8") for name in (tool, "megatron"))
     for key, rule in TOOLS[tool].rules.items():
         if isinstance(rule, Use):
             assert rule.fact in known or f'"{rule.fact}"' in source, key

@@ -11,8 +11,8 @@ from tests.simulator.config_files import BESIDE, DEEPSPEED, MEGATRON, written
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.configs.read import read_files
+from foretrace.simulator.framework import load_framework
 from foretrace.simulator.job import Job
-from foretrace.simulator.profiles import load_framework
 
 
 def job_of(folder: Path, document: dict[str, Any], **given: Any) -> Job:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from foretrace.simulator.compute.convolution import CONVOLUTION, DIRECT_SHARE
+from foretrace.simulator.compute.gemm import CONVOLUTION, DIRECT_SHARE
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.rehearsed.works import priced
 from foretrace.simulator.workload.ops import Op

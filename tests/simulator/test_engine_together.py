@@ -281,6 +281,8 @@ def test_a_link_that_flaps_on_the_compiled_engine() -> None:
 def test_engines_without_shared_links_refuse_changes_of_links(engine: Any) -> None:
     with pytest.raises(EngineError, match=f"the engine is {engine.NAME}: --engine contended or"):
         engine.times(make([], []), [Change(0, Way(0, NEAR, IN), 0.5)])
+    with pytest.raises(EngineError, match=f"links between switches need .* the engine is {engine.NAME}"):
+        engine.run(make([], []), above=Above())
 
 
 @pytest.mark.parametrize("engine", [event, compiled, contended, contended_compiled])

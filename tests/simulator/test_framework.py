@@ -13,13 +13,18 @@ from hypothesis.strategies import booleans, sampled_from
 from foretrace.simulator import framework
 from foretrace.simulator.builder.stages import stage_layers
 from foretrace.simulator.errors import JobError
-from foretrace.simulator.framework import Framework
+from foretrace.simulator.framework import (
+    OVERRIDABLE,
+    Framework,
+    framework_names,
+    framework_of,
+    load_framework,
+)
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.activations import kept_bytes, logits_bytes
 from foretrace.simulator.memory.stage import stage_memory
 from foretrace.simulator.memory.states import bucket_bytes, sharding_units
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.profiles import OVERRIDABLE, framework_names, framework_of, load_framework
 from foretrace.simulator.validate.runs import stage_memories
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Layout

@@ -12,11 +12,10 @@ from hypothesis.strategies import sampled_from
 from foretrace.simulator.compute.fusion import EAGER, FUSED, is_separate
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.errors import JobError
-from foretrace.simulator.framework import EAGER_PARTS, Framework
+from foretrace.simulator.framework import EAGER_PARTS, Framework, framework_names, load_framework
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.activations import kept_bytes
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.profiles import framework_names, load_framework
 from foretrace.simulator.workload.micro_batch import (
     Block,
     Op,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from, tuples
 
-from foretrace.simulator.compute.gemm import SPACING_S, gemm_s
-from foretrace.simulator.compute.tiling import Rates, tiled_s
+from foretrace.simulator.compute.gemm import SPACING_S, Rates, gemm_s, tiled_s
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.models.model import Linear
 from foretrace.simulator.workload.ops import gemm, weight_gradient

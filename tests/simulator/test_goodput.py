@@ -199,7 +199,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(run: Path, words: list[str],
 
 def test_a_prediction_brings_the_error_that_was_measured_of_its_class(run: Path) -> None:
     training = training_of(open_run(run))
-    assert "measured runs of" in training.step_error_from
+    assert "measured runs" in training.step_error_from
     low, high = open_run(run).info.summary["intervals"]["step_time_s"]
     assert training.step_error == pytest.approx(math.log(high / low) / (2 * 1.2815515655446004))
     start = date(2026, 1, 1)

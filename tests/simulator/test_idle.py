@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.builder.step import build
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import compiled
 from foretrace.simulator.errors import JobError
+from foretrace.simulator.framework import OVERRIDABLE
 from foretrace.simulator.idle import REASONS, SETTINGS, idle, idle_conventions
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.profiles import OVERRIDABLE
-from foretrace.simulator.simulate import simulate
 
 OTHER = {
     **dict.fromkeys(REASONS, (False, True)),
@@ -33,6 +33,10 @@ OTHER = {
     "fp8_recipe": ("delayed", "rowwise"),
     "amax_ranks": ("stage", "tp"),
     "norm_reductions": (0, 3),
+    "router_launches": (0, 50),
+    "dispatch_launches": (0, 50),
+    **dict.fromkeys(("latent_launches", "update_launches"), (0, 50)),
+    "dispatch_processors": (0, 60),
     "split": ("even", "cost"),
 }
 """Two values of each convention."""
@@ -91,6 +95,8 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "shard_ranks": ({"shard_ranks": 16}, "that many are all there are"),
     "expert_imbalance": ({"model": "mixtral-8x7b", "expert_imbalance": 0.5}, "ep is 1"),
     "checkpoint_bytes_per_s": ({"checkpoint_bytes_per_s": 1e9}, "checkpoint_every is 0"),
+    "image_tokens": ({"model": "qwen2.5-vl-7b", "image_tokens": 256}, "sequences have no images"),
+    **{name: ({name: 4}, "outer_every is 0") for name in ("outer_fragments", "outer_overlap", "outer_bits")},
 }
 """For every setting a job in which it plays no part, and what is said of it."""
 

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 import pytest
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.job import Job
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.search.layouts import PipelineTimes
-from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 
 

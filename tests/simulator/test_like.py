@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis.strategies import sampled_from
 
 from foretrace.cli import main
-from foretrace.simulator.config import job_from
+from foretrace.simulator.config import job_from, job_settings, read_config, write_config
 from foretrace.simulator.errors import LikeError
 from foretrace.simulator.idle import idle
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.recorded import observed
+from foretrace.simulator.recorded import like as observed
 from foretrace.simulator.recorded.like import job_like
 from foretrace.simulator.recorded.model import recorded_model
 from foretrace.simulator.simulate import Simulation, simulate
@@ -37,6 +37,37 @@ def test_like_a_simulated_run_is_that_run(simulation: Simulation) -> None:
     """Nothing is lost on the way through run.json."""
     again = job_like(simulation.run, {})
     assert again == job_from({**SMALL, "tp": 2, "pp": 2, "dp": 2, "sharding": "zero1", "micro_batch": 2})
+
+
+EXPERTS = {**SMALL, "model": "qwen3-30b-a3b", "dp": 4, "ep": 4}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {**SMALL, "tp": 2, "dp": 4},
+        {**SMALL, "dp": 2, "fp32_gradients": False},
+        {**SMALL, "dp": 2, "framework": "nemo"},
+        {**EXPERTS, "tp": 2},
+    ],
+    ids=["open", "one said", "named", "experts"],
+)
+def test_what_nobody_said_stays_open_in_a_run_and_in_a_file(asked: dict[str, Any], tmp_path: Path) -> None:
+    """Ranges are the same, and so is what a framework decides that is named later."""
+    job = job_from(asked)
+    file = tmp_path / "run.toml"
+    file.write_text(write_config(job_settings(job)))
+    run = simulate(job, only_figures=True)
+    assert ("--framework" in run.summary["intervals"]["step_time_from"]) is ("framework" not in asked)
+    later = job_from({**asked, "framework": "deepspeed"})
+    for again, named in (
+        (job_like(run.run, {}), job_like(run.run, {"framework": "deepspeed"})),
+        (job_from(read_config(file)), job_from({**read_config(file), "framework": "deepspeed"})),
+    ):
+        assert again == job
+        assert simulate(again, only_figures=True).summary["intervals"] == run.summary["intervals"]
+        if "framework" not in asked:
+            assert named == later
 
 
 @given(dp=sampled_from([1, 2, 8, 64]))

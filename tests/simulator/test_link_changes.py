@@ -8,13 +8,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, sampled_from
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from, job_settings
 from foretrace.simulator.engine.changes import IN, OUT, Way
 from foretrace.simulator.errors import EngineError, JobError, ProgramError
 from foretrace.simulator.job import Job
-from foretrace.simulator.network.link_changes import LINKS, link_changes
-from foretrace.simulator.simulate import simulate
+from foretrace.simulator.network.uplinks import link_changes
+from foretrace.traces.timeline import LINKS
 
 
 def job(**settings: object) -> Job:

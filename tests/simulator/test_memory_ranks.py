@@ -11,7 +11,7 @@ from tests.simulator.made_jobs import cut, job
 
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
-from foretrace.simulator.memory.reserved import COMMUNICATOR_BYTES, reserved_bytes
+from foretrace.simulator.memory.states import COMMUNICATOR_BYTES, reserved_bytes
 from foretrace.traces.layout import Layout
 
 COMBINED = Layout(pp=4, dp=2, ep=2)

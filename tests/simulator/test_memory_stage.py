@@ -14,8 +14,7 @@ from tests.simulator.made_jobs import short_jobs as jobs
 
 from foretrace.simulator.job import RECOMPUTE_MODULES, Job
 from foretrace.simulator.memory.activations import kept_bytes, logits_bytes, working_bytes
-from foretrace.simulator.memory.moments import AT_HEAD, AT_LAYER, IN_LOSS
-from foretrace.simulator.memory.stage import stage_memory, state_bytes
+from foretrace.simulator.memory.stage import AT_HEAD, AT_LAYER, IN_LOSS, stage_memory, state_bytes
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.traces.layout import Layout

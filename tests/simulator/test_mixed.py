@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simulator.predicted import simulate
+from tests.simulator.searched import cheapest
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import JobError, SimulationError
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.model import Model
-from foretrace.simulator.search.best import cheapest
 from foretrace.simulator.search.space import Space
-from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.errors import TopologyError
 
@@ -41,7 +41,7 @@ def machine(tmp_path: Path, base: str, other: str, n_others: int) -> str:
 
 def made(cluster: str, **given: Any) -> Job:
     base = {"cluster": cluster, "gpus": 8 * N_NODES, "global_batch": 64, "seq_len": 4096}
-    return job_from({**base, **given}, model=SMALL)
+    return job_from({**base, "framework": "megatron", **given}, model=SMALL)
 
 
 LAYOUTS: tuple[dict[str, Any], ...] = ({}, {"tp": 8}, {"tp": 2, "pp": 2}, {"sharding": "fsdp"})

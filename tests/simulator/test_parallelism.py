@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.builder.gradients import DataParallel
 from foretrace.simulator.builder.groups import shard_size
@@ -19,12 +20,11 @@ from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import choose
 from foretrace.simulator.errors import JobError, SimulationError
+from foretrace.simulator.framework import OVERRIDABLE, framework_names
 from foretrace.simulator.job import OFFLOADS, RECOMPUTES, Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.profiles import OVERRIDABLE, framework_names
 from foretrace.simulator.sharding import SHARDINGS
-from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
@@ -91,6 +91,8 @@ SLOWER: dict[str, tuple[Job, Mapping[str, object]]] = {
         {"async_tp": False},
     ),
     "waiting in backward too": (job(Layout(tp=8), n_layers=2), {"overlap_tp_backward": False}),
+    "sequences cut apart": (job(Layout(tp=8), micro_batch=2), {"batch_first": True}),
+    "tensors updated one by one": (job(dp(1)), {"update_launches": 100.0}),
     "a slower host": (job(Layout(tp=8), n_layers=2), {"host_work": 5.0}),
     "data that comes late": (job(dp(2)), {"step_host_s": 0.1}),
     "the loss averaged": (job(dp()), {"loss_all_reduce": True}),

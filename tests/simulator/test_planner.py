@@ -11,6 +11,7 @@ from foretrace.simulator.simulate import simulate
 from foretrace.simulator.what_if.fitting import ways_to_fit
 from foretrace.simulator.what_if.planner import DEFAULTS, Planner, choices
 from foretrace.traces.report.format import format_si
+from foretrace.traces.serving.server import Query
 
 SMALL = {"model": "llama3-8b", "gpus": "8", "tp": "2", "pp": "2", "global_batch": "8", "seq_len": "2048"}
 
@@ -21,12 +22,12 @@ def planner() -> Planner:
 
 
 def figures(planner: Planner, **settings: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(planner.routes()["/plan/figures"]({**SMALL, **settings}).body)
+    found: dict[str, Any] = json.loads(planner.routes()["/plan/figures"](Query({**SMALL, **settings})).body)
     return found
 
 
 def picture(planner: Planner, **settings: str) -> dict[str, Any]:
-    body = planner.routes()["/plan/picture"]({**SMALL, **settings}).body
+    body = planner.routes()["/plan/picture"](Query({**SMALL, **settings})).body
     found: dict[str, Any] = json.loads(body[4 : 4 + int.from_bytes(body[:4], "little")])
     return found
 
@@ -109,9 +110,14 @@ def test_what_does_not_fit_says_what_would_and_that_is_true(planner: Planner, la
 )
 def test_a_mistake_is_one_line_on_both_pages(planner: Planner, settings: dict[str, str], said: str) -> None:
     for answer in (figures(planner, **settings), picture(planner, **settings)):
-        assert set(answer) == {"error"}
+        assert set(answer) <= {"error", "ways"}
         assert said in answer["error"]
         assert "\n" not in answer["error"]
+    ways = figures(planner, **settings)["ways"]
+    far = {"gpus": "32768"}, {"global_batch": "100000"}  # no single change near them is possible
+    assert bool(ways) == ("a" not in settings and settings not in far)
+    for way in ways[:2]:
+        assert "error" not in figures(planner, **{**settings, **way}), way
 
 
 def test_what_was_worked_out_is_kept_and_forgotten_in_time(planner: Planner) -> None:

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import JobError
+from foretrace.simulator.framework import framework_names, load_framework
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.profiles import framework_names, load_framework
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.micro_batch import layer_blocks
 from foretrace.simulator.workload.ops import Op, gemm, operand_bytes
-from foretrace.simulator.workload.recipes import RECIPES, layouts, quantised, recipe_of
+from foretrace.simulator.workload.recipes import MEMBER_LAUNCH, RECIPES, layouts, quantised, recipe_of
 from foretrace.topologies.catalog import load_cluster, load_device
 from foretrace.topologies.errors import CatalogError
 from foretrace.traces.layout import Layout
@@ -80,7 +80,7 @@ def test_scales_per_32_values_are_refused_where_tensor_cores_take_none() -> None
 def test_a_recipe_needs_fp8_a_device_and_a_name() -> None:
     with pytest.raises(JobError, match="needs fp8"):
         job("mxfp8", fp8=False)
-    with pytest.raises(JobError, match="recipe='fp3'"):
+    with pytest.raises(JobError, match="recipe='fp3': one of delayed, "):
         job("fp3")
     with pytest.raises(CatalogError, match="no peak for 'fp4'"):
         job("nvfp4", cluster=load_cluster("dgx-h100", 1))
@@ -178,5 +178,6 @@ def test_members_are_quantised_one_by_one_but_for_delayed_scales(name: str, memb
     assert group.bytes_moved == alone.bytes_moved
     assert group.n_launches == alone.n_launches
     (seen,) = quantised("x", 2**20, one, load_device("gb200"), members, each=True)
-    assert seen.n_launches == (alone.n_launches if one.in_blocks else max(alone.n_launches, members))
+    of_members = 0 if one.in_blocks else MEMBER_LAUNCH * members
+    assert seen.n_launches == alone.n_launches + of_members
     assert group.count == alone.count * (1 if name == "delayed" else members)

@@ -10,7 +10,7 @@ from tests.simulator.rehearsal_tables import GIB, SIDE, machine, message, place,
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.rehearsed.figures import in_flight, model_flops
+from foretrace.simulator.rehearsed.notes import in_flight, model_flops
 from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.simulator.rehearsed.works import op_of
 from foretrace.simulator.schedules import SCHEDULES, plan

@@ -8,9 +8,8 @@ from hypothesis.strategies import DrawFn, composite, integers, lists
 
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Transfer
-from foretrace.simulator.rehearsed.exchanges import Splits, sent_bytes
 from foretrace.simulator.rehearsed.program import Joiner
-from foretrace.simulator.rehearsed.rank import Meeting
+from foretrace.simulator.rehearsed.rank import Meeting, Splits, sent_bytes
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Group
 

@@ -11,9 +11,8 @@ from tests.simulator.rehearsal_tables import SIDE, machine, message, place, tabl
 from foretrace.simulator.network.collectives import KINDS
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Transfer
-from foretrace.simulator.rehearsed.exchanges import Splits
 from foretrace.simulator.rehearsed.program import Joiner, RankTasks, assembled
-from foretrace.simulator.rehearsed.rank import Meeting
+from foretrace.simulator.rehearsed.rank import Meeting, Splits
 from foretrace.simulator.rehearsed.works import op_of, precision_of
 from foretrace.simulator.workload.ops import Op
 from foretrace.topologies.catalog import load_cluster

@@ -60,7 +60,7 @@ def test_transfers_of_a_pipeline_are_a_bubble_in_whichever_group_they_are_sent(t
     simulation = run(tmp_path, {0: sender, 1: receiver}, groups, layout=Layout(pp=2), representatives=(0, 1))
     assert simulation.summary["bubble_fraction"] == pytest.approx(0.5, abs=0.01)
     assert {row["axis"] for row in simulation.spans.to_pylist() if row["category"] == "p2p"} == {"pp"}
-    assert [stage["in_flight"] for stage in simulation.summary["stages"]] == [None, None]
+    assert not simulation.summary["stages"]  # nothing is told of memory
 
 
 def _twice(

@@ -14,9 +14,9 @@ from foretrace.simulator.errors import JobError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.activations import kept_bytes
 from foretrace.simulator.models.sources import load_model
+from foretrace.simulator.workload.linear import fullest, load_factor
 from foretrace.simulator.workload.micro_batch import layer_blocks
 from foretrace.simulator.workload.ops import Comm, Op
-from foretrace.simulator.workload.routing import fullest, load_factor
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Layout
 

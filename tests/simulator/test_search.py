@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.simulator.predicted import simulate
+from tests.simulator.searched import cheapest
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from, read_config
@@ -16,11 +18,10 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.schedules import SCHEDULES
-from foretrace.simulator.search.best import cheapest
+from foretrace.simulator.search.best import Search, fastest
 from foretrace.simulator.search.cli import search
 from foretrace.simulator.search.layouts import PipelineTimes
 from foretrace.simulator.search.space import Space
-from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 
 pytest.importorskip("numba")
@@ -282,3 +283,28 @@ def test_activations_of_some_layers_are_offloaded_where_that_is_asked_for_and_po
     }
     assert {one[3] for one in found if one[2] == "none"} == {0}
     check_bounds(some)
+
+
+def test_an_interrupted_search_gives_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C behind the third step: who asks for it gets what was simulated."""
+    space = Space(
+        model=load_model("llama3-8b"), cluster=load_cluster("dgx-h100", 16), global_batch=32, seq_len=4096
+    )
+    whole, _ = fastest(space.families(), 5)
+    run = Search._step_ns
+
+    def run_three(self: Search, job: Job) -> int | None:
+        if self.n_simulated == 3:
+            raise KeyboardInterrupt
+        return run(self, job)
+
+    monkeypatch.setattr(Search, "_step_ns", run_three)
+    with pytest.raises(KeyboardInterrupt):
+        fastest(space.families(), 5)
+    found, counts = fastest(space.families(), 5, partial=True)
+    assert counts.n_simulated == 3
+    assert not counts.is_whole
+    assert 1 <= len(found) <= 3
+    for one in found:
+        assert one.cost == pytest.approx(simulate(one.job, engine="compiled").summary["step_time_s"] * 1e9)
+    assert whole[0].cost <= found[0].cost

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.search import cli as search_cli
-from foretrace.simulator.search.front import PARTS_OF_MEMORY, TOO_SLOW, front
+from foretrace.simulator.search.best import PARTS_OF_MEMORY, TOO_SLOW, front
 from foretrace.simulator.search.space import Space
-from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 
 pytest.importorskip("numba")

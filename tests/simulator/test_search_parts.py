@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.simulator import lost_work
+from tests.simulator.searched import cheapest
 
 from foretrace.cli import main
 from foretrace.simulator.errors import SearchError
@@ -20,10 +21,9 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.schedules import SCHEDULES, in_flight, plan
-from foretrace.simulator.search.best import cheapest
 from foretrace.simulator.search.bubbles import MOST_PER_STAGE, bubble, passes
 from foretrace.simulator.search.executors import Executor, Here, Local, open_executor
-from foretrace.simulator.search.least_memory import LeastMemory, short_microbatches
+from foretrace.simulator.search.layouts import LeastMemory, short_microbatches
 from foretrace.simulator.search.parts import Part, cut, search_parts
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.search.what_if import half_as_fast

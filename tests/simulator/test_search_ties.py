@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.simulator.search.ties import difference, mark_tied
+from foretrace.simulator.search.describe import difference, mark_tied
 
 
 def layout(step_s: float, cluster: str = "a", usd: float = 1.0) -> dict[str, Any]:

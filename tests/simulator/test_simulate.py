@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.simulator.config import job_from, job_settings
-from foretrace.simulator.errors import JobError
+from foretrace.simulator.errors import JobError, SimulationError
 from foretrace.simulator.job import RECOMPUTES, Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.sharding import SHARDINGS
-from foretrace.simulator.simulate import simulate
+from foretrace.simulator.simulate import simulate, simulate_many
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.errors import RunError
 from foretrace.traces.report.naming import subtitle
@@ -55,7 +56,8 @@ def test_summary_follows_from_the_timeline() -> None:
     sharding=st.sampled_from(sorted(SHARDINGS)),
 )
 def test_shares_of_every_rank_add_up_to_one(pp: int, dp: int, tp: int, sharding: str) -> None:
-    simulation = simulate(make_job(pp=pp, dp=dp, tp=tp, sharding=sharding, n_layers=2))
+    job = make_job(pp=pp, dp=dp, tp=tp, sharding=sharding, n_layers=2)
+    simulation = simulate(job, covers_unsaid=False)
     assert sum(simulation.summary["shares"].values()) == pytest.approx(1, abs=1e-9)
     for row in breakdown(simulation.run):
         assert sum(row.ns.values()) == row.window_ns
@@ -74,7 +76,7 @@ def test_memory_over_time_peaks_where_the_stage_does(
 ) -> None:
     training = {"schedule": schedule, "sharding": sharding, "recompute": recompute, "steps": steps}
     job = make_job(pp=pp, dp=2, global_batch=16, **training)
-    simulation = simulate(job)
+    simulation = simulate(job, covers_unsaid=False)
     held: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for row in simulation.memory.to_pylist():
         held[row["rank"], row["category"]].append((row["t_ns"], row["bytes"]))
@@ -164,8 +166,11 @@ def test_a_pipeline_of_equal_stages_has_the_bubble_of_its_schedule() -> None:
 def test_progress_is_told() -> None:
     told: list[str] = []
     simulate(make_job(n_layers=1), told.append)
-    assert len(told) == 3
     assert told[0] == "building the program"
+    assert told[-1] == "again by the conventions of every framework"
+    named: list[str] = []
+    simulate(make_job(n_layers=1, framework="megatron"), named.append)
+    assert named == told[:-1]
 
 
 def test_a_layout_that_does_not_fill_the_machine_is_refused() -> None:
@@ -222,3 +227,36 @@ def test_a_page_says_what_a_job_does_that_most_do_not() -> None:
         " · products in fp8 (tensorwise) · shards over 4 ranks · LoRA of rank 8, base in 4 bits"
         " · activations of 4 layers on nvme"
     )
+
+
+def test_many_jobs_have_the_figures_of_each() -> None:
+    """Networks that jobs share change none of them, and a job that cannot run says why in its place.
+
+    Ranges alone do not cover what nobody said: they are those of the conventions that a job has.
+    """
+    base = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 16, "global_batch": 16}
+    settings = [
+        *(
+            {**base, "tp": tp, "pp": pp, "sharding": how}
+            for tp in (1, 8)
+            for pp in (1, 2)
+            for how in ("zero1", "fsdp")
+        ),
+        {**base, "cluster": "dgx-a100", "tp": 4},
+        {**base, "placement": "spread", "tp": 4},
+        {**base, "framework": "nemo"},
+    ]
+    jobs = [job_from(one) for one in settings]
+    bad = job_from({**base, "pp": 2, "schedule": "dualpipe", "global_batch": 8})
+    told: list[str] = []
+    found = simulate_many([*jobs, bad], told.append)
+    for job, summary in zip(jobs, found[:-1], strict=True):
+        alone = simulate(job).summary
+        assert {**summary, "engine": "", "intervals": {}} == {**alone, "engine": "", "intervals": {}}
+        named = simulate(replace(job, unsaid=())).summary["intervals"]
+        assert summary["intervals"] == named
+        assert (alone["intervals"] == named) is (not job.unsaid)
+    assert set(found[-1]) == {"error"}
+    with pytest.raises(SimulationError, match=re.escape(found[-1]["error"])):
+        simulate(bad)
+    assert len(told) == len(found)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.builder.stage_layers import ENDS, split_layers
@@ -20,7 +21,6 @@ from foretrace.simulator.errors import ConfigError, JobError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.activations import layer_input_bytes
 from foretrace.simulator.memory.ranks import rank_memories
-from foretrace.simulator.simulate import simulate
 
 
 def make_job(**given: Any) -> Job:

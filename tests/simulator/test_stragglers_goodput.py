@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import integers
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import GoodputError
+from foretrace.simulator.goodput.failures import SlowGpus, parse_stragglers
 from foretrace.simulator.goodput.plan import Risks, plan
-from foretrace.simulator.goodput.stragglers import SlowGpus, parse_stragglers
 from foretrace.simulator.goodput.training import Training, training_of
-from foretrace.simulator.simulate import simulate
 from foretrace.traces.store import open_run
 
 SOME = parse_stragglers("50%:1, 99%:1.02, 99.9%:1.15")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
+from foretrace.simulator.network.algorithms import Rates, ring_estimate_s, tree_estimate_s
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.network.nccl import PROTOCOLS, choice
-from foretrace.simulator.network.tuner import Rates, ring_estimate_s, tree_estimate_s
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.shape import GroupShape
 

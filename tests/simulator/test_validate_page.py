@@ -36,6 +36,7 @@ def test_the_page_holds_every_row_and_needs_no_network() -> None:
         ("two", 3.25, "h100-sxm"),
     ]
     assert not re.search(r"""(?:src|href)\s*=|@import|fetch\(""", text)
+    assert "default-src 'none'" in text.partition("<title>")[0]
 
 
 def test_a_name_cannot_end_the_script_that_holds_it() -> None:

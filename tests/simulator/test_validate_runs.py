@@ -17,7 +17,7 @@ from foretrace.simulator.errors import JobError, TableError
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.table import Row
 from foretrace.simulator.validate.render import SHOWN_REASONS
-from foretrace.simulator.validate.runs import read_runs, settings_of, validate_memory, validate_steps
+from foretrace.simulator.validate.runs import nearest, read_runs, settings_of, validate_memory, validate_steps
 
 pytest.importorskip("numba")
 
@@ -156,3 +156,35 @@ def test_fewer_ranks_on_a_node_leave_it_earlier() -> None:
 
 def test_cells_that_are_empty_leave_the_default() -> None:
     assert settings_of(Row({"tp": "", "pp": "2", "fp8": "", "model.hidden": ""}, 1)) == {"pp": 2}
+
+
+def test_the_nearest_row_is_the_job_itself_or_what_differs_least_in_words(tmp_path: Path) -> None:
+    rows = [{"id": str(at), **row, "step_time_s": 10.0} for at, row in enumerate(ROWS)]
+    rows.append({"id": "none", **RUN, "model": "no-such-model", "step_time_s": 1.0})
+    path = write(tmp_path / "runs.csv", rows)
+    for row in read_runs(path)[: len(ROWS) - 2]:
+        job = job_from(settings_of(row))
+        found = nearest(job, path)
+        assert not found.differs
+        own = simulate(job_from({**settings_of(read_runs(path)[int(found.id)])})).summary["step_time_s"]
+        assert found.predicted_s == pytest.approx(own)
+    other = nearest(job_from({**RUN, "gpus": 16, "recompute": "full"}), path)
+    assert (other.id, set(other.differs)) == (
+        "0",
+        {"recompute none for full", "GPUs 8 for 16", "micro-batches 2 for 1"},
+    )
+    assert "10 s, predicted" in other.words
+    nothing = write(tmp_path / "nothing.csv", rows[-1:])
+    with pytest.raises(TableError, match="no row of it describes a run that is possible"):
+        nearest(job_from(RUN), nothing)
+
+
+def test_simulate_shows_the_nearest_measured_row_of_a_table_that_is_given(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", [{"id": "mine", **RUN, "step_time_s": 2.0}])
+    words = "simulate --model llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 16 --no-picture"
+    said = CliRunner().invoke(main, [*words.split(), "--measured", str(path)]).stdout
+    assert f"nearest measured row of {path}: mine, llama3-8b dp8 zero1 mbs 1, 8 h100-sxm: 2 s" in said
+    found = json.loads(CliRunner().invoke(main, [*words.split(), "--measured", str(path), "--json"]).stdout)
+    assert found["nearest"]["predicted_s"] == pytest.approx(found["step_time_s"])
+    missing = CliRunner().invoke(main, [*words.split(), "--measured", str(tmp_path / "none.csv")])
+    assert missing.exit_code == 2

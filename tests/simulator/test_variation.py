@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulator.predicted import simulate
 
+from foretrace.simulator.builder.step import representatives
 from foretrace.simulator.config import job_from, job_settings
 from foretrace.simulator.errors import JobError
-from foretrace.simulator.folding import representatives
 from foretrace.simulator.job import Job
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.variation import Variation
 from foretrace.traces.layout import Layout
 

@@ -213,7 +213,7 @@ def test_a_missing_file_is_named() -> None:
 def test_a_binary_file_is_not_toml(tmp_path: Path) -> None:
     path = tmp_path / "binary.toml"
     path.write_bytes(b"\xff\xfe\x00ARROW1")
-    with pytest.raises(CatalogError, match="is not TOML"):
+    with pytest.raises(CatalogError, match="is not text"):
         load_cluster(path)
 
 

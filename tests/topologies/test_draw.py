@@ -85,6 +85,7 @@ def test_a_picture_says_what_its_marks_stand_for(tmp_path: Path) -> None:
     path.write_text('base = "dgx-h100"\nn_gpus = 32\n[[others]]\nmachine = "dgx-a100"\nnodes = 1\n')
     mixed = load_cluster(path)
     assert "the last 1 of its nodes: dgx-a100" in page(mixed)
+    assert "default-src 'none'" in page(mixed).partition("<title>")[0]
     assert "A spine stands for" in page(mixed)
     torus = replace(load_cluster("dgx-h100", 32), fabric_spec=FabricSpec(kind="torus", shape=(2, 2)))
     assert ">4 routers<" in page(torus)

@@ -88,7 +88,13 @@ def test_a_machine_is_shown_with_its_sources(name: str) -> None:
     cluster = load_cluster(name)
     for source in cluster.device.sources.values():
         assert text.count(f"] {source}\n") == 1
-    assert "inside its node" in text
+    assert ("inside its node" in text) == (cluster.gpus_per_node > 1)
+
+
+@pytest.mark.parametrize(("name", "what"), [("tpu-v5p", "TPUs"), ("v6e", "TPUs"), ("trn2", "Trainium")])
+def test_a_machine_without_sources_is_refused_with_what_is_missing(name: str, what: str) -> None:
+    with pytest.raises(CatalogError, match=f"no source was found for .*, and peaks alone do not .* {what}"):
+        load_cluster(name)
 
 
 def test_a_machine_is_shown_as_one_json_object() -> None:

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from foretrace.tracer.rehearse.values.loads import Loads, parsed
-from foretrace.tracer.rehearse.values.routing import Routing
+from foretrace.tracer.rehearse.data.experts import Loads, Routing, parsed
 
 EXPERTS, TOP_K, WIDTH, TOKENS = 4, 2, 16, 24
 even = parsed("zipf:0")

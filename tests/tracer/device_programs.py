@@ -18,8 +18,7 @@ from typing import Any
 
 from foretrace.tracer.rehearse.device.installing import install
 
-ROWS = 4
-DEVICE = install(8, lambda question: 3 if question.wants == "value" else ROWS)
+DEVICE = install(8)
 
 import torch  # noqa: E402 - the device is there before torch
 import torch.distributed as dist  # noqa: E402
@@ -32,10 +31,23 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 PROGRAMS: dict[str, Callable[[], Any]] = {}
 
 
+class Numbers(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+    """Stands for a session: tells a program some number for each that it reads."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reads = func is torch.ops.aten._local_scalar_dense.default
+        return 3 if reads else func(*args, **(kwargs or {}))
+
+
 def program(function: Callable[[], Any]) -> Callable[[], Any]:
     """Have *function* run in the mode of the device, on its fourth GPU."""
     PROGRAMS[function.__name__] = function
     return function
+
+
+@program
+def names_of_an_older_torch() -> Any:
+    return [hasattr(torch._C, name) for name in ("_cuda_setRNGState", "_cuda_getDeviceCount")]
 
 
 @program
@@ -258,39 +270,18 @@ def pinning_the_device() -> Any:
 
 
 @program
-def values_on_the_device() -> Any:
-    x = torch.rand(8, 2, device="cuda")
-    values, inverse, counts = x.unique(return_inverse=True, return_counts=True)
-    return [
-        x.sum().item(),
-        list((x > 0.5).nonzero().shape),
-        list(x[x > 0.5].shape),
-        [list(one.shape) for one in (values, inverse, counts)],
-        str(x[x > 0.5].device),
-    ]
-
-
-@program
 def layers_of_cudnn() -> Any:
     with torch.device("cuda"):
         x = torch.ones(5, 2, 8, requires_grad=True)
         lstm, gru = nn.LSTM(8, 6, num_layers=2, bidirectional=True), nn.GRU(8, 6)
         out, (hidden, cell) = lstm(x)
-        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 3], device="cpu"))
-        shapes = [out, hidden, cell, gru(x)[0], lstm(packed)[0].data, gru(packed)[0].data]
+        shapes = [out, hidden, cell, gru(x)[0]]
         out.sum().backward()
-        scores = torch.randn(50, 16, 20, requires_grad=True)
-        loss = F.ctc_loss(
-            scores.log_softmax(2), torch.ones(16, 30, dtype=torch.long),
-            torch.full((16,), 50, device="cpu"), torch.full((16,), 30, device="cpu"),
-        )  # fmt: skip
-        loss.backward()
         F.conv2d(torch.ones(1, 3, 8, 8, requires_grad=True), torch.ones(4, 3, 3, 3)).sum().backward()
     return [
         [list(one.shape) for one in shapes],
         list(x.grad.shape),
-        list(scores.grad.shape),
-        str(loss.device),
+        str(out.device),
     ]
 
 
@@ -389,7 +380,7 @@ def main() -> None:
             torch.cuda.set_device(3)
             said: dict[str, Any] = {"name": name}
             try:
-                with DEVICE.mode:
+                with DEVICE.mode, Numbers():
                     said["value"] = function()
             except Exception as error:
                 said["error"] = f"{type(error).__name__}: {error}"

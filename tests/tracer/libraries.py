@@ -21,6 +21,8 @@ import ctypes
 def save_file(tensors, filename):
     for tensor in tensors.values():
         ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+
+save = load = load_file = save_file
 """
 """A library that writes what it finds where a tensor says that it lies, which ends a process without it."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from foretrace.tracer.rehearse.values.loads import Loads, parsed
+from foretrace.tracer.rehearse.data.experts import Loads, parsed
 
 EXPERTS, TOP_K, WIDTH, TOKENS = 8, 2, 16, 48
 LOAD, FOLDER, *HOW = sys.argv[1:]

@@ -7,8 +7,6 @@ import torch
 USES = {
     "made": lambda: torch.cuda.FloatTensor(2, 3),
     "listed": lambda: torch.cuda.LongTensor([1, 2]),
-    "moved": lambda: torch.zeros(1).type(torch.cuda.FloatTensor),
-    "named": lambda: torch.zeros(1).type("torch.cuda.HalfTensor"),
     "default": lambda: torch.set_default_tensor_type(torch.cuda.FloatTensor),
     "by_name": lambda: torch.set_default_tensor_type("torch.cuda.FloatTensor"),
 }
@@ -20,6 +18,8 @@ if __name__ == "__main__":
         True,
         False,
     ]
+    moved = here.type(torch.cuda.FloatTensor), here.type("torch.cuda.HalfTensor")
+    assert [(x.is_cuda, x.dtype) for x in moved] == [(True, torch.float32), (True, torch.float16)]
     assert [made.is_cuda for x in (here, there) for made in (x.new([1.0]), x.new_tensor([1.0]))] == [
         *[False] * 2,
         *[True] * 2,

@@ -9,8 +9,8 @@ import pytest
 
 from foretrace.simulator.compute.fusion import AUTOCAST, EAGER, Both, Passes
 from foretrace.simulator.workload.ops import DTYPE_BYTES
-from foretrace.tracer.rehearse.operators.calls import tensors_in
-from foretrace.tracer.rehearse.operators.ordered import is_elementwise, unordered
+from foretrace.tracer.rehearse.tape.calls import tensors_in
+from foretrace.tracer.rehearse.tape.pricing import is_elementwise, unordered
 
 torch = pytest.importorskip("torch")
 BATCH, TOKENS, HEADS, WIDTH = 2, 64, 8, 32

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
 from foretrace.cli import main
+from foretrace.door import shaped
 from foretrace.tracer.audit import Auditor, Call, Entry, compare
 from foretrace.tracer.groups import GroupInfo, Groups
 from foretrace.tracer.records import Block, Communication
@@ -283,5 +284,5 @@ def test_audits_of_ranks_are_one() -> None:
     assert both.collectives == Tally(recorded=6, compared=4, counted=2)
     assert both.differences == ("a", "a")
     assert both.reasons == {"old": 2, "ranks that ended before the comparison": 1}
-    assert Audit.from_json(both.to_json()) == both
+    assert shaped(Audit, both.to_json()) == both
     assert joined([None], 1) is None

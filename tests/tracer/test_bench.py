@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,20 +16,25 @@ pytest.importorskip("torch")
 from foretrace.cli import main
 from foretrace.simulator.compute.benched import promise
 from foretrace.simulator.validate.kernels import validate_kernels
-from foretrace.topologies.catalog import load_device
+from foretrace.topologies.catalog import load_cluster, load_device
+from foretrace.tracer.bench import device as bench_device
 from foretrace.tracer.bench import kernels as bench_kernels
 from foretrace.tracer.bench.device import device_of, sustained_share, to_toml
 from foretrace.tracer.bench.kernels import (
     SIZES,
     Bench,
+    Case,
+    Kernel,
     Sizes,
     bench,
     burst_s,
     cases,
     line,
     sustained_s,
+    timed,
     write_table,
 )
+from foretrace.tracer.bench.world import GEMM_SHAPES, SIZES_BYTES
 from foretrace.tracer.errors import RecordError
 
 TINY = Sizes(
@@ -100,6 +106,22 @@ def test_a_device_has_the_figures_that_were_measured(measured: Bench, tmp_path: 
     assert (device.kind, device.sources["gemm.efficiency"][:4]) == ("cpu", "line")
 
 
+def test_products_of_a_busy_machine_make_a_device_that_loads(measured: Bench, tmp_path: Path) -> None:
+    """Where larger products took less time than smaller ones, nothing is lost beside the fastest."""
+    products = [one for one in measured.kernels if one.kernel == "gemm"]
+    turned = min(one.time_us for one in products) * max(one.time_us for one in products)
+    time_us = {one: turned / one.time_us for one in products}
+    kernels = [
+        replace(one, time_us=time_us[one], tflops=one.tflops * one.time_us / time_us[one])
+        if one in time_us
+        else one
+        for one in measured.kernels
+    ]
+    path = tmp_path / "device.toml"
+    path.write_text(to_toml(replace(measured, kernels=kernels)), encoding="utf-8")
+    assert load_device(str(path)).gemm_efficiency == 1.0
+
+
 def test_lasting_load_at_half_the_speed_is_half_the_clock(measured: Bench) -> None:
     product = next(one for one in measured.kernels if one.kernel == "gemm")
     slow = replace(product, load="sustained", time_us=2 * product.time_us)
@@ -154,6 +176,57 @@ def test_the_verb_prints_shares_of_what_is_promised(measured: Bench, monkeypatch
     assert "nothing to compare with" in plain.output
     refused = CliRunner().invoke(main, ["bench", "kernels", "--against", "nonsense"])
     assert (refused.exit_code, "nonsense" in refused.output) == (2, True)
+
+
+def made_up(slower: float) -> list[dict[str, Any]]:
+    """Return kernels of a process of 100 GFLOP/s and 5 µs a product, all *slower* than that."""
+
+    def row(kind: str, time_s: float, flops: float = 0, moved: float = 0, way: str = "fwd") -> dict[str, Any]:
+        case = Case(Kernel(kernel=kind, dtype="fp32", direction=way), flops, moved, lambda: lambda: None)
+        return asdict(timed(case, slower * time_s, "cpu-core", "burst"))
+
+    products = [2.0 * m * n * k for m, n, k in GEMM_SHAPES]
+    return [
+        *(row("gemm", flops / 1e11 + 5e-6, flops) for flops in products),
+        *(row("attention", 0.01, flops, way=way) for way, flops in (("fwd", 4e8), ("bwd", 6e8))),
+        *(row(kind, 0.002, moved=1e7) for kind in ("optimizer", "norm")),
+        row("stream", 0.01, moved=1e8),
+        row("launch", 3e-6),
+    ]
+
+
+def test_a_machine_is_described_by_the_medians_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [1e-4 * 2**at for at in range(len(SIZES_BYTES))]
+    kinds = {kind: {"2": times} for kind in ("all_reduce", "all_gather", "p2p")}
+    said = {
+        "torch": "2.13", "kernels": [made_up(slower) for slower in (1.0, 9.0, 0.5)],
+        "times_s": {**kinds, "reduce_scatter": {"2": [times[0], 2 * times[2], *times[2:]]}},
+    }  # fmt: skip
+    monkeypatch.setattr(bench_device, "started", lambda *_, **__: said)
+    path = tmp_path / "here.toml"
+    done = CliRunner().invoke(main, ["topology", "detect", "-o", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    keys = {"path", "n_processes", "cores", "memory_bytes", "torch", "compute", "times_s", "sizes_bytes"}
+    assert found.keys() == keys
+    peak = 2 * 1024**3 / (2 * 1024**3 / 1e11 + 5e-6)
+    expected = {
+        "peak_flops_per_s": peak, "gemm_efficiency": 1.0, "gemm_latency_s": 5e-6, "memory_bytes_per_s": 1e10,
+        "memory_fraction": 0.5, "operation_s": 3e-6, "attention_forward": 4e10 / peak,
+        "attention_backward": 6e10 / peak,
+    }  # fmt: skip
+    assert found["compute"] == pytest.approx(expected)
+    assert found["times_s"]["reduce_scatter"]["2"] == [times[0], times[2], *times[2:]]  # without falls
+
+    device = load_cluster(str(path), 2).device
+    assert device.peak("fp32") == pytest.approx(peak, rel=1e-3)
+    assert device.memory_bytes_per_s == pytest.approx(1e10)
+    assert (device.kind, device.launch_s) == ("cpu", 3e-6)
+    assert device.gemm_latency_s == pytest.approx(5e-6)
+    shown = CliRunner().invoke(main, ["topology", "detect", "-o", str(path)])
+    assert "one process: 100 GFLOP/s, 3 µs an operation\nmemory: 10.0 GB/s," in shown.output
 
 
 @pytest.mark.gpu

@@ -161,6 +161,59 @@ def test_a_process_dies_as_it_does_unrecorded(tmp_path: Path, training: Sequence
         assert f"run: 1 rank, {len(open_run(tmp_path / 'run').spans([0]))} spans" in done.stderr
 
 
+ERRORS = """
+import sys, torch, torch.distributed as dist
+
+def no(*_):
+    raise RuntimeError("the gradient is not a number")
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(4, 4)
+loss = model(torch.ones(2, 4, requires_grad=True)).sum()
+loss.register_hook(no)
+try:
+    loss.backward()
+finally:
+    torch.save(no.__code__, "nowhere")
+"""
+
+
+def test_an_uncaught_error_shows_the_calls_that_it_shows_unrecorded(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(ERRORS)
+    command = [sys.executable, "-W", "ignore", "train.py"]
+    alone, done = Runner.launch(command, [*RECORD, *command], cwd=tmp_path, fresh=tmp_path / "run")
+    assert "in backward" in alone.stderr
+    assert "in save" in alone.stderr
+    assert done.stderr.startswith(alone.stderr)
+
+
+def test_an_import_of_torch_that_is_interrupted_shows_no_call_of_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "torch" / "distributed"
+    folder.mkdir(parents=True)
+    for part in (tmp_path / "torch", folder):
+        (part / "__init__.py").touch()
+    (folder / "distributed_c10d.py").write_text("raise KeyboardInterrupt\n")
+    (tmp_path / "train.py").write_text("import torch.distributed.distributed_c10d\n")
+    command = [sys.executable, "train.py"]
+    alone, done = Runner.launch(command, [*RECORD, *command], cwd=tmp_path, fresh=tmp_path / "run")
+    assert "KeyboardInterrupt" in alone.stderr
+    assert done.stderr.startswith(alone.stderr)
+    assert done.returncode == alone.returncode == -signal.SIGINT
+
+
+def test_an_interrupt_while_the_recorder_is_loaded_shows_no_call_of_ours(tmp_path: Path) -> None:
+    """A module of the standard library that is loaded for us alone stands for the moment of Ctrl-C."""
+    (tmp_path / "socket.py").write_text("raise KeyboardInterrupt\n")
+    (tmp_path / "train.py").write_text("import subprocess\n")
+    command = [sys.executable, "train.py"]
+    (done,) = Runner.launch([*RECORD, *command], cwd=tmp_path, fresh=tmp_path / "run")
+    assert "KeyboardInterrupt" in done.stderr
+    assert "sitecustomize" not in done.stderr
+    assert f"{os.sep}tracer{os.sep}" not in done.stderr
+    assert done.returncode == -signal.SIGINT
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_one_rank_is_killed_as_by_a_lack_of_memory(
     tmp_path: Path, training: Sequence[str], restarts: int

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from foretrace.cli import main
+from foretrace.tracer.completion import Completions
 from foretrace.traces.analysis.diagnosis import Diagnosis, diagnose
 from foretrace.traces.errors import RunError
 from foretrace.traces.store import open_run
@@ -21,7 +22,7 @@ N_KILLS = int(os.environ.get("FORETRACE_KILLS", "1"))
 """Kills at random moments of each of two jobs."""
 
 SCRIPT = """
-import os, random, signal, sys, time
+import datetime, os, random, signal, socket, sys, time
 import torch, torch.distributed as dist
 import foretrace
 from torch.distributed import pipelining
@@ -86,13 +87,40 @@ def leaves(rank):
     if rank == 0:
         raise SystemExit  # the loader of one rank has run out
 
+def comes_late(rank):
+    if rank == 1:
+        time.sleep(4)
+
+def cuts(rank):  # the links of one rank break
+    for number in os.listdir("/proc/self/fd") if rank == 1 else ():
+        try:
+            with socket.socket(fileno=os.dup(int(number))) as link:
+                link.getpeername()
+                link.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+def catches(rank):  # that the others do not come to a call, and goes on
+    side = dist.new_group(timeout=datetime.timedelta(seconds=1.2))
+    if rank == 0:
+        try:
+            dist.all_reduce(torch.ones(4), group=side)
+        except RuntimeError:
+            pass
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4))
+    if rank == 0:
+        raise ValueError("no such file")
+
 def nothing(rank):
     pass
 
-def child(path, rank, n, loop, ends):
+def child(path, rank, n, loop, ends, limit_s):
     random.seed(rank)
     noted = os.open(f"{path}.{rank}.noted", os.O_WRONLY | os.O_CREAT)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{path}.store", n), rank=rank, world_size=n)
+    limit = datetime.timedelta(seconds=limit_s)
+    store = dist.FileStore(f"{path}.store", n)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=limit)
     with foretrace.record(path, flush_s=0.2):
         loop(rank, noted, ends)
 
@@ -107,12 +135,12 @@ def job(path, *asked, **more):
         os._exit(0)
     os.wait()
 
-def launches(path, n, loop, ends, victims=(), waits_s=0.0, after=30, ends_others=True):
+def launches(path, n, loop, ends, victims=(), waits_s=0.0, after=30, ends_others=True, limit_s=300):
     children = {}
     for rank in range(n):
         if not (number := os.fork()):
             try:
-                child(path, rank, n, loop, ends)
+                child(path, rank, n, loop, ends, limit_s)
             except SystemExit:
                 os._exit(0)
             except BaseException as error:
@@ -150,6 +178,10 @@ job(f"{base}/run-all", 4, reduces, all_raise, ends_others=False)
 job(f"{base}/run-crashes", 4, reduces, crashes)
 job(f"{base}/run-leaves", 4, reduces, leaves)
 job(f"{base}/run-stage", 3, stages, is_killed)
+job(f"{base}/run-late", 3, reduces, comes_late, ends_others=False, limit_s=1.5)
+job(f"{base}/run-away", 4, reduces, stands_still, limit_s=1.5)
+job(f"{base}/run-cut", 3, reduces, cuts, ends_others=False, limit_s=5)
+job(f"{base}/run-catches", 3, reduces, catches, ends_others=False)
 job(f"{base}/run-hangs", 4, reduces, stands_still, everybody, 2.5, after=20)
 """
 
@@ -218,7 +250,7 @@ def test_of_a_job_that_is_killed_as_a_whole_no_rank_is_named(base: Path) -> None
         ("exits", 2, "exited (status 7)"),
         ("raises", 1, "ended with ValueError: no such file"),
         ("crashes", 2, "crashed (signal 11, SIGSEGV)"),
-        ("leaves", 0, "had ended its recording"),
+        ("leaves", 0, "exited (status 0)"),
     ],
 )
 def test_how_the_first_has_ended_is_said(base: Path, name: str, rank: int, end: str) -> None:
@@ -235,6 +267,54 @@ def test_what_all_have_raised_is_said_of_all(base: Path) -> None:
     found = told(base, "all")
     assert found.text.startswith("ranks 0-3 ended with ValueError: no such file")
     assert found.failed == ()
+
+
+def test_who_comes_once_others_have_timed_out_is_named(base: Path) -> None:
+    """It raises, too, as its peers are gone; others raised long before it came."""
+    found = told(base, "late")
+    assert found.failed == (1,)
+    said = (
+        r"rank 1 came to all_reduce 20 of world (.*) s after others had given up; ranks 0, 2 waited in .* 20"
+    )
+    late = re.fullmatch(said, found.text)
+    assert late is not None, found.text
+    assert 1 < float(late[1]) < 4
+
+
+def test_who_stood_still_until_its_launcher_ended_it_is_named(base: Path) -> None:
+    """The others have raised, and the launcher sends away whom they had waited for."""
+    found = told(base, "away")
+    assert found.failed == (3,)
+    said = (
+        r"rank 3 stood still after all_reduce 19 of world \(.*die.py:\d+ stands_still\), until ended by the "
+        r"launcher \(signal 15\); ranks 0-2 waited in all_reduce 20"
+    )
+    assert re.fullmatch(said, found.text), found.text
+
+
+def test_of_links_that_break_no_rank_is_the_cause_whatever_each_has_raised(base: Path) -> None:
+    found = told(base, "cut")
+    assert found.failed == ()
+    assert found.text.endswith(": no rank is known to have gone first")
+    assert {one.process.call_failed for one in found.ranks} == {True}
+
+
+def test_a_failure_that_the_training_caught_ends_it_no_more(base: Path) -> None:
+    """Its peers raise once it is gone, and wait for it in the call behind the last that it made."""
+    found = told(base, "catches")
+    assert found.text == (
+        "rank 0 ended with ValueError: no such file after all_reduce 22 of world; "
+        "ranks 1-2 waited in all_reduce 23"
+    )
+    assert [one.process.call_failed for one in found.ranks] == [False, True, True]
+
+
+def test_who_goes_on_to_another_step_has_got_over_what_failed() -> None:
+    calls = Completions(lambda *_: True, 0)
+    calls.raised()
+    assert calls.failure_seen()
+    calls.step_ended()
+    assert not calls.failure_seen()
 
 
 def test_a_stage_that_dies_holds_up_both_sides_of_the_pipeline(base: Path) -> None:
@@ -315,7 +395,11 @@ def test_dumps_tell_who_is_behind_as_torch_says_it(tmp_path: Path, ranks: Any) -
     (missing,) = by_torch(path, tmp_path / "pickled")
     assert missing == (4, {2})
     some = [path / f"trace_rank_{rank}" for rank in (0, 1, 3)]
-    assert "nothing is known of rank 2" in analyzed(*some)
+    assert "nothing is known of rank 2 and any others: the members are not listed" in analyzed(*some)
+    assert analyzed(*some[:2]) == (  # gloo lists no members: more ranks may not have come
+        "hang rank 0-1 wait in all_reduce 4 of world, 20 B (scheduled); "
+        "nothing is known of any ranks but these: the members are not listed\n"
+    )
 
 
 def by_torch(path: Path, copy: Path) -> list[tuple[int, set[int]]]:

@@ -127,7 +127,8 @@ def test_recorded_ranks_of_drifting_machines_meet_in_their_barriers(tmp_path: Pa
     """Nobody leaves a barrier before everybody has come: with 2 % of drift on one side, hundreds would."""
     script, path = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    result = ranks.run([sys.executable, str(script), str(path)], ranks.env(), fresh=path)
+    command = [sys.executable, str(script), str(path)]
+    result = ranks.run(command, ranks.env(), fresh=path, loads_torch=True)  # and foretrace, with its clock
     assert result.status == (0, 0), result.errors
     run = open_run(path)
     assert run.info.finished

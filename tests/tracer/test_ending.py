@@ -78,7 +78,7 @@ def test_what_a_rank_leaves_under_way_is_done_when_it_ends(tmp_path: Path, ranks
     script.write_text(ENDING)
     path = tmp_path / "run"
     command = [sys.executable, "-W", "ignore", str(script), str(path), where]
-    done = ranks.run(command, ranks.env(), fresh=path)
+    done = ranks.run(command, ranks.env(), fresh=path, loads_torch=True)
     assert done.status == (0, 0), done.errors
     assert done.output.split() == ["40"]
 

@@ -32,7 +32,7 @@ def test_the_newest_calls_are_kept_in_order(tmp_path_factory: pytest.TempPathFac
     (rows,) = read_issued(path).values()  # while it is written, as after a kill
     assert [row["sequence"] for row in rows] == list(range(max(n - SLOTS, 0), n))
     assert all(row["issued_ns"] == row["sequence"] + 1000 for row in rows)
-    (one,) = read_pending(path)[0]
+    (one,) = read_pending(path)
     assert (one.rank, dict(one.collectives)) == (3, {5: n})
     ring.close()
     ring.note(call(n))
@@ -63,7 +63,7 @@ def test_where_a_rank_was_before_its_last_call_explains_nothing(
     ring.note(call(1000))  # issued at 2000
     document = {"rank": 0, "t_ns": said_ns, "pending": [], "stack": ["train.py:9 main"]}
     (tmp_path / "ranks" / "rank-00000.pending.json").write_text(json.dumps(document))
-    (one,) = read_pending(tmp_path)[0]
+    (one,) = read_pending(tmp_path)
     assert one.place == place
 
 

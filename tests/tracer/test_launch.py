@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -103,6 +104,20 @@ def test_a_command_without_torch_is_said_to_have_recorded_nothing(tmp_path: Path
     assert (result.returncode, result.stdout) == (0, "hello\n")
     assert "nothing recorded" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_death_before_the_first_span_is_told_by_the_last_calls(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(4))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    result = record("-o", "run", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert result.stderr == (
+        "foretrace: no span was written in run: it ended too early; the last calls are known:\n"
+        "failure rank 0 was killed (signal 9) after all_reduce 0 of world\n"
+    )
 
 
 def test_a_command_that_records_nothing_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
@@ -244,6 +259,20 @@ def test_what_was_started_again_is_told_beside_what_had_been(tmp_path: Path) -> 
         info = open_run(tmp_path / path).info
         assert info.finished
         assert info.summary is not None
+
+
+@pytest.mark.parametrize("room_bytes", [0, 20])
+def test_a_disk_that_is_full_at_the_start_is_one_line_and_nothing_is_left(
+    tmp_path: Path, room_bytes: int
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, hard))
+    try:
+        with pytest.raises(RecordError, match=r"cannot record into .*; nothing started$"):
+            launch([sys.executable, "-c", "raise SystemExit(7)"], tmp_path / "new" / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_the_reason_given_for_an_empty_run(tmp_path: Path) -> None:

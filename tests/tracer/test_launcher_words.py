@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from foretrace.tracer.rehearse.ranks.launchers import before_script, launchers_of, script_of
+from foretrace.tracer.rehearse.world.launchers import before_script, launchers_of, script_of
 
 OPTIONS = ((), ("--standalone", "--nproc_per_node=8"), ("--nproc-per-node", "8", "--"))
 SCRIPTS = (("train.py",), ("-m", "package.train"))

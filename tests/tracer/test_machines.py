@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foretrace.tracer.cli import _told
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.finish import merge
 from foretrace.traces.opening import open_whole
@@ -35,6 +36,7 @@ def test_what_two_machines_recorded_becomes_one_run(nodes: Path, tmp_path: Path,
     assert [open_run(part).stored_ranks for part in parts] == [(0,), (1,)]
     for part in parts:
         (note,) = (said for said in open_run(part).warnings if "a part of the run" in said)
+        assert not any("has not finished" in said for said in open_run(part).warnings)
         assert "on other machines, foretrace record --merge joins them" in note
     output = tmp_path / "all"
     command = [sys.executable, "-m", "foretrace", "record", "--merge", "-o", str(output), *map(str, parts)]
@@ -112,3 +114,19 @@ def test_a_recorder_per_rank_shares_the_directory(tmp_path: Path, ranks: Any, co
     assert run.stored_ranks == (0, 1)
     assert run.info.finished
     assert run.warnings == ()
+
+
+@pytest.mark.parametrize(("n_known", "is_said"), [(1, True), (2, False)])
+def test_ranks_are_sought_on_other_machines_that_have_not_begun_here(
+    n_known: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_said: bool,
+) -> None:
+    """A rank that has begun and stored nothing, as on a full disk, is on no other machine."""
+    found = {"n_ranks_stored": 1, "world_size": 2, "n_spans": 3, "warnings": [], "ranks_here": 2}
+    monkeypatch.setattr("foretrace.tracer.finish.finish", lambda path: {**found, "ranks_known": n_known})
+    _told(tmp_path, 0, ranks="", as_json=False)
+    assert ("on other machines" in capsys.readouterr().err) == is_said

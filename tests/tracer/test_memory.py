@@ -86,8 +86,8 @@ def test_a_reset_of_the_script_is_seen_and_is_its_own(monkeypatch: pytest.Monkey
         lambda: {"allocated_bytes": {"all": dict(held)}, "reserved_bytes": {"all": {"current": 20}}},
     )
     log = MemoryLog()
-    session: Any = SimpleNamespace(memory=log, guarded=lambda _, function: function)
-    hook = PeakHook(session)
+    guards: Any = SimpleNamespace(guarded=lambda _, function: function)
+    hook = PeakHook(log, guards)
     (name,) = {name for _, name in internals.counter_resets()} & {"_accelerator_resetPeakStats"}
     log.sample(on_cuda=True)
     for highest in (8, 6):

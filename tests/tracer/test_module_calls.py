@@ -3,6 +3,7 @@
 import copy
 import pickle
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import foretrace
+from foretrace.tracer import internals
+from foretrace.tracer.hooks import install
 from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
@@ -122,6 +125,81 @@ def test_a_strict_export_goes_as_without_recording_and_what_follows_is_seen(tmp_
     assert not nn.modules.module._global_forward_hooks
 
 
+def test_what_fx_traces_is_left_alone_and_what_follows_is_seen(tmp_path: Path) -> None:
+    """The graph is the one without recording; a graph that is given its parameters describes no model."""
+    torch.manual_seed(0)
+    parts = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plain = torch.fx.symbolic_trace(parts).code
+    bare = torch.fx.symbolic_trace(nn.ReLU())
+    with foretrace.record(tmp_path / "run"):
+        bare(torch.ones(2, 4))
+        assert torch.fx.symbolic_trace(parts).code == plain
+        trained(parts)
+    run = open_run(tmp_path / "run")
+    assert run.warnings == ()
+    assert run.info.model is not None
+    assert run.info.model["n_params"] == sum(one.numel() for one in parts.parameters())
+    assert seconds(tmp_path / "run", "forward", "1") > 0
+
+
+def test_hooks_are_not_compiled_beside_graphs_and_end_none(tmp_path: Path) -> None:
+    ours, parts = internals.fx_tracing.__code__, nn.Linear(4, 4)
+    whole = torch.compile(lambda batch: parts(batch) + 1, backend="eager", fullgraph=True)
+    with foretrace.record(tmp_path / "run"):
+        assert torch.equal(whole(torch.ones(2, 4)), parts(torch.ones(2, 4)) + 1)
+        assert torch._dynamo.trace_rules.check(ours)
+    assert not torch._dynamo.trace_rules.check(ours)
+
+
+class Breaking(nn.Module):  # type: ignore[misc, name-defined]
+    """Ends a graph."""
+
+    def forward(self, batch: Any) -> Any:
+        """Return the batch."""
+        torch._dynamo.graph_break()
+        return batch
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which the compiler asks for, recorded or not
+def test_a_compiler_looks_at_as_many_frames_as_without_recording(tmp_path: Path) -> None:
+    """Hooks run beside the parts of a graph that breaks, and call functions that a compiler would take."""
+
+    def frames() -> int:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        parts = nn.Sequential(nn.Linear(4, 4), Breaking(), nn.Linear(4, 4))
+        broken = torch.compile(lambda batch: parts(batch), backend="eager")  # noqa: PLW0108 - it is compiled
+        optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
+        for _ in range(2):
+            broken(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        return sum(torch._dynamo.utils.counters["frames"].values())
+
+    plain = frames()
+    with foretrace.record(tmp_path / "run"):
+        assert frames() == plain
+
+
+HOOKED = "Using `torch.compile"
+
+
+def test_torch_warns_of_global_hooks_of_others_alone(tmp_path: Path) -> None:
+    hooks = nn.modules.module
+    has_any = hooks._has_any_global_hook
+    compiled = torch.compile(nn.Linear(4, 4), backend="eager")
+    with foretrace.record(tmp_path / "run"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", HOOKED)
+            trained(compiled)
+        handle = hooks.register_module_forward_hook(lambda *_: None)
+        with pytest.warns(UserWarning, match=HOOKED):
+            compiled(torch.ones(2, 4))
+        handle.remove()
+    assert hooks._has_any_global_hook is has_any
+    assert not has_any()
+    assert open_run(tmp_path / "run").warnings == ()
+
+
 def test_what_is_no_module_is_refused_by_torch_and_harms_nothing(tmp_path: Path) -> None:
     with foretrace.record(tmp_path / "run"):
         with pytest.raises(AttributeError):
@@ -140,6 +218,6 @@ def test_calls_are_seen_while_hooks_stand(tmp_path: Path) -> None:
                 recording.session.unhook()
             trained(parts)
             if not stands:
-                recording.session.hook()
+                install(recording.session)
     rows = open_run(tmp_path / "run").spans().to_pylist()
     assert [row["name"] for row in rows if row["kind"] == "forward" and row["name"] in "01"] == ["0", "1"] * 6

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner
@@ -12,8 +12,8 @@ from tests.rehearsals import rehearse
 from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.cli import record
-from foretrace.tracer.on_cpu import SAID
-from foretrace.tracer.on_cpu.replacing import Gpus
+from foretrace.tracer.on_cpu import SAID, VARIABLE
+from foretrace.tracer.on_cpu.devices import Gpus
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.join import join_spans
@@ -23,23 +23,37 @@ torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parent / "for_gpus.py"
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "{port}")
+STARTED: Final[dict[str, tuple[str, ...]]] = {
+    "spawned": (),
+    "fsdp2": ("-m", "torch.distributed.run", "--nproc-per-node", "gpu", "--master-port", "{port}"),
+}
+"""How ``foretrace record`` starts them: the launcher, too, counts GPUs that do not exist."""
 
 
-def recorded(folder: Path, *words: str) -> Any:
-    """Return the run that ``foretrace record --on-cpu 2`` makes of the script, and what the script said."""
-    command = [sys.executable, "-m", "foretrace", "record", "--on-cpu", "2", "-o", str(folder / "real"), "--"]
-    (done,) = Runner.launch(
-        [*command, sys.executable, *words], fresh=folder / "real", FOR_GPUS_PORT=free_port()
-    )
-    assert done.returncode == 0, done.stderr
-    return open_run(folder / "real"), [line.split() for line in done.stdout.splitlines() if "." in line]
+def recorded(folder: Path, how: str) -> Any:
+    """Return the run of the script on two GPUs that do not exist, and what the script said.
+
+    One that spawns its ranks is started by ``foretrace record --on-cpu 2``, and so is the launcher of one;
+    ranks of the third have the environment that it gives, and no launcher.
+    """
+    path = folder / "real"
+    if how in STARTED:
+        command = [sys.executable, "-m", "foretrace", "record", "--on-cpu", "2", "-o", str(path), "--"]
+        command += [sys.executable, *STARTED[how], str(SCRIPT), how]
+        (done,) = Runner.launch(command, fresh=path, FOR_GPUS_PORT=free_port())
+        assert done.returncode == 0, done.stderr
+        output = done.stdout
+    else:
+        env = Runner.env(path) | {VARIABLE: "2"}
+        ended = Runner.run([sys.executable, str(SCRIPT), how], env, loads_torch=True)
+        assert ended.status == (0, 0), ended.errors
+        output = ended.output
+    return open_run(path), [line.split() for line in output.splitlines() if "." in line]
 
 
 @pytest.mark.parametrize("how", ["fsdp1", "fsdp2", "spawned"])
 def test_what_a_script_for_gpus_sends_is_what_its_rehearsal_says(how: str, tmp_path: Path) -> None:
-    start = () if how == "spawned" else TORCHRUN
-    real, said = recorded(tmp_path, *start, str(SCRIPT), how)
+    real, said = recorded(tmp_path, how)
     assert real.warnings == (f"rank 0-1: {SAID}",)
     by_step = [one for one in said if one[-1] == "0"]  # no memory of a GPU is in use
     assert len(by_step) == 2 * 4

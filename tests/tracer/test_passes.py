@@ -119,6 +119,7 @@ def test_what_other_threads_do_is_beside_the_training(tmp_path: Path) -> None:
             self.weight = nn.Parameter(torch.ones(4))
 
         def forward(self, x: Any) -> Any:
+            assert recording.session is not None
             pause, resume = recording.session.pausing()
 
             def beside() -> None:

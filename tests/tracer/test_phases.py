@@ -351,6 +351,23 @@ def test_what_an_optimizer_steps_by_without_a_backward_trains(tmp_path: Path) ->
     assert found == done
 
 
+def test_steps_without_a_module_end_with_their_optimizer(tmp_path: Path) -> None:
+    """A loop over a bare parameter, or a model inside of a compiled function: no forward is seen."""
+
+    def training(script: Script) -> None:
+        weight = nn.Parameter(torch.ones(4, 4))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        for _ in range(4):
+            (torch.ones(2, 4) @ weight).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            script.done.append(STEP)
+
+    done, found, rows = recorded(tmp_path / "run", training)
+    assert found == done
+    assert [row["step"] for row in rows if row["kind"] == "optimizer"] == list(range(4))
+
+
 def test_gradients_inside_of_a_model_are_no_training(tmp_path: Path) -> None:
     """As forces are gradients of an energy, in an evaluation, too."""
 

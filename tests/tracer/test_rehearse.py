@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
 from foretrace import cli
+from foretrace.tracer.rehearse.device.memory import rounded
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.gpu.memory import rounded
-from foretrace.tracer.rehearse.operators.calls import Call
-from foretrace.tracer.rehearse.operators.works import work_of
-from foretrace.tracer.rehearse.ranks.classes import Classes, differences
-from foretrace.tracer.rehearse.ranks.launchers import script_of
 from foretrace.tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
+from foretrace.tracer.rehearse.tape.calls import Call
+from foretrace.tracer.rehearse.tape.works import work_of
 from foretrace.tracer.rehearse.words import explain
+from foretrace.tracer.rehearse.world.classes import Classes, differences
+from foretrace.tracer.rehearse.world.launchers import script_of
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.rehearsal import EVENTS, MESSAGES, PLACES, WORKS, RankTables
 

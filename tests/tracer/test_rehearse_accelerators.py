@@ -8,8 +8,8 @@ import pytest
 from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
 
+from foretrace.tracer.rehearse.device.host import LARGE_BYTES
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.gpu.workspaces import LARGE_BYTES
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.words import explain
 from foretrace.traces.rehearsal import RankTables, read_rank, read_rehearsal, rehearsal_folder
@@ -22,8 +22,11 @@ def _rehearsed(script: ModuleType, how: str, folder: Path) -> tuple[str, RankTab
     return (tables / "rank-00001" / "output.log").read_text().splitlines()[-1], read_rank(tables, 1)
 
 
-def test_who_asks_for_the_device_does_what_is_done_by_who_names_it(tmp_path: Path) -> None:
+def test_who_asks_for_the_device_does_what_is_done_by_who_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the GPU, over NCCL, in bf16; all places to ask say the same of memory."""
+    monkeypatch.chdir(tmp_path)  # the script writes a snapshot
     said, asked = _rehearsed(chosen_device, "by_question", tmp_path / "asked")
     _, named = _rehearsed(chosen_device, "by_name", tmp_path / "named")
     assert said == "cuda nccl 1 True"
@@ -37,8 +40,8 @@ def test_who_asks_for_the_device_does_what_is_done_by_who_names_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("how", old_names.USES)
-def test_old_names_of_types_tell_tensors_apart_and_make_none(tmp_path: Path, how: str) -> None:
-    """Libraries ask whether a tensor is a ``torch.cuda.FloatTensor``; other uses end in a line."""
+def test_old_names_of_types_tell_tensors_apart_move_them_and_make_none(tmp_path: Path, how: str) -> None:
+    """Libraries ask whether a tensor is a ``torch.cuda.FloatTensor``; who makes one is told so in a line."""
     with pytest.raises(RehearsalError, match=r"old_names\.py:\d+: types of tensors that name a GPU"):
         _rehearsed(old_names, how, tmp_path / "run")
 

@@ -1,6 +1,5 @@
 """Constants that a library computes while it builds a model are what torch computes, as are their sizes."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,19 +8,19 @@ from typing import Any
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.values.computed import (
+from foretrace.tracer.rehearse.data.numbers import (
     DECOMPOSES,
     FOLLOWED,
     MOST_FRACTIONS,
     MOST_OPERATIONS,
     PRODUCTS,
     ROWS,
+    Numbers,
     is_followed,
     is_laborious,
 )
-from foretrace.tracer.rehearse.values.numbers import Numbers
-from foretrace.tracer.rehearse.values.stated import Stated
+from foretrace.tracer.rehearse.data.stated import Stated
+from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")
@@ -152,12 +151,13 @@ def test_operators_in_the_lists_are_torchs() -> None:
         assert hasattr(aten, name.removeprefix("aten.")), name
 
 
-def test_a_basis_that_a_library_computes_has_the_size_of_a_real_run(tmp_path: Path) -> None:
+def test_a_basis_that_a_library_computes_has_the_size_of_a_real_run(tmp_path: Path, ranks: Any) -> None:
     """Null spaces, masks of norms and checks of equality, asked before the training and in it."""
-    real = subprocess.run([sys.executable, str(SCRIPT), "cpu"], capture_output=True, text=True, check=True)
+    real = ranks.run([sys.executable, str(SCRIPT), "cpu"], ranks.env(), 1)
+    assert real.status == (0,), real.errors
     asked = Asked(command=(str(SCRIPT),), world_size=1, ranks=(0,), warmup=0, steps=2)
     found = rehearse(asked, tmp_path / "run")
     said = (rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log").read_text()
-    assert said == real.stdout
+    assert said == real.output
     assert len(said.splitlines()) == 6
     assert not found.stated

@@ -12,16 +12,16 @@ from tests.rehearsals import rehearse
 
 from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.topologies.catalog import load_cluster
-from foretrace.tracer.rehearse.gpu.allocator import (
+from foretrace.tracer.rehearse.device.allocator import (
     LARGE_SEGMENT_BYTES,
     MIB,
     SETTINGS,
     SMALL_SEGMENT_BYTES,
     Block,
     CachingAllocator,
+    Reserved,
 )
-from foretrace.tracer.rehearse.gpu.memory import Memory, rounded
-from foretrace.tracer.rehearse.gpu.reserved import Reserved
+from foretrace.tracer.rehearse.device.memory import Memory, rounded
 from foretrace.tracer.rehearse.rehearsing import Asked
 
 GOLDEN = Path(__file__).parent / "allocator.csv"

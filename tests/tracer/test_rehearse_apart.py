@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.peers.apart import APART, PARTLY
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.world.reducer import APART, PARTLY
 from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")
@@ -17,8 +17,8 @@ PART = PARTLY.format(n=BACKBONE, n_all=BACKBONE + HEAD)
 LEFT = APART.format(which=f"the other {HEAD:,}")
 NOTHING = APART.format(which=f"all {BACKBONE + HEAD:,} parameters")
 SAID = {
-    **dict.fromkeys(("all", "each", "frozen"), frozenset()),
-    **dict.fromkeys(("backbone", "beside", "norm"), frozenset({PART, LEFT})),
+    **dict.fromkeys(("all", "each", "frozen", "hooks"), frozenset()),
+    **dict.fromkeys(("backbone", "beside", "norm", "unsynced"), frozenset({PART, LEFT})),
     **dict.fromkeys(("hand", "flat", "averaged"), frozenset({PART})),
     "none": frozenset({NOTHING}),
 }
@@ -34,7 +34,7 @@ def test_parameters_that_nobody_reduces_are_counted(tmp_path: Path, way: str, sa
     assert set(_rehearsed(tmp_path, way).notes) & {PART, LEFT, NOTHING} == said
 
 
-@pytest.mark.parametrize("way", [way for way in SAID if way != "none"])
+@pytest.mark.parametrize("way", [way for way in SAID if way not in {"none", "hooks"}])
 def test_ddp_around_parts_has_the_layout_of_ddp(tmp_path: Path, way: str) -> None:
     found = _rehearsed(tmp_path, way)
     assert found.layout is not None

@@ -1,14 +1,13 @@
-"""Scripts that ask for very many numbers, as lists of large tensors; tensors made sparse."""
+"""Scripts that ask for very many numbers, as lists of large tensors."""
 
 from pathlib import Path
 
 import pytest
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.rehearse.data.unknown import ONE_BY_ONE
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.script.sparse import WHOLE
-from foretrace.tracer.rehearse.values.unknown import ONE_BY_ONE
 from foretrace.traces.rehearsal import Rehearsal, rehearsal_folder
 
 pytest.importorskip("torch")
@@ -62,13 +61,3 @@ torch.nn.init.trunc_normal_(weight, std=0.02)
     assert not found.stated
     with pytest.raises(RehearsalError, match=r"asking\.py:19 needs a number, which a rehearsal"):
         _rehearsed(tmp_path, body + "print(int((weight > 1).any()))\n" + TAIL)
-
-
-@pytest.mark.parametrize(("warmup", "is_said"), [(1, True), (2, False)])
-def test_what_is_made_sparse_is_kept_whole(tmp_path: Path, warmup: int, is_said: bool) -> None:
-    """As by an evaluation of sparse embeddings. It is said where it is in the answer: of the second step."""
-    body = "step()\nx = torch.ones(4, 8, device='cuda').to_sparse()\nprint(tuple(x.shape), x.is_sparse)\n"
-    found, said = _rehearsed(tmp_path, body + TAIL, warmup)
-    assert said.strip() == "(4, 8) False"
-    note = WHOLE.format(where=f"asking.py:{HEAD.count(chr(10)) + 2}")
-    assert (note in found.notes) == is_said

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import booleans, integers, tuples
 
-from foretrace.tracer.rehearse.operators.attended import VARLEN, attention
-from foretrace.tracer.rehearse.operators.calls import Call
+from foretrace.tracer.rehearse.tape.calls import Call
+from foretrace.tracer.rehearse.tape.works import VARLEN, attention
 
 torch = pytest.importorskip("torch")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.rehearse.data.experts import EXCHANGE, Known
+from foretrace.tracer.rehearse.data.stated import Stated
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.values.shares import EXCHANGE, Known
-from foretrace.tracer.rehearse.values.stated import Stated
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
@@ -52,7 +52,7 @@ def _rehearsed(what: str, folder: Path, stub: str = "") -> Rehearsal:
             "custom",
             r"Custom at awkward.py:\d+: .* custom operator awkward::kernel is not described; in a stub",
         ),
-        ("pick", r"Pick at awkward.py:\d+: aten._unique2.default needs the values.* stub file"),
+        ("pick", r"Pick at awkward.py:\d+: aten._unique2.default needs values.* stub file"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_named_and_a_stub_mends_it(what: str, said: str, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from tests.tracer.catching import MICROBATCHES, WIDTH
 
 from foretrace.tracer.rehearse.errors import Finished, RehearsalError
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
-from foretrace.tracer.rehearse.script.failures import CAUGHT, Failures
+from foretrace.tracer.rehearse.words import CAUGHT, Failures
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "catching.py"
@@ -26,7 +26,7 @@ def _rehearsed(kind: str, folder: Path, loaded: Loaded, world_size: int = 2) -> 
     ("kind", "said"),
     [
         ("custom", r"catching.py:\d+: the output of the custom operator catching::kernel is not described"),
-        ("pick", r"catching.py:\d+: aten._unique2.default needs the values"),
+        ("pick", r"catching.py:\d+: aten._unique2.default needs values"),
         ("graph", r"catching.py:\d+: CUDA graphs cannot be rehearsed"),
     ],
 )

@@ -1,15 +1,16 @@
 """What scripts do to keep their states: collect those of shards, read what they saved, share memory."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from tests.processes import Runner
+from tests.rehearsals import rehearse
 from tests.tracer import keeping_states
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.acting import Loaded
-from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
@@ -127,7 +128,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("how", ["initial", "resumed", "buffer", "sharded", "distributed"])
 def test_what_a_script_saves_it_loads_as_a_real_one_does(
-    how: str, tmp_path: Path, loaded: Loaded, ranks: type[Runner]
+    how: str, tmp_path: Path, ranks: type[Runner]
 ) -> None:
     """First weights for all ranks, states to resume from, shards, buffers; nothing stays on the disk."""
     script, real, fake = tmp_path / "train.py", tmp_path / "real", tmp_path / "fake"
@@ -138,7 +139,7 @@ def test_what_a_script_saves_it_loads_as_a_real_one_does(
     assert done.status == (0, 0), done.errors
     command = (str(script), how, str(fake))
     asked = Asked(command=command, world_size=2, ranks=(0, 1), warmup=0, steps=9, has_gpu=False)
-    rehearse(asked, tmp_path / "run", on=loaded)
+    rehearse(asked, tmp_path / "run")
     tables = rehearsal_folder(tmp_path / "run")
     said = "".join((tables / f"rank-{rank:05d}" / "output.log").read_text() for rank in (0, 1))
     if how == "distributed":  # the numbers stay where they are
@@ -148,9 +149,7 @@ def test_what_a_script_saves_it_loads_as_a_real_one_does(
 
 
 @pytest.mark.parametrize(("how", "words"), [("torch", "No such file.*gone"), ("dcp", "CheckpointException")])
-def test_what_was_not_saved_is_the_error_of_a_real_run(
-    how: str, words: str, tmp_path: Path, loaded: Loaded
-) -> None:
+def test_what_was_not_saved_is_the_error_of_a_real_run(how: str, words: str, tmp_path: Path) -> None:
     """A path that is not there is none that could have been saved."""
     script = tmp_path / "train.py"
     loads = {
@@ -160,7 +159,7 @@ def test_what_was_not_saved_is_the_error_of_a_real_run(
     head = "import torch, torch.distributed.checkpoint\nimport torch.distributed as dist\n"
     script.write_text(f"{head}dist.init_process_group('gloo')\n{loads[how]}\n")
     with pytest.raises(RehearsalError, match=rf"train\.py:4.*{words}"):
-        rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run", on=loaded)
+        rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
 
 
 def test_memory_that_processes_share_is_memory(tmp_path: Path) -> None:
@@ -226,6 +225,8 @@ def test_a_pretrained_model_is_moved_like_any_other(tmp_path: Path) -> None:
 
 
 LOADS = """
+import json
+import subprocess
 import sys
 
 import torch
@@ -283,3 +284,45 @@ def test_weights_of_a_real_run_are_loaded_where_it_had_them_or_the_script_maps_t
     model = size if when == "moved" else 0
     assert first.split() == ["cpu" if is_host else "cuda:0", str(model + states)]
     assert int(peak) == size + states
+
+
+CAREFUL = """
+import argparse, json, pickle, sys
+from collections import OrderedDict
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(1, 4)).sum().backward()
+optimizer.step()
+told = argparse.Namespace(lr=1.0)
+saved = [
+    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()},
+    {"model": OrderedDict(model.state_dict()), "step": 3, "when": [1.0, (2, None)], "size": torch.Size([2])},
+    {"model": model.state_dict(), "args": told},
+    model,
+]
+ways = ({}, {"weights_only": False}, {"weights_only": True}, {"pickle_module": pickle})
+said = []
+for at, one in enumerate(saved):
+    torch.save(one, f"{sys.argv[1]}.{at}.pt")
+    for way in ways:
+        try:
+            said.append(type(torch.load(f"{sys.argv[1]}.{at}.pt", **way)).__name__)
+        except Exception as error:
+            said.append([type(error).__name__, "GLOBAL" in str(error)])
+with torch.serialization.safe_globals([argparse.Namespace]):
+    said.append(type(torch.load(f"{sys.argv[1]}.2.pt")).__name__)
+with open(sys.argv[1], "w") as file:
+    json.dump(said, file)
+"""
+
+
+def test_what_torch_refuses_to_load_is_refused(tmp_path: Path, ranks: type[Runner]) -> None:
+    """A script that saves more than weights fails where it loads them, as it really does."""
+    script, real, rehearsed = tmp_path / "train.py", tmp_path / "real.json", tmp_path / "rehearsed.json"
+    script.write_text(CAREFUL)
+    done = ranks.run([sys.executable, str(script), str(real)], ranks.env(), 1)
+    assert done.status == (0,), done.errors
+    rehearse(Asked(command=(str(script), str(rehearsed)), world_size=1), tmp_path / "run")
+    assert json.loads(rehearsed.read_text()) == json.loads(real.read_text())

@@ -6,17 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.tracer.rehearse.values.loads import Loads, parsed
-from foretrace.tracer.rehearse.values.shares import share
+from foretrace.tracer.rehearse.data.experts import Loads, parsed, share
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from foretrace.tracer.rehearse.values.numbers import Numbers  # noqa: E402 - needs torch
-from foretrace.tracer.rehearse.values.routing import Routing  # noqa: E402
-from foretrace.tracer.rehearse.values.shares import EXCHANGE, Known  # noqa: E402
-from foretrace.tracer.rehearse.values.stated import Stated  # noqa: E402
+from foretrace.tracer.rehearse.data.experts import (  # noqa: E402
+    EXCHANGE,
+    Known,
+    Routing,
+)
+from foretrace.tracer.rehearse.data.numbers import Numbers  # noqa: E402 - needs torch
+from foretrace.tracer.rehearse.data.stated import Stated  # noqa: E402
 
 TOKENS, EXPERTS, BINS = 64, 8, 4
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.peers.letters import Address
-from foretrace.tracer.rehearse.ranks.acting import Loaded
-from foretrace.tracer.rehearse.ranks.together import differing
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.world.acting import Loaded
+from foretrace.tracer.rehearse.world.classes import differing
+from foretrace.tracer.rehearse.world.letters import Address
 from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")

@@ -1,5 +1,7 @@
 """Element-wise work of what ``torch.compile`` compiles is counted as the kernels that it would fuse."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,58 +36,71 @@ for _ in range(2):
 """
 
 
-def _done(folder: Path, model: str, how: str) -> list[dict[str, Any]]:
-    """Return the works of forward and backward of the second step, one for each time that they are done."""
-    run = folder / f"{model}-{how}"
-    rehearse(Asked(command=(str(SCRIPT), model, how), world_size=1, ranks=(0,)), run)
-    tables = read_rank(rehearsal_folder(run), 0)
-    places, works = tables.places.to_pylist(), tables.works.to_pylist()
-    kept = [e for e in tables.events.to_pylist() if e["what"] == 0 and places[e["place"]]["step"] == 1]
-    return [works[e["item"]] for e in kept if places[e["place"]]["kind"] in {"forward", "backward"}]
+Works = list[dict[str, Any]]
+Done = Callable[[str, str], Works]
 
 
-def _traffic(done: list[dict[str, Any]], kind: str = "memory") -> int:
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """Return what rehearses a model once each way, and returns the works of forward and backward.
+
+    They are those of the second step, one for each time that they are done.
+    """
+
+    @cache
+    def works_of(model: str, how: str) -> Works:
+        run = tmp_path_factory.mktemp("run") / "run"
+        rehearse(Asked(command=(str(SCRIPT), model, how), world_size=1, ranks=(0,)), run)
+        tables = read_rank(rehearsal_folder(run), 0)
+        places, works = tables.places.to_pylist(), tables.works.to_pylist()
+        kept = [e for e in tables.events.to_pylist() if e["what"] == 0 and places[e["place"]]["step"] == 1]
+        return [works[e["item"]] for e in kept if places[e["place"]]["kind"] in {"forward", "backward"}]
+
+    return works_of
+
+
+def _traffic(done: Works, kind: str = "memory") -> int:
     """Return the bytes of the works of a *kind*."""
     return sum(work["bytes_moved"] for work in done if work["kind"] == kind)
 
 
-def _products(done: list[dict[str, Any]]) -> list[tuple[str, int]]:
+def _products(done: Works) -> list[tuple[str, int]]:
     return [(work["name"], work["flops"]) for work in done if work["kind"] != "memory"]
 
 
 @pytest.mark.parametrize("how", ["module", "in_place", "function"])
-def test_element_wise_operators_between_two_products_are_one_pass(tmp_path: Path, how: str) -> None:
+def test_element_wise_operators_between_two_products_are_one_pass(done: Done, how: str) -> None:
     """Forward reads and writes once; backward reads what was multiplied, a gradient, and what went in.
 
     However many operators there are; in eager mode each of them adds five passes.
     """
-    few, many = (_traffic(_done(tmp_path, f"chain{n}", how)) for n in (2, 9))
+    few, many = (_traffic(done(f"chain{n}", how)) for n in (2, 9))
     assert many == few
-    eager_few, eager_many = (_traffic(_done(tmp_path, f"chain{n}", "eager")) for n in (2, 9))
+    eager_few, eager_many = (_traffic(done(f"chain{n}", "eager")) for n in (2, 9))
     assert eager_many - eager_few == 7 * 5 * ONE_PASS
 
 
-def test_one_operator_alone_is_the_same_compiled(tmp_path: Path) -> None:
-    assert _traffic(_done(tmp_path, "chain1", "module")) == _traffic(_done(tmp_path, "chain1", "eager"))
+def test_one_operator_alone_is_the_same_compiled(done: Done) -> None:
+    assert _traffic(done("chain1", "module")) == _traffic(done("chain1", "eager"))
 
 
-def test_each_part_of_a_product_is_read(tmp_path: Path) -> None:
+def test_each_part_of_a_product_is_read(done: Done) -> None:
     """Two halves are read for one result, and two for their gradients, which are two: three passes more."""
-    parts, one = (_traffic(_done(tmp_path, model, "module")) for model in ("parts", "chain1"))
+    parts, one = (_traffic(done(model, "module")) for model in ("parts", "chain1"))
     assert parts - one == 3 * ONE_PASS
 
 
-def test_what_is_copied_over_is_not_read(tmp_path: Path) -> None:
-    assert _traffic(_done(tmp_path, "kept", "module")) == _traffic(_done(tmp_path, "kept", "eager"))
+def test_what_is_copied_over_is_not_read(done: Done) -> None:
+    assert _traffic(done("kept", "module")) == _traffic(done("kept", "eager"))
 
 
 @pytest.mark.parametrize("model", ["language", "written", "gated"])
-def test_products_are_those_of_eager_mode(tmp_path: Path, model: str) -> None:
-    assert _products(_done(tmp_path, model, "module")) == _products(_done(tmp_path, model, "eager"))
+def test_products_are_those_of_eager_mode(done: Done, model: str) -> None:
+    assert _products(done(model, "module")) == _products(done(model, "eager"))
 
 
-def test_compilers_that_fuse_nothing_change_nothing(tmp_path: Path) -> None:
-    assert _done(tmp_path, "written", "aot_eager") == _done(tmp_path, "written", "eager")
+def test_compilers_that_fuse_nothing_change_nothing(done: Done) -> None:
+    assert done("written", "aot_eager") == done("written", "eager")
 
 
 @pytest.mark.parametrize(
@@ -98,18 +113,18 @@ def test_compilers_that_fuse_nothing_change_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_traffic_is_near_what_the_compiler_itself_counts(
-    tmp_path: Path, model: str, how: str, least: float
+    done: Done, model: str, how: str, least: float
 ) -> None:
     """Within a fifth of what Inductor's scheduler counts for a CPU; in eager mode *least* times that."""
     counted = pytest.importorskip("tests.tracer.inductor").counted(model, by_block=how == "blocks")
-    compiled, eager = (_traffic(_done(tmp_path, model, one)) for one in (how, "eager"))
+    compiled, eager = (_traffic(done(model, one)) for one in (how, "eager"))
     assert 0.8 * counted < compiled < 1.05 * counted
     assert eager > least * counted
 
 
-def test_rows_of_matrices_are_padded_where_a_compiler_is_asked(tmp_path: Path) -> None:
+def test_rows_of_matrices_are_padded_where_a_compiler_is_asked(done: Done) -> None:
     """A vocabulary of 4099 tokens: eager products are not aligned; compiled ones are, and copies are made."""
-    eager, compiled = (_done(tmp_path, "odd", how) for how in ("eager", "module"))
+    eager, compiled = (done("odd", how) for how in ("eager", "module"))
     unaligned = [work for work in eager if work["kind"] == "gemm" and not work["aligned"]]
     assert [work["name"] for work in unaligned] == ["aten.mm"] * 3  # forward, and two gradients
     assert all(work["aligned"] for work in compiled)

@@ -1,15 +1,14 @@
 """Memory of what ``torch.compile`` compiles is what PyTorch's partitioner keeps and its kernels write."""
 
-import random
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
-import networkx as nx
 import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.gpu.min_cut import Network
 from foretrace.tracer.rehearse.rehearsing import Asked
 
 torch = pytest.importorskip("torch")
@@ -19,12 +18,24 @@ LOGITS = 8 * 128 * 4096
 """Elements of the logits of ``loss``."""
 
 
-def _memory(folder: Path, model: str, way: str, how: str, n_ranks: int = 1) -> dict[str, int]:
-    """Return what a forward has ``left``, the ``most`` that its backward adds, and what is ``after`` it."""
-    asked = Asked(command=(str(SCRIPT), model, way, how), world_size=n_ranks, ranks=(0,))
-    with pytest.raises(RehearsalError) as caught:
-        rehearse(asked, folder / f"{model}-{way}-{how}")
-    return {name: int(n) for name, n in re.findall(r"(left|most|after) (-?\d+)", str(caught.value))}
+Memory = Callable[..., dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Memory:
+    """Return what rehearses a model once each way, and tells its memory.
+
+    It is what a forward has ``left``, the ``most`` that its backward adds, and what is ``after`` it.
+    """
+
+    @cache
+    def told(model: str, way: str, how: str, n_ranks: int = 1) -> dict[str, int]:
+        asked = Asked(command=(str(SCRIPT), model, way, how), world_size=n_ranks, ranks=(0,))
+        with pytest.raises(RehearsalError) as caught:
+            rehearse(asked, tmp_path_factory.mktemp("run") / "run")
+        return {name: int(n) for name, n in re.findall(r"(left|most|after) (-?\d+)", str(caught.value))}
+
+    return told
 
 
 @pytest.mark.parametrize(
@@ -49,15 +60,15 @@ def _memory(folder: Path, model: str, way: str, how: str, n_ranks: int = 1) -> d
         ("vision", "autocast"),
     ],
 )
-def test_a_forward_keeps_what_the_partitioner_keeps(tmp_path: Path, model: str, how: str) -> None:
+def test_a_forward_keeps_what_the_partitioner_keeps(memory: Memory, model: str, how: str) -> None:
     """Within 1 %, and what rounding to blocks adds."""
     kept = pytest.importorskip("tests.tracer.partitioned").kept(model, how)
     n_bytes = sum(value[2] for value in kept)
-    assert _memory(tmp_path, model, "compiled", how)["left"] == pytest.approx(n_bytes, rel=0.01, abs=4096)
+    assert memory(model, "compiled", how)["left"] == pytest.approx(n_bytes, rel=0.01, abs=4096)
 
 
 @pytest.mark.parametrize(("model", "how"), [("llama", "bf16"), ("gpt2", "autocast"), ("gelu", "fp32")])
-def test_sharded_blocks_keep_what_each_of_them_keeps(tmp_path: Path, model: str, how: str) -> None:
+def test_sharded_blocks_keep_what_each_of_them_keeps(memory: Memory, model: str, how: str) -> None:
     """Compiled one by one and sharded by FSDP2 over two ranks: no block's weights stay, whole or cast.
 
     The second block is called with what the first has returned, which its norm or its product reads.
@@ -65,61 +76,43 @@ def test_sharded_blocks_keep_what_each_of_them_keeps(tmp_path: Path, model: str,
     kept = pytest.importorskip("tests.tracer.partitioned").kept(model, how)
     between = 8 * 128 * 256 * (2 if how == "bf16" else 4)
     n_bytes = 2 * sum(value[2] for value in kept) + between
-    found = _memory(tmp_path, f"{model}s", "sharded", how, n_ranks=2)
+    found = memory(f"{model}s", "sharded", how, n_ranks=2)
     assert found["left"] == pytest.approx(n_bytes, rel=0.01, abs=4096)
 
 
 @pytest.mark.parametrize(("model", "how", "least"), [("gpt2", "fp32", 1.7), ("head", "bf16", 1.9)])
-def test_eager_mode_keeps_more(tmp_path: Path, model: str, how: str, least: float) -> None:
-    eager, compiled = (_memory(tmp_path, model, way, how) for way in ("eager", "compiled"))
+def test_eager_mode_keeps_more(memory: Memory, model: str, how: str, least: float) -> None:
+    eager, compiled = (memory(model, way, how) for way in ("eager", "compiled"))
     assert eager["left"] > least * compiled["left"]
     assert eager["most"] > compiled["most"]
     assert eager["after"] == compiled["after"]  # gradients, and nothing that is held for ever
 
 
-def test_a_loss_writes_no_more_than_the_gradient_of_its_logits(tmp_path: Path) -> None:
+def test_a_loss_writes_no_more_than_the_gradient_of_its_logits(memory: Memory) -> None:
     """In bf16; in eager mode the logits in fp32, their logarithms, and two gradients in fp32."""
-    eager, compiled = (_memory(tmp_path, "loss", way, "bf16") for way in ("eager", "compiled"))
+    eager, compiled = (memory("loss", way, "bf16") for way in ("eager", "compiled"))
     assert compiled["most"] <= 2 * LOGITS
     assert eager["left"] >= 4 * LOGITS
     assert eager["most"] >= 8 * LOGITS
 
 
-def test_a_function_is_like_a_module(tmp_path: Path) -> None:
-    function, module = (_memory(tmp_path, "gpt2", way, "fp32") for way in ("function", "compiled"))
+def test_a_function_is_like_a_module(memory: Memory) -> None:
+    function, module = (memory("gpt2", way, "fp32") for way in ("function", "compiled"))
     assert function == module
 
 
-def test_a_checkpoint_around_keeps_nothing(tmp_path: Path) -> None:
-    found = _memory(tmp_path, "gpt2", "around", "fp32")
-    kept = _memory(tmp_path, "gpt2", "compiled", "fp32")
+def test_a_checkpoint_around_keeps_nothing(memory: Memory) -> None:
+    found = memory("gpt2", "around", "fp32")
+    kept = memory("gpt2", "compiled", "fp32")
     assert found["left"] <= 4096
     assert found["most"] > kept["left"]  # its backward runs the forward again, and holds what it keeps
     assert found["after"] == kept["after"]
 
 
-def test_other_compilers_hold_what_eager_mode_holds(tmp_path: Path) -> None:
-    assert _memory(tmp_path, "gpt2", "aot_eager", "fp32") == _memory(tmp_path, "gpt2", "eager", "fp32")
+def test_other_compilers_hold_what_eager_mode_holds(memory: Memory) -> None:
+    assert memory("gpt2", "aot_eager", "fp32") == memory("gpt2", "eager", "fp32")
 
 
-def test_without_gradients_only_what_is_returned_stays(tmp_path: Path) -> None:
-    found = _memory(tmp_path, "gpt2", "inference", "fp32")
+def test_without_gradients_only_what_is_returned_stays(memory: Memory) -> None:
+    found = memory("gpt2", "inference", "fp32")
     assert found["left"] == found["after"] == 0
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_cut_is_the_one_that_networkx_finds(seed: int) -> None:
-    """On random graphs: the same side of the sink, which is the smallest one of all minimum cuts."""
-    draw = random.Random(seed)
-    n_nodes = draw.randint(2, 14)
-    network = Network(n_nodes)
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(range(n_nodes))
-    for begin in range(n_nodes):
-        for end in range(n_nodes):
-            if begin != end and draw.random() < 0.3:
-                capacity = draw.randint(1, 4)
-                graph.add_edge(begin, end, capacity=capacity)
-                network.add(begin, end, capacity)
-    _, (_, behind) = nx.minimum_cut(graph, 0, n_nodes - 1)
-    assert network.side_of_sink(0, n_nodes - 1) == behind

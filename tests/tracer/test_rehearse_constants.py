@@ -1,6 +1,5 @@
 """Masks that are constants, whatever their type, are what they are in a real run; random ones are likely."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,12 @@ from typing import Any
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.operators.calls import storage_key
+from foretrace.tracer.rehearse.data.experts import Known
+from foretrace.tracer.rehearse.data.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.data.stated import Stated
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.values.following import following
-from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
-from foretrace.tracer.rehearse.values.shares import Known
-from foretrace.tracer.rehearse.values.stated import Stated
+from foretrace.tracer.rehearse.tape.calls import storage_key
+from foretrace.tracer.rehearse.tape.watch import following
 from foretrace.traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")
@@ -23,13 +22,14 @@ SCRIPT = Path(__file__).parent / "constants.py"
 OF_ACTIVATIONS = "of activations: "
 
 
-def test_what_is_asked_of_constants_is_answered_as_in_a_real_run(tmp_path: Path) -> None:
+def test_what_is_asked_of_constants_is_answered_as_in_a_real_run(tmp_path: Path, ranks: Any) -> None:
     """All, any, sums, and comparisons with bounds that decide; what activations were written to is not."""
-    real = subprocess.run([sys.executable, str(SCRIPT), "cpu"], capture_output=True, text=True, check=True)
+    real = ranks.run([sys.executable, str(SCRIPT), "cpu"], ranks.env(), 1)
+    assert real.status == (0,), real.errors
     asked = Asked(command=(str(SCRIPT),), world_size=1, ranks=(0,), warmup=0, steps=2)
     rehearse(asked, tmp_path / "run")
     said = (rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log").read_text().splitlines()
-    expected = real.stdout.splitlines()
+    expected = real.output.splitlines()
     assert len(expected) == 2 * (4 * 12 + 3 + 1)
     for one, other in zip(said, expected, strict=True):
         assert one == (f"{OF_ACTIVATIONS}nan" if one.startswith(OF_ACTIVATIONS) else other)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from foretrace.tracer.rehearse.operators.calls import Call
-from foretrace.tracer.rehearse.operators.work import Work
-from foretrace.tracer.rehearse.operators.works import work_of
+from foretrace.tracer.rehearse.tape.calls import Call
+from foretrace.tracer.rehearse.tape.works import Work, work_of
 
 torch = pytest.importorskip("torch")
 

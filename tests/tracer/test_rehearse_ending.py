@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from foretrace.tracer.rehearse.data.truths import passing
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
-from foretrace.tracer.rehearse.values.ending import passing
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import Rehearsal, rehearsal_folder
 
 CHECKS = """\

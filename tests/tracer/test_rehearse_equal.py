@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.processes import Runner
 
-from foretrace.tracer.rehearse.ranks.acting import Loaded
+from foretrace.tracer.rehearse.data.numbers import Numbers
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
-from foretrace.tracer.rehearse.values.numbers import Numbers
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import rehearsal_folder
 
 torch = pytest.importorskip("torch")

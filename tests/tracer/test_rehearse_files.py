@@ -8,7 +8,7 @@ from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.script.late import Made, clear
+from foretrace.tracer.rehearse.world.late import Made, clear
 from foretrace.traces.rehearsal import rehearsal_folder
 
 pytest.importorskip("torch")
@@ -94,7 +94,7 @@ from pathlib import Path
 
 import torch
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.script import files
+from foretrace.tracer.rehearse.world import files
 
 files.COPIED_BYTES = 8
 folder = Path(sys.argv[1])

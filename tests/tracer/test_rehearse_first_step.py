@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.events.kept import BESIDE, LONG_STEP
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.tape.steps import BESIDE, LONG_STEP
 from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")
@@ -24,8 +24,8 @@ for step in range({steps}):
     if step == 0:
         {before}
     loss = model(rows).sum()
-    for number in range({operators}):
-        loss = loss + number
+    for _ in range(1 if step else {operators}):
+        loss = loss + 1
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

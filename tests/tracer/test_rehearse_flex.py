@@ -6,8 +6,8 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.hints import NO_FLEX
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.words import NO_FLEX
 
 pytest.importorskip("torch")
 

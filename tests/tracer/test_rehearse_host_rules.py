@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.events.tape import HOST_WAIT
-from foretrace.tracer.rehearse.gpu.host import STAGED_BYTES
+from foretrace.tracer.rehearse.device.host import STAGED_BYTES
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.tape.tape import HOST_WAIT
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

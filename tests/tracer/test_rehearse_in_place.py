@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.tracer import picking
 
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.world.acting import Loaded
 
 SCRIPT = Path(__file__).parent / "picking.py"
 TABLE_BYTES = picking.WORDS * picking.WIDTH * 4

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.launchers import launchers_of, script_of
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.world.launchers import launchers_of, script_of
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from hypothesis.strategies import booleans, integers, lists
 from tests.tracer.jagged import LENGTHS, WIDTH
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.operators.attended import BACKWARD_PRODUCTS, attention
-from foretrace.tracer.rehearse.operators.calls import Call
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.tape.calls import Call
+from foretrace.tracer.rehearse.tape.works import BACKWARD_PRODUCTS, attention
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.acting import Loaded
-from foretrace.tracer.rehearse.ranks.launchers import environment, inherited, launchers_of, words_of
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.world.acting import Loaded
+from foretrace.tracer.rehearse.world.launchers import environment, inherited, launchers_of, words_of
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

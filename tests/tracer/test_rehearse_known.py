@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from foretrace.tracer.rehearse.data.experts import EXCHANGE, Known, share
+from foretrace.tracer.rehearse.data.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.data.stated import Stated
 from foretrace.tracer.rehearse.errors import UnroutedError
-from foretrace.tracer.rehearse.values.following import following
-from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
-from foretrace.tracer.rehearse.values.shares import EXCHANGE, Known, share
-from foretrace.tracer.rehearse.values.stated import Stated
+from foretrace.tracer.rehearse.tape.watch import following
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("torch._subclasses.fake_tensor")

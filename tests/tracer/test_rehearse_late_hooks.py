@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.peers.under_ddp import LATER
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.world.reducer import LATER
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

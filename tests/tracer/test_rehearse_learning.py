@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.simulator.rehearsed.figures import model_flops
-from foretrace.tracer.rehearse.events.learning import NOW_AND_THEN, UNUSED
+from foretrace.simulator.rehearsed.notes import model_flops
+from foretrace.tracer.rehearse.data.learning import NOW_AND_THEN, UNUSED
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 

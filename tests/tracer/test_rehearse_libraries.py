@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.rehearse.data.checkpoints import SAID
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.script.checkpoints import SAID
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

@@ -1,6 +1,9 @@
-"""Arguments of a ``DataLoader`` mean the same by position and by name."""
+"""A ``DataLoader`` takes its arguments, and makes its batches, as in a real run."""
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.rehearsals import rehearse
@@ -38,3 +41,61 @@ def test_a_loader_is_told_of_pinned_memory_by_position_or_by_name(tmp_path: Path
     pageable = _rehearsed(tmp_path / "pageable", "rows, 8, False, None, None, 2")
     assert position == by_name
     assert pageable.events.num_rows > by_name.events.num_rows
+
+
+DRAWING = """
+import json, random, sys
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+torch.manual_seed(5), random.seed(5), np.random.seed(5)
+table = torch.randint(0, 7, (7, 4))
+
+
+class Walks(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, at):
+        row = torch.full((6,), at % 7)
+        for place in range(1, 6):
+            row[place] = table[row[place - 1], int(torch.randint(0, 4, (1,)))]
+        return row + random.randrange(100) * 10 + int(np.random.randint(100)) * 1000
+
+
+class Shuffled(IterableDataset):
+    def __iter__(self):
+        worker = get_worker_info()
+        rows = list(range(12))[worker.id :: worker.num_workers] if worker else [0]
+        random.shuffle(rows)
+        return iter(rows)
+
+
+def begin(worker):
+    random.seed(random.randrange(10) + get_worker_info().id + 7)
+
+
+said = []
+for kept in ({"dataset": Walks(), "shuffle": True}, {"dataset": Shuffled()}):
+    for more in ({"num_workers": 1}, {"num_workers": 1, "worker_init_fn": begin}, {"num_workers": 0}):
+        said.append([batch.tolist() for batch in DataLoader(batch_size=3, **kept, **more)])
+    said.append([random.randrange(100), int(np.random.randint(100)), int(torch.randint(0, 100, (1,)))])
+said.append(get_worker_info())
+with open(sys.argv[1], "w") as file:
+    json.dump(said, file)
+if torch.cuda.is_available():
+    model = torch.nn.Linear(2, 2).cuda()
+    model(torch.ones(1, 2).cuda()).sum().backward()
+    torch.optim.SGD(model.parameters()).step()
+"""
+
+
+def test_a_worker_process_draws_numbers_of_its_own(tmp_path: Path, ranks: Any) -> None:
+    """With one worker or none, a loader gives the same rows, and leaves the same to draw, as really run."""
+    script, real, rehearsed = tmp_path / "train.py", tmp_path / "real.json", tmp_path / "rehearsed.json"
+    script.write_text(DRAWING)
+    done = ranks.run([sys.executable, str(script), str(real)], ranks.env(), 1)
+    assert done.status == (0,), done.errors
+    rehearse(Asked(command=(str(script), str(rehearsed)), world_size=1), tmp_path / "run")
+    assert json.loads(rehearsed.read_text()) == json.loads(real.read_text())

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrace.tracer.rehearse.data.experts import Loads, parsed
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.acting import Loaded
-from foretrace.tracer.rehearse.ranks.classes import Classes
-from foretrace.tracer.rehearse.values.loads import Loads, parsed
+from foretrace.tracer.rehearse.world.acting import Loaded
+from foretrace.tracer.rehearse.world.classes import Classes
 from foretrace.traces.layout import Group
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 
+from foretrace.tracer.rehearse.data.stated import Stated  # noqa: E402
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse  # noqa: E402 - needs torch
-from foretrace.tracer.rehearse.values.stated import Stated  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "loaded.py"
 

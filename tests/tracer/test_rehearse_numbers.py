@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.rehearse.data.numbers import MOST_ELEMENTS, Numbers
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.accelerated import accelerate_flags, tell_accelerate
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.values.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.world.launchers import accelerate_flags, tell_accelerate
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import (
     ON_HOST,
     TO_DEVICE,

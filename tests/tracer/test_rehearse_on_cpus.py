@@ -11,8 +11,8 @@ from foretrace.simulator.rehearsed.notes import ON_CPU as ON_OTHERS
 from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.rehearse.cli import ON_CPU
-from foretrace.tracer.rehearse.peers.backends import STAGED
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.world.world import STAGED
 from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")

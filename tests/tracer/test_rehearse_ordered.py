@@ -16,10 +16,10 @@ from tests.rehearsals import rehearse
 from foretrace.simulator.compute.timing import ADDRESSED_PER_S, ComputeModel, memory_s
 from foretrace.simulator.workload.ops import Addressed, Op, memory
 from foretrace.topologies.catalog import load_cluster
-from foretrace.tracer.rehearse.operators.calls import Call
-from foretrace.tracer.rehearse.operators.ordered import is_elementwise, strides_of, unordered
-from foretrace.tracer.rehearse.operators.works import work_of
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.tape.calls import Call
+from foretrace.tracer.rehearse.tape.pricing import is_elementwise, strides_of, unordered
+from foretrace.tracer.rehearse.tape.works import work_of
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")

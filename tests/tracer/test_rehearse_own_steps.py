@@ -6,9 +6,9 @@ from types import FrameType
 import pytest
 from tests.tracer.own_steps import N_STEPS, ROWS, WIDTH
 
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
-from foretrace.tracer.rehearse.script.own_steps import NOT_YET, names_step
+from foretrace.tracer.rehearse.tape.steps import NOT_YET, names_step
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "own_steps.py"

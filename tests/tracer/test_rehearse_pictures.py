@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.operators.calls import Call
-from foretrace.tracer.rehearse.operators.layouts import conversion
-from foretrace.tracer.rehearse.operators.traffic import traffic
-from foretrace.tracer.rehearse.operators.works import work_of
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.tape.calls import Call
+from foretrace.tracer.rehearse.tape.pricing import conversion
+from foretrace.tracer.rehearse.tape.works import traffic, work_of
 from foretrace.traces.rehearsal import CONVERSION, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")

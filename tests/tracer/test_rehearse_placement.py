@@ -9,7 +9,7 @@ from tests.rehearsals import rehearse
 from tests.tracer import placed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from foretrace.tracer.rehearse.gpu.memory import rounded
+from foretrace.tracer.rehearse.device.memory import rounded
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretrace.tracer.rehearse.gpu.regions import Reading, region_of
+from foretrace.tracer.rehearse.tape.fused import Reading, region_of
 
 torch = pytest.importorskip("torch")
 

@@ -17,9 +17,9 @@ from tests.rehearsals import rehearse  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from foretrace.tracer.rehearse.events.remembered import Memo  # noqa: E402
-from foretrace.tracer.rehearse.events.tape import OP  # noqa: E402
 from foretrace.tracer.rehearse.rehearsing import Asked  # noqa: E402
+from foretrace.tracer.rehearse.tape.remembered import Memo  # noqa: E402
+from foretrace.tracer.rehearse.tape.tape import OP  # noqa: E402
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder  # noqa: E402
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -39,6 +39,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "parts of conjugates": lambda x: [torch.view_as_complex(x.view(-1, 2)).conj()[at:] for at in range(3)],
     "made of nothing": lambda x: torch.empty(3, dtype=x.dtype),
 }
+
+
+class DeviceMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped here
+    """Stands for the mode of the rehearsed device: tensors of torch's own mode are those of an export."""
 
 
 def _described(values: Any, source: Any) -> list[Any]:
@@ -61,7 +65,7 @@ def _asked(call: Callable[[Any], Any], memo: Memo | None) -> list[list[Any]]:
                 return func(*args, **(kwargs or {}))
             return memo.call(func, args, kwargs or {})[0]
 
-    with FakeTensorMode(), Mode():
+    with DeviceMode(), Mode():
         tensors = [torch.empty(6, 4), torch.empty(6, 4), torch.empty(10, 4)]
         return [_described(call(tensor), tensor) for tensor in tensors]
 
@@ -77,7 +81,7 @@ def test_a_remembered_result_is_the_one_that_fake_tensors_find(call: Callable[[A
 def test_parts_of_one_length_are_one_question_wherever_they_begin() -> None:
     """A library's loop over 512 ranks asks once, for any number of ranks."""
     memo = Memo()
-    with FakeTensorMode():
+    with DeviceMode():
         x = torch.empty(1024)
         parts = [
             memo.call(torch.ops.aten.slice.Tensor, (x, 0, at, at + 2), {})[0] for at in range(0, 1024, 2)
@@ -89,7 +93,7 @@ def test_parts_of_one_length_are_one_question_wherever_they_begin() -> None:
 def test_what_is_changed_in_place_stays_the_same_tensor() -> None:
     """Also the second time, and for lists."""
     memo = Memo()
-    with FakeTensorMode():
+    with DeviceMode():
         for _ in range(2):
             x, y = torch.empty(3), torch.empty(3)
             assert memo.call(torch.ops.aten.add_.Tensor, (x, y), {})[0] is x
@@ -100,7 +104,7 @@ def test_what_is_changed_in_place_stays_the_same_tensor() -> None:
 
 def test_an_operator_that_changes_the_shape_of_its_operand_is_not_remembered() -> None:
     memo = Memo()
-    with FakeTensorMode():
+    with DeviceMode():
         for _ in range(2):
             flat = torch.empty(4)
             memo.call(torch.ops.aten.unsqueeze_.default, (flat, 0), {})
@@ -157,7 +161,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as Asked
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from foretrace.tracer.rehearse.peers import sharding
+from foretrace.tracer.rehearse.world import sharding
 
 def words(found):
     schema = found.redistribute_schema

@@ -9,11 +9,10 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.records import Block, Position
-from foretrace.tracer.rehearse.events.lane import IssueLane
-from foretrace.tracer.rehearse.events.segments import Result, Segment, changes_of, relative_rows
-from foretrace.tracer.rehearse.events.tape import MARK, OP, WAIT, Tape
-from foretrace.tracer.rehearse.gpu.memory import ROUND_BYTES, Change, Memory
+from foretrace.tracer.rehearse.device.memory import ROUND_BYTES, Change, Memory
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.tape.repeating import Result, Segment, changes_of, relative_rows
+from foretrace.tracer.rehearse.tape.tape import MARK, OP, WAIT, IssueLane, Tape
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 LAST_TO_THE_BYTE = 5

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.events.rounds import SMALLER, UNLIKE
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.session import EVALUATES
+from foretrace.tracer.rehearse.tape.steps import SMALLER, UNLIKE
 
 pytest.importorskip("torch")
 

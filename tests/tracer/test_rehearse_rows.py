@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.simulator.rehearsed.figures import model_flops
+from foretrace.simulator.rehearsed.notes import model_flops
+from foretrace.tracer.rehearse.data.loaders import AGAIN
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.script.loaders import AGAIN
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

@@ -10,10 +10,10 @@ import pytest
 from tests.tracer.seldom import OUT, ROWS, WIDTH
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.peers.symmetric import BY_PARTS
-from foretrace.tracer.rehearse.ranks.acting import Loaded
-from foretrace.tracer.rehearse.ranks.launchers import environment
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.world.acting import Loaded
+from foretrace.tracer.rehearse.world.communicating import BY_PARTS
+from foretrace.tracer.rehearse.world.launchers import environment
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT, N_RANKS = Path(__file__).parent / "seldom.py", 8

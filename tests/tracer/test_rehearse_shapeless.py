@@ -7,8 +7,8 @@ import pytest
 from tests.rehearsals import in_steps
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

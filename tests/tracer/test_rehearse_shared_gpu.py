@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.peers.backends import SHARED, UNLESS
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.world.world import SHARED, UNLESS
 
 pytest.importorskip("torch")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.tracer.rehearse.ranks import batch
-from foretrace.tracer.rehearse.ranks.batch import batch_of
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.world import batch
+from foretrace.tracer.rehearse.world.batch import batch_of
 from foretrace.traces.batch import Batch, batch_in
 from foretrace.traces.layout import Group, Layout
 
@@ -73,7 +73,7 @@ MIXED = "random.shuffle(data)\nloader = DataLoader(data, batch_size=4)"
         (DDP + STREAM.format("rank::world"), RANKS, ""),
         (DDP + STREAM.format(":"), 1, batch.SHARED),
         (DDP + ALIKE, None, batch.DRAWN),
-        (DDP + FAKE, None, batch.DRAWN),
+        (DDP + FAKE, RANKS, ""),
         (DDP + CUT + PLAIN, None, batch.PARTS),
         (TP + PLAIN, 1, ""),
         (TP + OWN, None, batch.OTHERS),

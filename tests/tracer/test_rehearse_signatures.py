@@ -84,3 +84,29 @@ def test_collectives_of_objects_take_all_that_torchs_take(tmp_path: Path) -> Non
     told, *_ = (tmp_path / "run/rehearsal/rank-00000/output.log").read_text().splitlines()
     for name, taken in zip(OF_OBJECTS, json.loads(told), strict=True):
         assert {*inspect.signature(eval(name)).parameters} <= {*taken}, name
+
+
+SCRIPTED = """
+import math
+
+import torch
+
+
+@torch.jit.script
+def angles(places, n: int):
+    scale = math.log(10000) / math.floor(n - 1.5) + math.sqrt(n)
+    return torch.exp(-torch.arange(n, dtype=torch.float, device=places.device) * scale)
+
+
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(angles(torch.ones(1).cuda(), 4)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_what_stands_for_functions_is_compiled_as_they_are(tmp_path: Path) -> None:
+    """``torch.jit.script`` knows functions of ``math`` and torch by what they are."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPTED)
+    rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run")

@@ -6,7 +6,7 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.script.stale import STALE
+from foretrace.tracer.rehearse.tape.steps import STALE
 
 pytest.importorskip("torch")
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.rehearse.data import truths as module
+from foretrace.tracer.rehearse.data.truths import BOTH, EITHER, joined
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.values import finite
-from foretrace.tracer.rehearse.values.finite import BOTH, EITHER, joined
 from foretrace.traces.rehearsal import RankTables, Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
@@ -105,7 +105,7 @@ def test_what_is_joined_of_known_truths_is_what_python_makes_of_them(truths: lis
         assert joined(name, [*truths, None]) == (1.0 if any(truths) else None)
     assert joined("aten.logical_not", truths[:1]) == 1.0 - truths[0]
     assert joined("aten.logical_not", [None]) is None
-    assert not doctest.testmod(finite).failed
+    assert not doctest.testmod(module).failed
 
 
 def test_distributions_and_states_in_shards_go_through(together: Together) -> None:

@@ -7,9 +7,7 @@ import pytest
 
 from foretrace.tracer.records import Position
 from foretrace.tracer.rehearse.device.driver import Entry
-from foretrace.tracer.rehearse.events.lane import IssueLane
-from foretrace.tracer.rehearse.events.tape import HOST_WAIT, MARK, WAIT_MARK, Tape
-from foretrace.tracer.rehearse.gpu.streams import Streams
+from foretrace.tracer.rehearse.tape.tape import HOST_WAIT, MARK, WAIT_MARK, IssueLane, Streams, Tape
 
 WAITS = {
     "another": ([("record", 0, 7), ("wait", 1, 7)], [(MARK, 0), (WAIT_MARK, 1)]),

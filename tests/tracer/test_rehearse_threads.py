@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foretrace.tracer.rehearse.device.threads import Threads
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.events.lane import IssueLane
-from foretrace.tracer.rehearse.script.threads import Threads
+from foretrace.tracer.rehearse.tape.tape import IssueLane
 from foretrace.traces.rehearsal import RankTables
 
 SCRIPT, RANKS = Path(__file__).parent / "threaded.py", 2
@@ -56,7 +56,7 @@ def test_an_error_of_a_thread_is_said(rehearsed: Any) -> None:
 @pytest.mark.parametrize("kind", ["unknown", "asking"])
 def test_what_a_thread_needs_and_a_rehearsal_has_not_ends_it(kind: str, rehearsed: Any) -> None:
     """In the line that names it, though the first thread waits for it, or C++ asks for a device there."""
-    with pytest.raises(RehearsalError, match=r"threaded.py:\d+: aten._unique2.default needs the values"):
+    with pytest.raises(RehearsalError, match=r"threaded.py:\d+: aten._unique2.default needs values"):
         rehearsed(kind)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.tracer.rehearse.events.learning import LENGTHS, MODELS
+from foretrace.tracer.rehearse.data.learning import LENGTHS, MODELS
+from foretrace.tracer.rehearse.data.loaders import FRAMES, NO_TOKENS, SAMPLES, SEVERAL
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.script.loaders import FRAMES, NO_TOKENS, SAMPLES, SEVERAL
 from foretrace.traces.batch import batch_in
 
 pytest.importorskip("torch")

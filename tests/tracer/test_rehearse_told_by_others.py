@@ -9,8 +9,8 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.peers.letters import ALL, Address, Letters
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.world.letters import ALL, Address, Letters
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 from foretrace.traces.store import open_run
 

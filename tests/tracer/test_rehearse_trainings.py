@@ -8,8 +8,8 @@ import pytest
 from tests.rehearsals import in_steps, rehearse
 
 from foretrace.tracer.rehearse.cli import steps_words
+from foretrace.tracer.rehearse.data.trainings import BEFORE, FIRST, NEXT
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.script.trainings import BEFORE, FIRST, NEXT
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.rehearsals import rehearse, rows_and_tokens
 
-from foretrace.simulator.rehearsed.figures import model_flops, stage_of
+from foretrace.simulator.rehearsed.notes import model_flops, stage_of
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.rehearse.cli import layout_words
 from foretrace.tracer.rehearse.errors import RehearsalError

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.rehearse.data.loaders import MOST_IN_VAIN
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.script.loaders import MOST_IN_VAIN
-from foretrace.tracer.rehearse.script.stuck import GOES_ON, WAITS, Watchdog
+from foretrace.tracer.rehearse.world.stuck import GOES_ON, WAITS, Watchdog
 from foretrace.traces.rehearsal import Rehearsal
 
 pytest.importorskip("torch")

@@ -6,8 +6,8 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.peers.buckets import LEFT_OUT, UNUSED
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.world.reducer import LEFT_OUT, UNUSED
 
 pytest.importorskip("torch")
 

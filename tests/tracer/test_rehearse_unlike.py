@@ -1,7 +1,6 @@
 """Operands of unlike types, and memory behind handles: what a GPU refuses and holds, a rehearsal does."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,11 @@ def _said(printed: str) -> dict[str, Any]:
     return found
 
 
-def test_what_torch_refuses_for_its_types_is_refused(said: dict[str, Any]) -> None:
+def test_what_torch_refuses_for_its_types_is_refused(said: dict[str, Any], ranks: Any) -> None:
     """Calls of products, norms, rows that are put somewhere, and losses: the same as on real tensors."""
-    real = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
-    assert said["refused"] == _said(real.stdout)["refused"]
+    real = ranks.run([sys.executable, str(SCRIPT)], ranks.env(), 1)
+    assert real.status == (0,), real.errors
+    assert said["refused"] == _said(real.output)["refused"]
     assert "mm" in said["refused"]
     assert "mm, narrow" not in said["refused"]
 

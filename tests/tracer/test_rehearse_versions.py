@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from foretrace.tracer.rehearse.data import checkpoints
+from foretrace.tracer.rehearse.device import stand_ins
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.operators.calling import watch_functions
-from foretrace.tracer.rehearse.script import loading, stand_ins
+from foretrace.tracer.rehearse.session import watch_functions
 
 torch = pytest.importorskip("torch")
 
@@ -59,6 +60,6 @@ def test_a_torch_that_cannot_place_what_it_loads_is_named(monkeypatch: pytest.Mo
     session: Any = SimpleNamespace(placement=SimpleNamespace(is_met=True))
     with (
         pytest.raises(RehearsalError, match=re.escape(f"with torch {torch.__version__}: use 2.7")),
-        loading.to(session, None),
+        checkpoints.placing(session, None),
     ):
         pass

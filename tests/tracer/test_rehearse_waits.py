@@ -3,12 +3,16 @@
 import gc
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.events.tape import WAIT
-from foretrace.tracer.rehearse.peers.waits import RehearsedFuture, install_futures, work_class
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.tape.tape import WAIT
+from foretrace.tracer.rehearse.world.communicating import RehearsedFuture, install_futures, work_class
+from foretrace.traces.rehearsal import WHAT, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 
@@ -124,3 +128,64 @@ def test_all_of_several_are_waited_for_when_their_collection_is(monkeypatch: pyt
     assert [one.value() for one in collected.wait()] == waited == [0, 1, 2]
     assert torch.futures.wait_all(futures) == [0, 1, 2]
     assert waited == [0, 1, 2] * 2
+
+
+BY_GROUP = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+kept, options = [], dist.AllreduceOptions()
+options.reduceOp = dist.ReduceOp.MAX
+
+
+def shared(gradient):
+    numbers = torch.tensor([3.0, 5.0], device="cuda")
+    kept.append(dist.group.WORLD.allreduce([numbers], options).get_future())
+    print(numbers.tolist())
+
+
+model = torch.nn.Linear(8, 8).cuda()
+for _ in range(2):
+    rows = torch.ones(4, 8, device="cuda", requires_grad=True)
+    rows.register_hook(shared)
+    model(rows).sum().backward()
+"""
+
+
+def test_what_a_hook_reduces_by_its_group_is_not_taken_for_ddps(tmp_path: Path) -> None:
+    """By what is not known, so its numbers are not; and nobody waits for it but the script."""
+    script = tmp_path / "by_group.py"
+    script.write_text(BY_GROUP)
+    rehearse(Asked(command=(str(script),), world_size=4, ranks=(0,), samples=0), tmp_path / "run")
+    folder = rehearsal_folder(tmp_path / "run")
+    assert (folder / "rank-00000" / "output.log").read_text().splitlines() == ["[nan, nan]"] * 2
+    noted = [event["what"] for event in read_rank(folder, 0).events.to_pylist()]
+    assert WHAT.index("communication") in noted
+    assert WHAT.index("wait") not in noted
+
+
+LET_GO = """
+import gc
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+for _ in range(3):
+    model = DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(4, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    del model, optimizer
+    gc.collect()
+    print(torch.cuda.memory_allocated())
+"""
+
+
+def test_a_model_under_ddp_that_is_let_go_holds_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "let_go.py"
+    script.write_text(LET_GO)
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,), samples=0), tmp_path / "run")
+    log = rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log"
+    assert set(log.read_text().split()) == {"0"}

@@ -8,9 +8,9 @@ import pytest
 from tests.tracer.unmoduled import HIDDEN, ROWS, WIDTH
 
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.acting import Loaded
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
-from foretrace.tracer.rehearse.script.without_modules import FIRST_LEFT_OUT
+from foretrace.tracer.rehearse.tape.steps import FIRST_LEFT_OUT
+from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
 SCRIPT = Path(__file__).parent / "unmoduled.py"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.rehearse.gpu.workspaces import SETTING, workspace_bytes
+from foretrace.tracer.rehearse.device.host import SETTING, workspace_bytes
 from foretrace.tracer.rehearse.rehearsing import Asked
 
 PRODUCTS = """

@@ -22,7 +22,7 @@ class Recorded:
 
     def __init__(self, events: list[str], target: Path, error: Exception | None = None) -> None:
         self.events, self.target, self.error = events, target, error
-        self.is_due = True
+        self.is_due, self.notes_errors = True, False
 
     def begin_if_due(self) -> bool:
         if self.error is not None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.traces.hand_made import in_memory
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.simulate import simulate
+from foretrace.traces.analysis import metrics
 from foretrace.traces.analysis.collectives import bandwidths, collectives
 from foretrace.traces.analysis.critical_path import critical_path
 from foretrace.traces.analysis.device_time import device_times
 from foretrace.traces.analysis.findings import findings
-from foretrace.traces.analysis.gaps import gaps_on_path
+from foretrace.traces.analysis.gaps import gaps, gaps_on_path
 from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.kernels import kernel_groups, kernels
-from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.analysis.metrics import breakdown, summarize, unaveraged
+from foretrace.traces.compare import compare
+from foretrace.traces.errors import RunError
 from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Group
 from foretrace.traces.run import Run
@@ -51,18 +55,47 @@ def made(rows: list[dict[str, Any]], *groups: tuple[int, ...], **more: Any) -> R
     return in_memory(info, timeline(columns))
 
 
-def test_the_limit_of_a_row_is_that_of_its_narrowest_group() -> None:
-    """Ranks 0 and 1 meet over the links of a node, 0 and 2 over half a NIC: one row has both."""
-    nodes = {
-        "gpus_per_node": 2,
-        "intra": {"bandwidth_bytes_per_s": 100e9},
-        "nic": {"bandwidth_bytes_per_s": 10e9},
-        "nics_per_node": 1,
-    }
-    rows = [reduced(rank, 0, MS, 0, size_bytes=8 * MS) for rank in (0, 1)]
-    rows += [reduced(rank, MS, 2 * MS, 1, size_bytes=8 * MS) for rank in (0, 2)]
-    (row,) = bandwidths(made(rows, (0, 1), (0, 2), cluster=nodes))
-    assert (row["count"], row["limit_bytes_per_s"]) == (2, 10e9)
+NODES = {
+    "gpus_per_node": 2,
+    "intra": {"bandwidth_bytes_per_s": 100e9},
+    "nic": {"bandwidth_bytes_per_s": 10e9},
+    "nics_per_node": 1,
+}
+
+
+def test_a_communication_is_held_against_the_links_of_its_own_group() -> None:
+    """Two pairs meet at 80 GB/s inside of nodes, one at 8 between them; what is above its links is refused.
+
+    What a person says of the links refuses nothing below it, and nothing that the links carry.
+    """
+    pairs = ((0, 1), (2, 3), (0, 2))
+    rows = [
+        reduced(rank, group * MS, (group + 1) * MS, group, size_bytes=80 * MS)
+        for group in range(3)
+        for rank in pairs[group]
+    ]
+    for one in rows[-2:]:
+        one["duration_ns"] = MS // 10
+    (far,) = bandwidths(made(rows, *pairs, cluster=NODES))
+    assert (far["median_busbw_bytes_per_s"], far["refused_bytes_per_s"]) == (80e9, 800e9)
+    assert (far["count"], far["limit_bytes_per_s"], far["share_of_limit"]) == (3, 100e9, 0.8)
+    for one in rows[-2:]:
+        one["duration_ns"] = 10 * MS
+    run = made(rows, *pairs, cluster=NODES)
+    (row,) = bandwidths(run)
+    assert (row["median_busbw_bytes_per_s"], row["refused_bytes_per_s"]) == (80e9, None)
+    (row,) = bandwidths(run, limit_bytes_per_s=1e9)
+    assert (row["median_busbw_bytes_per_s"], row["share_of_limit"]) == (80e9, 80)
+
+
+def test_a_transfer_has_the_links_of_its_two_ends_whatever_its_group() -> None:
+    """Inside of a node 80 GB/s is no wonder, though others of the group send between nodes."""
+    said = {"category": "p2p", "size_bytes": 80 * MS}
+    rows = [reduced(rank, 0, MS, 0, **said) for rank in (2, 3)]
+    rows[0] |= {"kind": "send", "peer": 3}
+    rows[1] |= {"kind": "recv", "peer": 2}
+    (row,) = bandwidths(made(rows, (0, 1, 2, 3), cluster=NODES))
+    assert (row["limit_bytes_per_s"], row["share_of_limit"]) == (100e9, 0.8)
 
 
 def test_a_rank_that_stands_for_others_waits_for_each_of_them() -> None:
@@ -86,6 +119,35 @@ def test_idle_devices_are_said_by_cause_with_their_share_of_the_step() -> None:
     rows += [idle(0, 80 * MS, 90 * MS, "launch"), idle(0, 90 * MS, 95 * MS, "moon")]
     found = {one.what: one.share for one in findings(made(rows)) if one.what.startswith("idle:")}
     assert found == pytest.approx({"idle:host": 0.2, "idle:launch": 0.1})
+
+
+def test_pauses_that_lie_over_one_another_count_in_each_step_that_they_reach() -> None:
+    """One pause ends after the next has begun and ended, and reaches into the second of three steps."""
+    rows = [span(0, at, at + 2, step=at // 10) for at in (0, 10, 20)]
+    rows += [span(0, at, at + 10, category="step", stream="step", step=at // 10) for at in (0, 10, 20)]
+    rows += [idle(0, 2, 14, "host"), idle(0, 4, 6, "launch"), idle(0, 22, 30, "after")]
+    told = {row["cause"]: (row["count"], round(row["total_s"] * 1e9)) for row in gaps(made(rows))}
+    assert told | {"short": None} == {"host": (2, 12), "after": (1, 8), "launch": (1, 2), "short": None}
+
+
+def test_why_steps_are_left_out_is_asked_as_often_for_many_as_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a summary takes the square of their number."""
+    asked = Mock(wraps=unaveraged)
+    monkeypatch.setattr(metrics, "unaveraged", asked)
+    for n in (1, 5):
+        rows = [span(0, at, at + 1, step=at) for at in range(n, 2 * n)]
+        rows += [span(0, at, at + 1, category="step", stream="step", step=at) for at in range(2 * n)]
+        whys = [step.get("why_not") for step in summarize(made(rows))["steps"]]
+        assert whys == ["runs nothing"] * n + [None] * n
+    assert asked.call_count == 2
+
+
+def test_a_run_of_phases_alone_holds_nothing_to_compare() -> None:
+    run = made([span(0, 0, 10, "evaluation", category="phase", step=-1)])
+    with pytest.raises(RunError, match="nothing to compare"):
+        compare(run, run)
 
 
 def test_pauses_beside_work_on_the_critical_path_explain_no_gap_of_it() -> None:

@@ -1,6 +1,7 @@
 """Analyses of runs whose every span is known: bandwidths, who waits for whom, critical path, findings."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from foretrace.traces.analysis.everything import analysis
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
 from foretrace.traces.analysis.kernels import group_of, kernel_groups
+from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.analysis.stragglers import stragglers
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import RunError
@@ -119,23 +121,21 @@ def test_the_late_rank_is_named_with_what_it_costs() -> None:
 
 
 def stepped(*, missing: int = 0) -> Run:
-    """A dp pair in four steps of 10 ms, the first a warm-up, between which rank 1 is 100 ms late once.
+    """A dp pair in four steps of 10 ms, the first of 12 warms up, between which rank 1 is 100 ms late once.
 
     In each step rank 1 computes 8 ms and rank 0 6, then both reduce in 2 ms.
     """
     rows = []
     for step in range(4):
-        zero = step * 10 * MS + (100 * MS if step > 1 else 0)
+        zero = step * 10 * MS + (2 * MS if step else 0) + (100 * MS if step > 1 else 0)
+        end = zero + (10 if step else 12) * MS
         for rank in range(2 - missing):
-            done = zero + (8 if rank else 6) * MS
-            rows += [
-                compute(rank, zero, done, step=step),
-                reduced(rank, done, zero + 10 * MS, step) | {"step": step},
-            ]
+            done = end - (2 if rank else 4) * MS
+            rows += [compute(rank, zero, done, step=step), reduced(rank, done, end, step) | {"step": step}]
             marker = {"category": "step", "kind": "step", "stream": "step", "step": step}
-            rows.append(compute(rank, zero, zero + 10 * MS) | marker)
+            rows.append(compute(rank, zero, end) | marker)
     for rank in range(2 - missing):
-        came = (119 if rank else 20) * MS
+        came = (119 if rank else 22) * MS
         rows.append(reduced(rank, came, 120 * MS, 9) | {"step": -1, "stream": "evaluation"})
     return made(rows, 2)
 
@@ -364,3 +364,66 @@ def test_a_step_in_which_a_pass_is_of_no_micro_batch_is_not_played() -> None:
     run = made(rows, 1)
     assert scaled(run, {}) == {1: pytest.approx(30e-9)}
     assert what_if(run).step_time_s == pytest.approx(30e-9)
+
+
+def _saving(*, alone: bool, early: int = 0) -> Run:
+    """Return six steps of 10 on two ranks, each with a reduction from its start on.
+
+    After the third rank 0 saves for 50; if not *alone*, so does rank 1, *early* before it.
+    """
+    rows: list[dict[str, Any]] = []
+    for rank in range(2):
+        saves = rank == 0 or not alone
+        for step in range(6):
+            late = 50 if step >= 3 else 0
+            start = 10 * step + (late if saves or step > 3 else 0)
+            end = 10 * (step + 1) + late - (early if rank and step == 2 else 0)
+            mark = {"rank": rank, "step": step, "category": "step", "kind": "step", "start_ns": start}
+            rows.append(mark | {"duration_ns": end - start})
+            rows.append(reduced(rank, start, 10 * step + late + 2, step) | {"step": step})
+        if saves:
+            begins = 30 - (early if rank else 0)
+            mark = {"rank": rank, "step": -1, "category": "phase", "kind": "checkpoint", "start_ns": begins}
+            rows.append(mark | {"duration_ns": 80 - begins})
+    return made(rows, 2)
+
+
+def test_a_step_that_waits_for_a_rank_that_saves_is_left_out() -> None:
+    found = summarize(_saving(alone=True))
+    assert {step["step"]: step.get("why_not", "") for step in found["steps"]} == {
+        **dict.fromkeys(range(6), ""),
+        3: "waits for a rank that saves or evaluates",
+    }
+    assert found["step_time_s"] == 10e-9
+
+
+@pytest.mark.parametrize("early", [0, 2])
+def test_where_all_ranks_save_no_step_waits(early: int) -> None:
+    """A rank that begins while another ends its step holds nobody up."""
+    assert all(step["averaged"] for step in summarize(_saving(alone=False, early=early))["steps"])
+
+
+def test_a_recording_of_which_no_step_has_ended_has_no_step_time() -> None:
+    """As one that steps without an optimizer, or died in its first step; a file of others may mark none."""
+    run = made([compute(0, 0, 10), compute(0, 20, 30)], 1)
+    assert summarize(run)["has_steps"]
+    recorded = in_memory(replace(run.info, origin="recorded"), run.spans([0]))
+    assert not summarize(recorded)["has_steps"]
+    mark = {"rank": 0, "category": "step", "kind": "step", "start_ns": 0, "duration_ns": 30}
+    marked = made([compute(0, 0, 10), mark], 1)
+    assert summarize(in_memory(replace(run.info, origin="recorded"), marked.spans([0])))["has_steps"]
+
+
+def test_a_group_has_one_axis_whenever_that_was_known(tmp_path: Path) -> None:
+    """Rows are written before it is clear what their group is for; what nobody names stays ``world``."""
+    rows = [
+        {"rank": 0, "step": 0, "category": "collective", "kind": "all_reduce", "start_ns": start}
+        | {"duration_ns": 5, "axis": axis, "group": group, "sequence": n}
+        for n, (start, axis, group) in enumerate([(0, "world", 0), (10, "dp", 0), (20, "world", 1)])
+    ]
+    columns: dict[str, object] = {name: [row[name] for row in rows] for name in rows[0]}
+    groups = tuple(Group(id=n, axis=axis, ranks=(0,)) for n, axis in enumerate(("dp", "world")))
+    for origin, first in (("recorded", "dp"), ("ingested", "world")):
+        info = RunInfo(origin=origin, world_size=1, groups=groups)
+        write_run(tmp_path / origin, info, timeline(columns))
+        assert open_run(tmp_path / origin).spans([0])["axis"].to_pylist() == [first, "dp", "world"]

@@ -277,3 +277,39 @@ def test_a_split_backward_is_compared_with_a_whole_one_as_one_cause(tmp_path: Pa
     assert not {"compute:backward_input", "compute:backward_weight"} & set(found)
     same = {cause.name: (cause.a_ns, cause.b_ns) for cause in compare(split, split).causes}
     assert same["compute:backward_weight"] == (20, 20)
+
+
+JOB: dict[str, Any] = {"global_batch": 8, "seq_len": 4, "precision": "bf16"}
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_more_work_in_more_time_is_not_slower(batch: int, pace: int) -> None:
+    """A step of ``batch`` times the sequences at ``pace`` times the speed: what a token takes says so."""
+    a = opened([span(0, "forward", 0, 3600), span(0, "step", 0, 3600)], job=JOB)
+    length = 3600 * batch
+    more = JOB | {"global_batch": 8 * batch}
+    b = opened([span(0, "forward", 0, length), span(0, "step", 0, length)], job=more)
+    found = compare(a, b)
+    assert found.ratio == pytest.approx(1 / batch)
+    assert found.ratio_per_work == pytest.approx(1)
+    assert ("work per step" in found.warned) == (batch > 1)
+    fast = opened([span(0, "forward", 0, length * pace), span(0, "step", 0, length * pace)], job=more)
+    assert compare(fast, b).ratio_per_work == pytest.approx(pace)
+    assert compare(fast, b).warned == ""
+
+
+def test_what_makes_two_jobs_of_two_runs_is_said_first() -> None:
+    rows = [span(0, "forward", 0, 10), span(0, "step", 0, 10)]
+    given: dict[str, Any] = {"job": JOB, "model": {"n_params": 7e9}, "cluster": {"device": {"name": "a100"}}}
+    a = opened(rows, **given)
+    others: dict[str, dict[str, Any]] = {
+        "model": {"model": {"n_params": 8e9}},
+        "machine": {"cluster": {"device": {"name": "h100"}}},
+        "precision": {"job": JOB | {"precision": "fp8"}},
+        "sequence length": {"job": JOB | {"seq_len": 8, "global_batch": 4}},
+    }
+    for name, changed in others.items():
+        found = compare(a, opened(rows, **given | changed))
+        assert list(found.differs) == [name]
+        assert found.to_dict()["differs"][name] == list(found.differs[name])
+    assert compare(a, opened(rows, job={"input_shape": [4, 4, 16], "forwards_per_step": 1})).scale is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 
 import pytest
@@ -51,11 +52,18 @@ def test_progress_is_told_to_people_only(quiet: bool, monkeypatch: pytest.Monkey
         printed = io.StringIO()
         monkeypatch.setattr(sys, "stderr", file)
         monkeypatch.setattr(sys, "stdout", printed)
+        now_s = itertools.count(0.0, 3.0)
+        monkeypatch.setattr("foretrace.traces.console.time.monotonic", lambda now_s=now_s: next(now_s))
         with telling("simulating", quiet=quiet) as tell:
-            assert (tell is not None) == (file.isatty() and not quiet)
-            if tell is not None:
-                tell("adding up")
+            assert (tell is None) == quiet
+            for n in range(5):
+                if tell is not None:
+                    tell(f"adding up {n}")
         assert ("adding up" in file.getvalue()) == (tell is not None)
+        if (
+            tell is not None and not file.isatty()
+        ):  # a line every five seconds: of words told every three, half
+            assert file.getvalue().splitlines() == ["simulating: adding up 1", "simulating: adding up 3"]
         assert not printed.getvalue()
 
 

@@ -27,7 +27,7 @@ from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Layout
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
-from foretrace.traces.timeline import timeline
+from foretrace.traces.timeline import MEMORY, timeline
 
 Row = dict[str, Any]
 
@@ -239,7 +239,8 @@ def test_tables_come_back() -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_ending_says_the_format(kind: str) -> None:
-    run = opened(PIPELINE)
+    held = {"rank": [0, 1], "t_ns": [0, 5], "category": ["total", "total"], "bytes": [7, 9]}
+    run = opened(PIPELINE, pa.table(held).cast(MEMORY))
     for ending in ENDINGS[kind]:
         ranks = [0] if ending == ".et" else None
         by_ending = written(run, f"t{ending}", ranks=ranks)

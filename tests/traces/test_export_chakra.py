@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from foretrace.tracer.ingest.ingest import ingest
-from foretrace.traces.analysis.arrivals import COMMUNICATION, arrivals
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.errors import RunError
 from foretrace.traces.export import export
 from foretrace.traces.run import Run

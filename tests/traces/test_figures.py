@@ -2,6 +2,7 @@
 
 import html
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from foretrace.traces import figures
-from foretrace.traces.analysis.metrics import breakdown, summarize
-from foretrace.traces.compare import compare
+from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize
+from foretrace.traces.analysis.windows import windows
+from foretrace.traces.compare import compare, typical_step
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures import timelines
 from foretrace.traces.info import RunInfo
@@ -19,6 +21,7 @@ from foretrace.traces.report.colours import palette
 from foretrace.traces.report.words import headline
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
+from foretrace.traces.text_picture import picture
 from foretrace.traces.timeline import timeline
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113, severity 1, in linear RGB
@@ -192,9 +195,15 @@ def test_accuracy_draws_every_prediction_once() -> None:
 @pytest.mark.parametrize("name", ["pipeline_run", "fsdp_run"])
 def test_a_notebook_shows_the_key_figures_of_a_run(name: str, request: pytest.FixtureRequest) -> None:
     run: Run = request.getfixturevalue(name)
-    shown = run._repr_html_()
+    shown = run._repr_html_() or ""
     for one in headline(run, summarize(run)):
         assert f"<b>{html.escape(one['value'])}</b>" in shown
+    drawn = picture(run, 72)
+    assert drawn is not None
+    letters = re.sub(r"<[^>]*>", "", shown[shown.index("<pre ") : shown.index("</pre>")])
+    for line in drawn.lines[:8]:
+        assert html.escape(line.name) in letters
+        assert "".join(piece.text for piece in line.pieces) in html.unescape(letters)
     found = compare(run, run)._repr_html_()
     assert "difference" in found
     assert "<script" not in shown + found
@@ -205,8 +214,108 @@ def test_a_notebook_takes_names_as_text(tmp_path: Path) -> None:
     info = RunInfo(origin="recorded", world_size=1, name=evil, warnings=(evil,), model={"name": evil})
     nothing = {"rank": [0], "category": ["compute"], "kind": [evil], "start_ns": [0], "duration_ns": [0]}
     empty = open_run(write_run(tmp_path / "run", info, timeline(nothing)))
-    assert "<img" not in empty._repr_html_()
-    assert "&lt;img" in empty._repr_html_()
+    shown = empty._repr_html_() or ""
+    assert "<img" not in shown
+    assert "&lt;img" in shown
+
+
+VIEWER = Path(figures.__file__).parents[1] / "viewer"
+PICTURES = {  # of report.html and sweep.html, by the id of what they are drawn into
+    "schedule": (figures.schedule, figures.lanes),
+    "overlay": (figures.critical_path,),
+    "waterfall": (figures.compare,),
+    "overview": (figures.overview,),
+    "history": (figures.history,),
+    "links": (figures.links,),
+    "memory": (figures.memory,),
+    "shares": (figures.breakdown, figures.overlap),  # bars in a table
+    "ratios": (figures.operations,),
+    "points": (figures.pareto,),
+}
+
+
+def test_every_picture_of_the_report_is_a_figure() -> None:
+    pages = "".join((VIEWER / f"{name}.html").read_text() for name in ("report", "sweep"))
+    drawn = re.findall(r'<(?:canvas id|div id|table id)="(\w+)"', pages)
+    no_pictures = {"differences", "peaks", "operations", "tables", "basis", "warnings", "legend", "tip"}
+    assert set(re.findall(r'<canvas id="(\w+)"', pages)) <= set(PICTURES) <= set(drawn) - no_pictures
+    of_pictures = {function.__name__ for functions in PICTURES.values() for function in functions}
+    assert of_pictures | {"accuracy"} == set(figures.__all__)  # of validate, which has a page of its own
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_picture_is_drawn(
+    theme: str, pipeline_run: Run, recorded_pipeline_run: Run, fsdp_run: Run
+) -> None:
+    for draw in (figures.schedule, figures.lanes, figures.overview, figures.critical_path, figures.breakdown):
+        for run in (pipeline_run, fsdp_run):
+            assert draw(run, theme=theme).to_json()
+    for beside in (figures.schedule, figures.compare, figures.operations):
+        assert beside(pipeline_run, recorded_pipeline_run, theme=theme).to_json()
+    assert figures.history([pipeline_run, recorded_pipeline_run], theme=theme).to_json()
+
+
+def test_a_schedule_of_two_has_the_rows_of_both(pipeline_run: Run, recorded_pipeline_run: Run) -> None:
+    both = figures.schedule(pipeline_run, recorded_pipeline_run)
+    rows = both.layout.yaxis.categoryarray
+    assert [row.rpartition(", ")[2] for row in rows] == ["simulated", "recorded"] * 4
+    alone = figures.schedule(pipeline_run)
+
+    def time(figure: object, ending: str) -> float:
+        bars = figure.data  # type: ignore[attr-defined]
+        return float(sum(x for bar in bars for y, x in zip(bar.y, bar.x, strict=True) if y.endswith(ending)))
+
+    assert time(both, ", simulated") == pytest.approx(time(alone, ""))
+    assert time(both, ", recorded") == pytest.approx(time(figures.schedule(recorded_pipeline_run), ""))
+
+
+def test_lanes_draw_waiting_hidden_and_exposed_transfers(fsdp_run: Run) -> None:
+    drawn = {bar.name: sum(bar.x) for bar in figures.lanes(fsdp_run, step=1).data}
+    rows = [row for row in breakdown(fsdp_run) if row.step == 1]
+    assert drawn["DP hidden behind compute"] == pytest.approx(sum(row.hidden_ns["dp"] for row in rows) / 1e6)
+    spans = fsdp_run.spans().to_pylist()
+    ends = [row for row in spans if row["axis"] == "dp" and row["step"] == 1]
+    assert sum(length for name, length in drawn.items() if name.startswith("DP")) == pytest.approx(
+        sum(row["duration_ns"] for row in ends) / 1e6
+    )
+
+
+def test_the_overview_has_a_line_for_every_rank_and_the_colours_of_the_step(pipeline_run: Run) -> None:
+    (picture_,) = figures.overview(pipeline_run).data
+    assert len(picture_.y) == len(pipeline_run.ranks) == len(picture_.z)
+    names = list(picture_.colorbar.ticktext)
+    shares = {name: float((np.array(picture_.z) == at).mean()) for at, name in enumerate(names)}
+    step = [row for row in breakdown(pipeline_run) if row.step == breakdown(pipeline_run)[0].step]
+    length = max(row.window_ns for row in step)
+    busy = sum(row.shares["compute"] * row.window_ns for row in step) / len(step) / length
+    worked = {"Forward", "Backward", "Optimizer", "Other compute", "Recompute", "Copy"}
+    assert sum(share for name, share in shares.items() if name in worked) == pytest.approx(busy, abs=0.01)
+
+
+def test_the_critical_path_is_as_long_as_the_step(pipeline_run: Run, fsdp_run: Run) -> None:
+    for run in (pipeline_run, fsdp_run):
+        figure = figures.critical_path(run)
+        bars = [bar for bar in figure.data if bar.type == "bar"]
+        chosen = typical_step(run)[0]
+        ends = [window for window in windows(run) if window.step == chosen]
+        length = max(one.end_ns for one in ends) - min(one.start_ns for one in ends)
+        assert sum(sum(bar.x) for bar in bars) == pytest.approx(length / 1e6)
+
+
+def test_history_and_operations_are_those_of_the_runs(pipeline_run: Run, recorded_pipeline_run: Run) -> None:
+    for line, run in zip(
+        figures.history([pipeline_run, recorded_pipeline_run]).data,
+        (pipeline_run, recorded_pipeline_run),
+        strict=True,
+    ):
+        assert dict(zip(line.x, line.y, strict=True)) == pytest.approx(
+            {step: ns / 1e6 for step, ns in step_times_ns(breakdown(run)).items()}
+        )
+        assert line.line.dash == ("dash" if run.info.origin == "simulated" else "solid")
+    same = figures.operations(pipeline_run, pipeline_run).data
+    assert {float(ratio) for marks in same for ratio in marks.y} == {1.0}
+    with pytest.raises(FigureError, match="no run to draw"):
+        figures.history([])
 
 
 def test_what_cannot_be_drawn_is_said(fsdp_run: Run) -> None:

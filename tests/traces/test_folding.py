@@ -150,3 +150,17 @@ def test_one_number_for_two_groups_is_said() -> None:
     info = merged(None, {0: part(0, groups=(one,)), 1: part(1, groups=(other,))})
     assert info.groups == (one,)
     assert info.warnings == ("group 5 means ranks 0 to one rank and 0-1 to another",)
+
+
+@pytest.mark.parametrize("axes", [("world", "tp"), ("tp", "world")])
+def test_a_group_has_the_axis_that_somebody_knows(axes: tuple[str, str]) -> None:
+    """A sidecar may be older than what its group is known by; two names for one group are a clash."""
+    first, second = (Group(id=5, axis=axis, ranks=(0, 1)) for axis in axes)
+    info = merged(None, {0: part(0, groups=(first,)), 1: part(1, groups=(second,))})
+    assert (info.groups, info.warnings) == ((Group(id=5, axis="tp", ranks=(0, 1)),), ())
+    turned = [Group(id=5, axis="tp", ranks=(1, 0)), Group(id=5, axis="dp", ranks=(0, 1))]
+    parts = {n + 1: part(n + 1, groups=(group,)) for n, group in enumerate(turned)}
+    assert merged(None, {0: part(0, groups=info.groups)} | parts).warnings == (
+        "group 5 is tp to one rank and dp to another",
+        "group 5 means ranks 0, 1 to one rank and 1, 0 to another",
+    )

@@ -1,6 +1,7 @@
 """A hang is named: the communication, who waits in it, and who has not come."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cli import main
-from foretrace.traces.analysis.diagnosis import Wait, diagnose
-from foretrace.traces.info import RunInfo
+from foretrace.traces.analysis.diagnosis import Evidence, Wait, diagnose, judge
+from foretrace.traces.analysis.mismatch import disagreements
+from foretrace.traces.info import Process, RunInfo
 from foretrace.traces.layout import Group
-from foretrace.traces.pending import read_pending
+from foretrace.traces.pending import Ended, damaged_notes, read_pending
 from foretrace.traces.store import open_run, write_info, write_run
 from foretrace.traces.timeline import timeline
 
@@ -214,6 +216,168 @@ def test_a_damaged_file_is_left_out(tmp_path_factory: pytest.TempPathFactory, do
     path = tmp_path_factory.mktemp("run")
     (path / "ranks").mkdir()
     (path / "ranks" / "rank-00000.pending.json").write_text(json.dumps(document))
-    found, damaged = read_pending(path)
+    found, damaged = read_pending(path), damaged_notes(path)
     assert len(found) + len(damaged) == 1
     diagnose(path, None)
+
+
+SECOND_NS = 1_000_000_000
+
+
+def left(
+    rank: int,
+    calls: list[dict[str, Any]],
+    error: str = "",
+    at_s: int = 0,
+    ended: Ended | None = None,
+    *,
+    failed: bool = False,
+) -> Evidence:
+    """Return what a rank has left that has issued *calls* and raised *error* after so many seconds.
+
+    *failed*: one of its calls had failed by then.
+    """
+    process = Process(error=error, error_ns=at_s * SECOND_NS, call_failed=failed)
+    found = Evidence(rank=rank, is_exact=True, process=process, ended_by=ended)
+    for row in calls:
+        found.add(row, row["start_ns"])
+    return found
+
+
+def call(number: int, kind: str = "all_reduce", step: int = 0, **more: Any) -> dict[str, Any]:
+    return under_way(number, kind, step=step, start_ns=SECOND_NS + number, **more)
+
+
+def judged(*ranks: Evidence) -> tuple[tuple[int, ...], list[tuple[str, str]]]:
+    """Return who is said to have failed first, and all that is said."""
+    known = {one.rank: one for one in ranks}
+    calls: dict[Any, dict[int, Any]] = {}
+    for one in ranks:
+        for key, row in one.rows.items():
+            calls.setdefault(key, {})[one.rank] = row
+    found = judge(known, {GROUP: tuple(known)}, disagreements(calls, {}))
+    return found.failed, found.lines
+
+
+def test_who_was_stuck_when_its_launcher_killed_it_fell_silent() -> None:
+    killed = Ended(status=-9, signals_sent=(9, 15))
+    others = [left(rank, [call(0), call(1)], f"timeout of {rank}", 26 + rank) for rank in (0, 1)]
+    failed, lines = judged(*others, left(2, [call(0)], ended=killed))
+    assert failed == (2,)
+    said = (
+        "rank 2 fell silent after all_reduce 0 of dp, step 0, until ended by the launcher (signal 9); "
+        "ranks 0-1 waited in all_reduce 1"
+    )
+    assert lines == [("failure", said)]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_who_raises_in_a_call_that_does_not_agree_is_not_its_cause(behind: int) -> None:
+    """Whatever each of them raises, whether or not more was issued before the first was waited for."""
+    more = [call(number) for number in range(1, 1 + behind)]
+    ranks = [left(rank, [call(0), *more], f"peer {rank} is gone", 26 + rank) for rank in (0, 1)]
+    ranks.append(left(2, [call(0, "barrier"), *more], "timeout", 27))
+    failed, lines = judged(*ranks)
+    assert (failed, [label for label, _ in lines]) == ((), ["mismatch"])
+    # A crash, and what is raised in a later step, is no consequence.
+    crashed = replace(ranks[1], process=Process(), ended_by=Ended(status=-6))
+    assert judged(ranks[0], crashed, ranks[2])[0] == (1,)
+    later = [call(0), call(1), call(2, step=1)]
+    sent_away = Ended(status=-15, signals_sent=(15,))
+    others = [
+        left(rank, [call(0, kind), *later[1:]], ended=sent_away)
+        for rank, kind in ((1, "all_reduce"), (2, "barrier"))
+    ]
+    assert judged(left(0, later, "no such file", 26), *others)[0] == (0,)
+
+
+def test_ranks_that_wait_for_each_other_name_nobody() -> None:
+    """Each waits in a receive from the other, and what one raises first is no cause."""
+    ranks = [
+        left(rank, [call(0, "recv", category="p2p", peer=1 - rank)], f"timeout of {rank}", 26 + rank)
+        for rank in (0, 1)
+    ]
+    failed, lines = judged(*ranks)
+    assert (failed, [label for label, _ in lines]) == ((), ["hang", "hang"])
+
+
+def test_who_comes_once_others_have_given_up_has_made_them_fail() -> None:
+    """Each raises, the late one last; all have issued what follows as well."""
+    others = [left(rank, [call(0), call(1)], f"timeout of {rank}", 6 + rank, failed=True) for rank in (0, 1)]
+    behind = call(0) | {"start_ns": 9 * SECOND_NS}, call(1) | {"start_ns": 9 * SECOND_NS + 1}
+    failed, lines = judged(*others, left(2, [*behind], "peer is gone", 10, failed=True))
+    said = "rank 2 came to all_reduce 0 of dp 3.000 s after others had given up; ranks 0-1 waited in it"
+    said = said.replace("in it", "in all_reduce 0")
+    assert (failed, lines) == ((2,), [("failure", said)])
+
+
+def test_who_comes_a_moment_after_a_death_is_not_late() -> None:
+    """Its peer has raised at once, as the dead one's links broke."""
+    first = left(0, [call(0)], "reset by peer", 1, failed=True)
+    first.process = replace(first.process, error_ns=SECOND_NS + 5)
+    late = left(1, [call(0) | {"start_ns": SECOND_NS + 10}], "broken pipe", 2, failed=True)
+    failed, lines = judged(first, late, left(2, [], ended=Ended(status=-9)))
+    assert failed == (2,)
+    assert lines[0][1].startswith("rank 2 was killed (signal 9) before its first communication")
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_call_behind_which_a_rank_has_gone_on_is_no_wait(*, failed: bool) -> None:
+    """Rank 0 had caught that rank 1 did not come to the first call of another group."""
+    side = call(0) | {"group": GROUP + 1, "axis": "side", "duration_ns": 2 * SECOND_NS}
+    later = [call(number) | {"start_ns": (4 + number) * SECOND_NS} for number in range(3)]
+    known = {
+        0: left(0, [side, *later[:2]], "no such file", 7),
+        1: left(1, later, "closed by peer", 9, failed=failed),
+    }
+    found = judge(known, {GROUP: (0, 1), GROUP + 1: (0, 1)})
+    said = "rank 0 ended with no such file after all_reduce 1 of dp, step 0; rank 1 waited in all_reduce 2"
+    assert found.lines == [("failure", said)]
+    # As long as no call that it made since has met those of others, it may be held by the first.
+    known[0] = left(0, [side], "timeout", 7, failed=True)
+    waits = judge(known, {GROUP: (0, 1), GROUP + 1: (0, 1)}).waits
+    assert ("side", (0,), (1,)) in {(wait.axis, wait.waiting, wait.missing) for wait in waits}
+
+
+KILLED = Ended(status=-9)
+"""Of a rank that neither it nor its launcher has ended."""
+
+
+@pytest.mark.parametrize("seen_s", [3, 8])
+def test_who_is_killed_comes_before_who_is_late_unless_others_had_given_up(seen_s: int) -> None:
+    killed = left(1, [call(0)], ended=KILLED)
+    killed.seen_ns = seen_s * SECOND_NS
+    behind = call(0) | {"start_ns": 9 * SECOND_NS}
+    others = left(0, [behind], "peer is gone", 10, failed=True), left(2, [call(0)], "timeout", 6, failed=True)
+    failed, lines = judged(*others, killed)
+    assert failed == ((1,) if seen_s < 6 else (0,))
+    killed_in = "rank 1 was killed (signal 9) in all_reduce 0 of dp, step 0, for which rank 0 had not come"
+    late = "rank 0 came to all_reduce 0 of dp 3.000 s after others had given up"
+    assert lines[0][1].startswith(killed_in if seen_s < 6 else late)
+
+
+def test_who_is_killed_while_it_waits_is_named_with_whom_it_waited_for() -> None:
+    """The launcher ends all others, and the one that had not come was alive."""
+    sent_away = Ended(status=-15, signals_sent=(15,))
+    ranks = [left(0, [call(0), call(1)], ended=KILLED), left(1, [call(0), call(1)], ended=sent_away)]
+    ranks.append(left(2, [call(0)], ended=sent_away))
+    for one in ranks:
+        one.seen_ns = 4 * SECOND_NS
+    said = "rank 0 was killed (signal 9) in all_reduce 1 of dp, step 0, for which rank 2 had not come; "
+    assert judged(*ranks) == ((0,), [("failure", said + "rank 1 waited in all_reduce 1")])
+    # A crash may be how a rank gives up, as NCCL's watchdog does: that is a hang.
+    ranks[0].ended_by = Ended(status=-6)
+    failed, lines = judged(*ranks)
+    assert (failed, [label for label, _ in lines]) == ((), ["hang"])
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_ranks_whose_links_broke_name_nobody(*, same: bool) -> None:
+    texts = ["reset by peer"] * 3 if same else ["reset by peer", "closed by peer", "broken pipe"]
+    ranks = [left(rank, [call(0)], text, 2 + rank, failed=True) for rank, text in enumerate(texts)]
+    failed, lines = judged(*ranks)
+    assert failed == ()
+    assert [label for label, _ in lines] == ["failure"]
+    assert lines[0][1].endswith(": no rank is known to have gone first")
+    # Of whom no call had failed is another matter.
+    assert judged(left(0, [call(0)], "no such file", 4), *ranks[1:])[0] == (0,)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.traces.unpacked import decode, taken_apart
 
-from foretrace.traces.pack import LARGE, Pack, decode, smallest, taken_apart, tick_ns, to_ticks
+from foretrace.traces.pack import LARGE, Pack, smallest, tick_ns, to_ticks
 
 DTYPES = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "float64")
 

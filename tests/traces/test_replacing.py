@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from foretrace.traces.errors import RunError
-from foretrace.traces.replacing import check_can_write, replacing
+from foretrace.cli import main
+from foretrace.traces.errors import LeftoverWarning, RunError
+from foretrace.traces.info import Process
+from foretrace.traces.private import is_private
+from foretrace.traces.replacing import check_can_write, replacing, scratch_folder
+from foretrace.traces.run import Run
 
 
 def written(target: Path, text: str) -> None:
@@ -34,6 +42,18 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None
         written(target, "half of it \ud800")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_full_disk_is_said_of_the_file_that_has_no_room(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=re.escape(str(target))):
+            written(target, "x" * 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -84,8 +104,82 @@ def test_folders_on_the_way_are_made_and_a_file_among_them_is_named(tmp_path: Pa
     assert list(target.parent.iterdir()) == [target]
 
 
-@pytest.mark.parametrize("target", ["folder", "/proc/x.html"])
+@pytest.mark.parametrize("target", ["folder", "/proc/x.html", "/"])
 def test_what_can_be_no_file_is_known_before(target: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(RunError, match="cannot write"):
         check_can_write(tmp_path / target)
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    with replacing(target) as fresh, scratch_folder(target) as scratch:
+        fresh.write_text("new")
+        own, gone = f"-{os.getpid()}-", "-4194304-"  # above every pid
+        dead = [tmp_path / one.name.replace(own, gone) for one in (fresh, scratch)]
+        dead[0].write_text("half of it")
+        (dead[1] / "spans").mkdir(parents=True)
+        others = {
+            tmp_path / fresh.name.replace("page", "other").replace(own, gone),
+            tmp_path / fresh.name.replace(own, f"-{10**30}-"),
+            tmp_path / ".page.html.mine.tmp",
+        }
+        for other in others:
+            other.touch()
+        with scratch_folder(target):
+            assert not any(one.exists() for one in dead)
+            assert fresh.exists()
+            assert scratch.exists()
+            assert scratch.stat().st_mode & 0o777 == 0o700
+    assert {*tmp_path.iterdir()} == {target, *others}
+
+
+@pytest.mark.parametrize("namespace", ["pid:[1]@own", "pid:[4026531836]@other", ""])
+def test_what_another_machine_of_the_same_name_left_is_named(
+    tmp_path: Path, namespace: str, pipeline_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One container or start of a machine cannot know which processes of another one live."""
+    target = tmp_path / "page.html"
+    monkeypatch.setattr(Process, "here", lambda: Process(host="node", namespace=namespace, pid=4194304))
+    with replacing(target) as fresh:
+        fresh.write_text("new")
+        monkeypatch.setattr(Process, "here", lambda: Process(host="node", namespace="pid:[1]@x", pid=1))
+        with pytest.warns(LeftoverWarning, match=rf"{fresh.name} is written on node, which cannot"):
+            written(target, "newer")
+        with warnings.catch_warnings(action="error"):
+            written(target, "newest")  # where warnings are errors, it is written all the same
+        done = CliRunner().invoke(main, ["report", str(pipeline_run.path), "-o", str(target)])
+        assert (done.exit_code, done.stderr.count("\n")) == (0, 1)
+        assert done.stderr.startswith(f"warning: {fresh} is written on node,")
+        assert fresh.exists()
+
+
+def test_one_start_of_a_machine_is_told_from_another() -> None:
+    here = Process.here()
+    assert here.namespace == Process.here().namespace
+    assert here.namespace.startswith("pid:[")
+    assert here.namespace.endswith(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+
+
+def test_a_name_as_long_as_names_may_be_is_written(tmp_path: Path) -> None:
+    target = tmp_path / ("\N{FIRE}" * 62)  # 248 bytes of 255
+    check_can_write(target)
+    written(target, "new")
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_what_others_could_change_is_not_private(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "open" / "own" / "library.so"
+    file.parent.mkdir(parents=True, mode=0o700)
+    file.touch(mode=0o600)
+    assert is_private(file)
+    linked = tmp_path / "linked"
+    linked.symlink_to(tmp_path / "open")
+    tmp_path.joinpath("open").chmod(mode)
+    os.chown(tmp_path / "open", -1, 1) if os.getuid() == 0 else None
+    whose = os.getuid() == 0 or mode == 0o777
+    assert is_private(file) is not whose
+    assert is_private(linked / "own" / "library.so") is not whose
+    tmp_path.joinpath("open").chmod(0o1777)
+    assert is_private(file)

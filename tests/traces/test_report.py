@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.traces.unpacked import decode
 
 from foretrace.traces.analysis.metrics import breakdown, summarize
 from foretrace.traces.compare import compare
 from foretrace.traces.errors import ReportError, RunError
 from foretrace.traces.info import RunInfo
-from foretrace.traces.pack import decode
 from foretrace.traces.report.html import report_html, write_report
 from foretrace.traces.report.view import NO_SEQUENCE
 from foretrace.traces.run import Run

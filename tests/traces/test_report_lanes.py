@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from foretrace.traces.analysis.activity import activity
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.info import RunInfo
+from foretrace.traces.report.areas import painted, share_of_bins
 from foretrace.traces.report.cells import COMPUTE_LANE, RankStep, rank_step
 from foretrace.traces.report.kinds import Kinds
 from foretrace.traces.report.labels import Labels
-from foretrace.traces.report.lanes import compute_lane
+from foretrace.traces.report.lanes import STREAM, compute_lane
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import timeline
@@ -107,7 +108,10 @@ def test_hidden_communication_is_that_of_the_breakdown(tmp_path: Path, spans: li
     run = opened(tmp_path, spans)
     done, _ = taken_apart(run)
     hidden = dict.fromkeys(breakdown(run)[0].hidden_ns, 0)
-    for (axis, _, _), cells in done.lanes.items():
+    for (axis, direction, _), cells in done.lanes.items():
+        if direction == STREAM:
+            assert not cells.hidden_ns.any()
+            continue
         if axis:
             hidden[axis] += int(cells.hidden_ns.sum())
             assert (cells.waited_ns + cells.hidden_ns <= cells.end_ns - cells.start_ns).all()
@@ -130,6 +134,29 @@ def test_passes_only_swallow_short_gaps_between_like_work(
         assert done.kind[before] == done.kind[after] == kind[i]
         assert done.microbatch[before] == done.microbatch[after]
         assert done.compute.start_ns[after] - done.compute.end_ns[before] <= longest_ns
+
+
+@SLOW
+@given(rows(), st.integers(1, 40))
+def test_bins_hold_the_time_of_each_kind_and_are_painted_as_much(
+    tmp_path: Path, spans: list[dict[str, Any]], n_bins: int
+) -> None:
+    done, _ = taken_apart(opened(tmp_path, spans))
+    n_kinds = 1 + int(done.kind.max())
+    shares = share_of_bins(done, np.linspace(0, LENGTH_NS, n_bins + 1), n_kinds)
+    assert shares.sum(axis=1) == pytest.approx(np.ones(n_bins), abs=1e-5)
+    time = shares.sum(axis=0) * LENGTH_NS / n_bins
+    of = dict(done.parts_ns())
+    assert time == pytest.approx([*(of.get(kind, 0) for kind in range(n_kinds)), 10], abs=1e-3)
+    kind = painted(shares[:, np.newaxis])[0]
+    assert (shares[np.arange(n_bins), kind] > 0).all()
+    assert np.abs(np.bincount(kind, minlength=n_kinds + 1) - shares.sum(axis=0)).max() <= 2
+
+
+def test_what_covers_a_third_of_every_bin_is_painted_in_a_third_of_them() -> None:
+    shares = np.broadcast_to([2 / 3, 1 / 3], (300, 1, 2))
+    for part in (shares, shares[:30], shares[:3]):
+        assert (painted(part) == 1).sum() == len(part) // 3
 
 
 def test_overlapping_spans_of_a_stream_get_lanes_of_their_own(tmp_path: Path) -> None:

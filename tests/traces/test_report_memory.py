@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.traces.unpacked import decode
 
+from foretrace.traces.analysis.memory import Curve, curves
 from foretrace.traces.info import RunInfo
-from foretrace.traces.pack import Pack, decode
-from foretrace.traces.report.memory import Curve, curves, held_where, pack_memory
+from foretrace.traces.pack import Pack
+from foretrace.traces.report.memory import held_where, pack_memory
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import MEMORY, timeline

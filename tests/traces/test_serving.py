@@ -5,24 +5,28 @@ import http.client
 import json
 import re
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.traces.unpacked import taken_apart
 
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.errors import RunError, ServeError
 from foretrace.traces.info import RunInfo
-from foretrace.traces.pack import Pack, taken_apart
+from foretrace.traces.pack import Pack
 from foretrace.traces.report.document import document
 from foretrace.traces.report.findings import findings_entry
 from foretrace.traces.run import Run
 from foretrace.traces.serving import runs as serving_runs
 from foretrace.traces.serving.runs import Runs
-from foretrace.traces.serving.server import Answer, Server, page
+from foretrace.traces.serving.server import LOOPBACK, MOST_CONNECTIONS, Answer, Gone, Query, Server, page
 from foretrace.traces.store import write_run
 from foretrace.traces.timeline import timeline
 
@@ -209,13 +213,15 @@ def test_a_long_answer_keeps_nobody_waiting_for_another(folder: Path) -> None:
 
     answers: list[bytes] = []
     asks = [
-        threading.Thread(target=lambda: answers.append(runs._kept("overview", {"run": "many"}, slow).body))
+        threading.Thread(
+            target=lambda: answers.append(runs._kept("overview", Query({"run": "many"}), slow).body)
+        )
         for _ in range(2)
     ]
     for one in asks:
         one.start()
     assert begun.wait(20)
-    assert runs.routes()["/document"]({"run": "many"}).body[4:].startswith(b"{")
+    assert runs.routes()["/document"](Query({"run": "many"})).body[4:].startswith(b"{")
     assert answers == []
     go_on.set()
     for one in asks:
@@ -258,3 +264,102 @@ def test_a_folder_of_any_name_is_listed_as_text_and_opens(
         assert status == 200
         assert b"<script>alert" not in report
         server.shutdown()
+
+
+def test_two_hundred_at_once_are_answered_while_others_say_nothing(tmp_path: Path) -> None:
+    n_threads = threading.active_count()
+    with Server(Runs(tmp_path).routes()) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        at = (LOOPBACK, server.server_port)
+        silent = [socket.create_connection(at) for _ in range(MOST_CONNECTIONS + 50)]
+        for one in silent:
+            one.sendall(b"GET / HTTP/1.1\r\nHo")
+        with ThreadPoolExecutor(200) as asking:
+            found = list(asking.map(lambda _: Client(server).get("/")[0], range(200)))
+        assert found == [200] * 200
+        assert threading.active_count() <= n_threads + 1 + MOST_CONNECTIONS
+        server.shutdown()
+    for one in silent:
+        one.close()
+
+
+def test_who_says_nothing_for_long_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretrace.traces.serving.server.MOST_SILENT_S", 0.2)
+    with Server(Runs(tmp_path).routes()) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with socket.create_connection((LOOPBACK, server.server_port)) as slow:
+            slow.settimeout(20)
+            slow.sendall(b"GET / HTTP/1.1\r\nHo")
+            assert slow.recv(1) == b""
+        server.shutdown()
+
+
+def test_nothing_is_worked_out_for_who_has_gone() -> None:
+    busy = threading.Lock()
+    ours, theirs = socket.socketpair()
+    query = Query({}, ours)
+    with query.holding(busy):
+        query.check()
+    theirs.close()
+    with busy, pytest.raises(Gone), query.holding(busy):
+        pass
+    with pytest.raises(Gone), query.holding(busy):
+        pass
+    assert not busy.locked()
+    ours.close()
+
+
+@pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/1.0"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_work_goes_on_for_who_only_says_no_more_and_ends_for_who_has_gone(
+    protocol: str, *, is_there: bool
+) -> None:
+    """Both look alike until something is sent: the answer of the first is whole all the same."""
+    asked, said = threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    def long(query: Query) -> Answer:
+        asked.set()
+        assert said.wait(20)
+        try:
+            for _ in range(20 if is_there else 1000):
+                query.check()
+                time.sleep(0.02)
+        except Gone:
+            ended.append("gone")
+            raise
+        ended.append("answered")
+        return page("x" * 3_000_000)
+
+    with Server({"/": long}) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with socket.create_connection((LOOPBACK, server.server_port)) as client:
+            client.settimeout(20)
+            client.sendall(f"GET / {protocol}\r\nHost: {LOOPBACK}:{server.server_port}\r\n\r\n".encode())
+            assert asked.wait(20)
+            if is_there:
+                client.shutdown(socket.SHUT_WR)
+                said.set()
+                answer = http.client.HTTPResponse(client)
+                answer.begin()
+                assert (answer.status, answer.read()) == (200, b"x" * 3_000_000)
+        said.set()
+        until = time.monotonic() + 20
+        while not ended and time.monotonic() < until:
+            time.sleep(0.02)
+        server.shutdown()
+    assert ended == ["answered" if is_there else "gone"]
+
+
+def test_a_run_whose_files_lie_elsewhere_is_refused(tmp_path: Path, pipeline_run: Run) -> None:
+    served = tmp_path / "served"
+    shutil.copytree(pipeline_run.path, served / "own")
+    shutil.move(served / "own" / "spans", tmp_path / "elsewhere")
+    (served / "own" / "spans").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="spans leads out of the folder"):
+        Runs(served).run("own")
+    assert "leads out of the folder" in Runs(served).listing()
+    shutil.move(tmp_path / "elsewhere", served / ".inside")
+    (served / "own" / "spans").unlink()
+    (served / "own" / "spans").symlink_to(served / ".inside")
+    assert Runs(served).run("own").stored_ranks == pipeline_run.stored_ranks

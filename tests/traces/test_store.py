@@ -16,6 +16,7 @@ from tests.traces.made_runs import info, some
 from foretrace.traces.errors import RunError, TimelineError
 from foretrace.traces.info import Clock, RunInfo
 from foretrace.traces.layout import Layout
+from foretrace.traces.sealed import write_file
 from foretrace.traces.store import SpanWriter, open_run, write_info, write_run
 from foretrace.traces.timeline import MEMORY, TIMELINE, timeline
 
@@ -119,8 +120,7 @@ def _remember(path: Path, rank: int, sizes: list[int]) -> Path:
     }
     target = path / "ranks" / f"rank-{rank:05d}.memory.arrow"
     target.parent.mkdir(exist_ok=True)
-    with ipc.new_file(str(target), MEMORY) as writer:
-        writer.write_table(pa.table(columns).cast(MEMORY))
+    write_file(target, MEMORY, [pa.table(columns)])
     return target
 
 

@@ -177,7 +177,7 @@ def test_what_a_user_gets_wrong_is_one_line(tmp_path: Path) -> None:
     for args, message in (
         (("analyze", tmp_path / "missing"), "does not exist"),
         (("analyze", tmp_path / "notes.txt"), "is not a run"),
-        (("analyze", tmp_path / "broken"), "not complete JSON"),
+        (("analyze", tmp_path / "broken"), "is not JSON"),
         (("compare", run, tmp_path / "missing"), "does not exist"),
         (("export", run, "-o", tmp_path / "t.xls"), "does not say its format"),
         (("export", run, "-o", tmp_path / "t.csv", "--ranks", "x"), "is not a list of ranks"),

@@ -6,7 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.traces.errors import RunError
-from foretrace.traces.replay.waves import Edges, waves
+from foretrace.traces.replay.waves import Edges, Graph
+
+
+def edges_of(after: list[int], before: list[int]) -> Edges:
+    return Edges.of(np.array(after, np.int64), np.array(before, np.int64))
 
 
 @st.composite
@@ -29,11 +33,11 @@ def numbered(named: list[int]) -> list[int]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(graph=graphs())
+@given(case=graphs())
 def test_waves_end_spans_when_playing_them_one_by_one_does(
-    graph: tuple[int, list[tuple[int, int]], list[int], list[float]],
+    case: tuple[int, list[tuple[int, int]], list[int], list[float]],
 ) -> None:
-    n, edges, named, work = graph
+    n, edges, named, work = case
     instance = numbered(named)
     start, end = [0.0] * n, [0.0] * n
     for _ in range(n):  # until nothing changes: as deep as there are spans
@@ -42,29 +46,50 @@ def test_waves_end_spans_when_playing_them_one_by_one_does(
         for row in range(n):
             mates = [m for m in range(n) if instance[m] == instance[row] >= 0] or [row]
             end[row] = max(start[m] for m in mates) + work[row]
-    begun, ended, seen = np.zeros(n), np.zeros(n), []
-    found = waves(n, Edges.of([a for a, _ in edges], [b for _, b in edges]), np.array(instance))
-    for wave in found:
-        seen += wave.rows.tolist()
-        if len(wave.targets):
-            begun[wave.rows[wave.targets]] = np.maximum.reduceat(ended[wave.sources], wave.offsets)
-        ended[wave.singles] = begun[wave.singles] + np.array(work)[wave.singles]
-        if len(wave.members):
-            arrived = np.maximum.reduceat(begun[wave.members], wave.bounds)
-            ended[wave.members] = np.repeat(arrived, wave.sizes) + np.array(work)[wave.members]
-    assert sorted(seen) == list(range(n))
-    assert begun.tolist() == start
-    assert ended.tolist() == end
+    graph = Graph(n, edges_of([a for a, _ in edges], [b for _, b in edges]), np.array(instance), chains=False)
+    each = np.arange(n)  # a step of its own, so that all ends are told
+    assert graph.played(np.array(work)[:, None], np.zeros(n, np.int64), each)[:, 0].tolist() == end
+    assert graph.n_waves <= n
+
+
+@settings(max_examples=300, deadline=None)
+@given(graph=graphs())
+def test_chains_take_as_long_as_their_spans_one_by_one(
+    graph: tuple[int, list[tuple[int, int]], list[int], list[float]],
+) -> None:
+    n, pairs, named, work = graph
+    edges, instance = edges_of([a for a, _ in pairs], [b for _, b in pairs]), np.array(numbered(named))
+    work_ns, first_ns, step = np.array([work, [1.0] * n]).T, np.array([5]), np.zeros(n, np.int64)
+    chains, alone = Graph(n, edges.reduced(n), instance), Graph(n, edges, instance, chains=False)
+    assert (
+        chains.played(chains.summed(work_ns), first_ns, step).tolist()
+        == alone.played(work_ns, first_ns, step).tolist()
+    )
+
+
+def test_what_follows_one_another_is_one_chain() -> None:
+    """A communication that only one span takes part in is a link, too; the edge from 0 to 2 says nothing."""
+    graph = Graph(4, edges_of([1, 2, 2, 3], [0, 1, 0, 2]).reduced(4), np.array([-1, 0, -1, -1]))
+    assert graph.head.tolist() == [0]
+    assert graph.n_waves == 1
 
 
 def test_a_circle_is_refused() -> None:
     """0 waits for 1, whose communication waits for 2, which waits for 0; 1 itself starts."""
-    edges = Edges.of([0, 2], [1, 0])
-    with pytest.raises(RunError, match="2 spans of a step wait for one another in a circle"):
-        waves(3, edges, np.array([-1, 0, 0]))
+    edges = edges_of([0, 2], [1, 0])
+    for chains in (False, True):
+        with pytest.raises(RunError, match="wait for one another in a circle"):
+            Graph(3, edges, np.array([-1, 0, 0]), chains=chains)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_a_chain_that_bites_its_tail_is_refused(n: int) -> None:
+    edges = edges_of(list(range(n)), [(row + 1) % n for row in range(n)])
+    with pytest.raises(RunError, match=f"^{n} spans of a step wait"):
+        Graph(n + 1, edges.reduced(n), np.full(n + 1, -1))
 
 
 def test_what_depends_on_nothing_starts_when_it_may() -> None:
     """The latest end of what a span depends on, and what is given where there is nothing."""
-    edges = Edges.of([2, 2], [0, 1])
+    edges = edges_of([2, 2], [0, 1])
     assert edges.latest(3, np.array([4, 7, 9]), np.array([1, 1, 1])).tolist() == [1, 1, 7]

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from foretrace.topologies.catalog.aliases import ALIASES, DEVICES, plain
+from foretrace.topologies.catalog.aliases import ALIASES, DEVICES, WITHOUT, plain
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
 from foretrace.topologies.errors import CatalogError, TopologyError
@@ -120,7 +120,8 @@ def device_named(hardware: str) -> Device:
 def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]:
     """Return the tables of a file over those of the entry of *folder* that its ``base`` names.
 
-    A machine with another device than its base has no price: that of the base is not its own.
+    A machine with another device than its base has no price and no power, and a device not the limit of its
+    base: these are of the one board alone. Trays are those of nodes of one size.
     """
     if (base := table.pop("base", None)) is None:
         return table
@@ -128,8 +129,12 @@ def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]
         raise CatalogError(f"base = {base!r}: a base is a name of the catalogue, not a file")
     path = _machine(str(base)) if what == "cluster" else _find(folder, str(base), what)
     below = _with_base(read_toml(path), folder, what)
-    if "device" in table:
-        below.pop("price_per_gpu", None)
+    own = {"device": ["power_limit"], "cluster": []}.get(what, [])
+    if what == "cluster":
+        own += ["price_per_gpu", "node_power"] if "device" in table else []
+        own += ["gpus_per_tray"] if "gpus_per_node" in table else []
+    for key in own:
+        below.pop(key, None)
     return _over(below, table)
 
 
@@ -174,6 +179,12 @@ def _machine(name: str) -> Path:
             f"{name!r} is a device, and no machine of the catalogue has it: give a TOML file with "
             f'device = "{wanted}", docs/topologies.md has one of ten lines'
         )
+    for pattern, what, missing in WITHOUT:
+        if re.search(pattern, wanted):
+            raise CatalogError(
+                f"no cluster {name!r} in the catalogue: no source was found for {missing}, and peaks alone "
+                f"do not price a step on {what}; a TOML file with figures measured on it would work"
+            )
     named = difflib.get_close_matches(wanted, [*known, *ALIASES], n=9, cutoff=0.7)
     near = list(dict.fromkeys(ALIASES.get(one, one) for one in named))[:3]
     hint = _hint(near, known, "cluster")

@@ -117,6 +117,14 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 """Other names of machines of the catalogue, as ``plain`` writes them."""
 
 
+WITHOUT: Final = (
+    (r"tpu|v5p|v6e|trillium", "TPUs", "times of XLA's kernels and of collectives on their torus"),
+    (r"trn[12]|trainium|inf2", "Trainium", "times of the Neuron compiler's kernels and of its collectives"),
+    (r"gaudi", "Gaudi", "times of its kernels and of its collectives"),
+)
+"""Machines that people ask for and that are not there: names, what they are, what no source was found for."""
+
+
 DEVICES: Final = (
     (r"gb300", "gb300"),
     (r"gb200", "gb200"),

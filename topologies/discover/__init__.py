@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from foretrace.door import read_text
 from foretrace.topologies.discover.found import Wiring
 from foretrace.topologies.discover.machine import to_toml
 from foretrace.topologies.discover.matrix import from_matrix
 from foretrace.topologies.discover.nccl_xml import from_xml
 from foretrace.topologies.errors import CatalogError
+
+MOST_LINKS = 100_000  # Gb/s of a NIC; NVLinks of a GPU are some tens
+MOST_BYTES = 1 << 24  # what NCCL writes of a node is some ten kilobytes
 
 __all__ = ["Wiring", "discover", "to_toml"]
 
@@ -20,14 +24,7 @@ def discover(path: str | Path) -> Wiring:
         CatalogError: it cannot be read, is neither, is cut off, or says in words what should be a number.
     """
     path = Path(path)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CatalogError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise CatalogError(
-            f"{path} is not text; give NCCL_TOPO_DUMP_FILE's XML or `nvidia-smi topo -m`"
-        ) from None
+    content = read_text(path, CatalogError, MOST_BYTES)
     try:
         found = from_xml(content, path) if content.lstrip().startswith("<") else from_matrix(content)
     except ValueError as error:
@@ -38,4 +35,7 @@ def discover(path: str | Path) -> Wiring:
         raise CatalogError(f"{path}: a count or speed is not a number: {error}") from None
     if not found.n_gpus:
         raise CatalogError(f"{path} names no GPU: give NCCL_TOPO_DUMP_FILE's XML or `nvidia-smi topo -m`")
+    counts = [*found.to_switch.values(), *found.between.values(), *found.nics]
+    if wrong := [count for count in counts if not 0 <= count <= MOST_LINKS]:
+        raise CatalogError(f"{path}: {wrong[0]:.3g} links, or Gb/s, of one GPU: from 0 to {MOST_LINKS:,}")
     return found

@@ -78,7 +78,7 @@ def _gpu_links(found: Wiring, card: Device) -> tuple[list[str], list[str]]:
     if meant is None:
         raise CatalogError(f"NVLinks between GPUs that have none ({card.name}); give --device")
     link, width, _ = meant
-    if found.to_switch and len(set(found.to_switch.values())) == 1 and not found.between:
+    if len(found.to_switch) == found.n_gpus and len(set(found.to_switch.values())) == 1 and not found.between:
         links = found.to_switch[0]
         return [f"{_intra(link, links * width)} # {links} NVLinks from each GPU to switches"], []
     if named := _named(found, link, width, pcie):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from foretrace.door import json_text
 from foretrace.tracer.errors import RecordError, need_torch
 from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
@@ -20,7 +20,6 @@ from foretrace.traces.report.format import format_share
 if TYPE_CHECKING:
     from foretrace.tracer.bench.kernels import Bench, Kernel
 
-WIDTH: Final = 140  # columns of the table of kernels, wherever it goes
 TWO_DIGITS: Final = 10  # percent from which whole ones have two digits
 
 DIRECTIONS: Final = {
@@ -108,7 +107,7 @@ def kernels(
     _write(measured, output, device_file)
     promised = _promised(ctx, against or measured.hardware, measured.kernels, is_asked=bool(against))
     if as_json:
-        click.echo(json.dumps(_document(measured, promised, output, device_file)))
+        click.echo(json_text(_document(measured, promised, output, device_file)))
         return
     _show(measured, promised)
     on = "" if device == "cuda" else f" --device {device_file or 'DEVICE'}"
@@ -119,7 +118,6 @@ def kernels(
 
 
 def _write(measured: Bench, output: Path | None, device_file: Path | None) -> None:
-    """Write what was *measured* to the table *output* and the *device_file*, if they are given."""
     from foretrace.tracer.bench.device import to_toml
     from foretrace.tracer.bench.kernels import write_table
     from foretrace.traces.writer import write_atomically
@@ -172,27 +170,28 @@ def _document(
 
 
 def _show(measured: Bench, promised: Any) -> None:
-    """Print a row per kernel: what it was, its time and rate, and the share of what is promised."""
-    from rich.console import Console
-    from rich.table import Table
-
     dtypes = sorted({one.dtype for one in measured.kernels})
     plural = "" if measured.threads == 1 else "s"
     threads = f", {measured.threads} thread{plural}" if measured.device == "cpu" else ""
     click.echo(f"{measured.hardware}, torch {measured.torch}{threads}, {' and '.join(dtypes)}")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("kernel", "direction", "shape", "how"):
-        table.add_column(name, no_wrap=True)
-    for name in ("µs", "rate", *(("promised µs", "reached") if promised else ())):
-        table.add_column(name, justify="right", no_wrap=True)
+    head = [
+        "kernel",
+        "direction",
+        "shape",
+        "how",
+        "µs",
+        "rate",
+        *(("promised µs", "reached") if promised else ()),
+    ]
+    rows = []
     times: Sequence[float | None] = promised.times_us if promised else [None] * len(measured.kernels)
     for one, time_us in zip(measured.kernels, times, strict=True):
         cells = [one.kernel, DIRECTIONS.get(one.direction, one.direction), _shape(one), _how(one)]
         cells += [f"{one.time_us:,.1f}", _rate(one)]
         if promised:
             cells += ["-", "-"] if time_us is None else [f"{time_us:,.1f}", _percent(time_us / one.time_us)]
-        table.add_row(*cells)
-    Console(width=WIDTH, emoji=False).print(table)
+        rows.append(cells)
+    _table(head, rows, n_words=4)
     if promised:
         _verdict(measured, promised)
     else:
@@ -300,7 +299,6 @@ def collectives(
 
     Exit status 1 if a link or a rank is slow: 1.5 times the median.
     """
-    from foretrace.tracer.bench.cli import parse_sizes
     from foretrace.tracer.bench.world import measured
 
     options = {"sizes": parse_sizes(sizes), "repeats": repeats}
@@ -318,7 +316,7 @@ def collectives(
         found["against"] = against
     is_slow = any(row["is_slow"] for row in (*found["links"], *found["ranks"]))
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json_text(found))
     else:
         _show_network(found)
     ctx.exit(1 if is_slow else 0)
@@ -347,14 +345,13 @@ def clock(ctx: click.Context, *, processes: int, seconds: float, as_json: bool) 
     if found is None:
         return
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json_text(found))
     else:
         _show_clock(found)
     ctx.exit(1 if any(row["is_coarse"] for row in found["ranks"]) else 0)
 
 
 def _show_network(found: Mapping[str, Any]) -> None:
-    """Print a row per collective, then what is slow."""
     click.echo(f"{found['n_ranks']} ranks, {found['backend']}, torch {found['torch']}")
     promised = "against" in found
     head = ["collective", "size", "time µs", "busbw GB/s", *(["promised µs", "reached"] if promised else [])]
@@ -394,7 +391,6 @@ def _show_network(found: Mapping[str, Any]) -> None:
 
 
 def _show_clock(found: Mapping[str, Any]) -> None:
-    """Print a row per rank."""
     rows = []
     for row in found["ranks"]:
         verdict = "same clock: this is the error" if row["shares_clock"] else "ok"
@@ -411,12 +407,12 @@ def _show_clock(found: Mapping[str, Any]) -> None:
     _table(["rank", "host", "offset µs", "uncertainty µs", "drift µs/s", ""], rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], n_words: int = 2) -> None:
     """Print *rows* under *head*: words to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for cells in (head, *rows):
         line = [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
+            cell.ljust(width) if i < n_words else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         click.echo("  ".join(line).rstrip())

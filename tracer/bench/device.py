@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Final
 
@@ -105,7 +105,7 @@ def device_of(measured: Bench) -> DeviceFigures:
         memory_bytes_per_s=bandwidth,
         launch_s=launch_s,
         peaks={products[0].dtype: peak},
-        gemm_efficiency=min(1.0, 1 / (slope * peak)),
+        gemm_efficiency=1 / max(1.0, slope * peak),  # on a busy machine the line may even fall
         gemm_latency_s=latency_s,
         gemm_memory_fraction=min(1.0, max(max(one.gb_per_s for one in products) * 1e9 / bandwidth, 0.5)),
         memory_fraction=min(1.0, moved / taken * 1e9 / bandwidth),
@@ -166,24 +166,26 @@ def _attention(kernels: Sequence[Kernel], direction: str) -> float:
 GEMM_MEMORY_FRACTION: Final = 0.8
 """Share of memory bandwidth that a product reaches, taken where it was not measured."""
 
+SOURCES: Final = {
+    **dict.fromkeys(("peak", "gemm"), "gemm"),
+    **dict.fromkeys(("launch", "latency"), "operation"),
+    "memory": "machine",
+    "bandwidth": "bandwidth",
+    "gemm_memory": "assumed",
+    "memory_bound": "adamw",
+    "attention": "attention",
+}
+"""By figure of a process, the key of its source."""
+
+SAID_OF_PROCESS: Final = (
+    *("gemm_efficiency", "gemm_latency_s", "memory_bytes_per_s", "memory_fraction"),
+    *("attention_forward", "attention_backward"),
+)
+"""Figures of a process that have one name here and in what `Measured.describe` returns."""
+
 TIME_SLICE: Final = "0.75 ms"
 """Wait of a message for a receiver without a core, where no more processes than cores were measured. Four
 processes on two cores of an AMD EPYC waited 0.4 to 1.4 ms per step of a ring."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
-    """What one process computes, single-threaded, in float32."""
-
-    peak_flops_per_s: float  # rate of the fastest product
-    gemm_efficiency: float  # e of ``t = 2mnk / (e P) + t0`` over ``GEMM_SHAPES``
-    gemm_latency_s: float  # t0 of it
-    memory_bytes_per_s: float  # ``x + 1`` in place on an array that no cache holds, read and write counted
-    memory_fraction: float  # share of it that AdamW and element-wise operations of a small model reach
-    operation_s: float  # a tiny operation, forward or backward
-    # causal attention over the peak, masked half not counted
-    attention_forward: float
-    attention_backward: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +196,7 @@ class Measured:
     cores: int  # processor cores that they may use
     memory_bytes: int  # memory of the machine
     torch: str  # version of torch
-    compute: Compute  # rates of one process while as many processes compute as there are cores
+    process: DeviceFigures  # one process, while as many processes compute as there are cores
     # by operation and number of ranks, the time at each of ``SIZES_BYTES``
     times_s: Mapping[str, Mapping[int, Sequence[float]]]
 
@@ -210,16 +212,20 @@ class Measured:
 
     def describe(self) -> dict[str, Any]:
         """Return every figure in plain JSON types."""
+        c, found = self.process, asdict(self)
+        del found["process"]
+        compute = {name: getattr(c, name) for name in SAID_OF_PROCESS}
+        compute |= {"peak_flops_per_s": c.peaks["fp32"], "operation_s": c.launch_s}
         times = {kind: {str(n): list(t) for n, t in rows.items()} for kind, rows in self.times_s.items()}
-        return {**asdict(self), "times_s": times, "sizes_bytes": list(SIZES_BYTES)}
+        return found | {"compute": compute, "times_s": times, "sizes_bytes": list(SIZES_BYTES)}
 
     def lines(self) -> list[str]:
         """Return what a person wants to know, in a few lines."""
-        c = self.compute
+        c = self.process
         element_wise = format_share(c.memory_fraction, ".0f")
         found = [
             f"{self.cores} cores, {self.memory_bytes / 1e9:.0f} GB, torch {self.torch}",
-            f"one process: {c.peak_flops_per_s / 1e9:.0f} GFLOP/s, {c.operation_s * 1e6:.0f} µs an operation",
+            f"one process: {c.peaks['fp32'] / 1e9:.0f} GFLOP/s, {c.launch_s * 1e6:.0f} µs an operation",
             f"memory: {c.memory_bytes_per_s / 1e9:.1f} GB/s, {element_wise} element-wise",
         ]
         for kind, rows in self.times_s.items():
@@ -241,16 +247,27 @@ def measure(n_processes: int) -> Measured:
     cores = len(os.sched_getaffinity(0))
     options = {"n_computing": min(cores, n_processes)}
     found = started("machine", "gloo", options, n_processes, env={"GLOO_SOCKET_IFNAME": "lo"})
-    compute = Compute(**{name: median(c[name] for c in found["compute"]) for name in Compute.__slots__})
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    figures = ("time_us", "tflops", "gb_per_s")
+    kernels = [
+        Kernel(**rows[0] | {name: median(row[name] for row in rows) for name in figures})
+        for rows in zip(*found["kernels"], strict=True)
+    ]
+    process = device_of(
+        Bench(
+            hardware="cpu-core", device="cpu", torch=found["torch"], threads=1, memory_bytes=memory_bytes,
+            kernels=kernels,
+        )
+    )  # fmt: skip
     times_s = {
         kind: {int(n): _rising(times) for n, times in rows.items()} for kind, rows in found["times_s"].items()
     }
     return Measured(
         n_processes=n_processes,
         cores=cores,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=memory_bytes,
         torch=found["torch"],
-        compute=compute,
+        process=replace(process, gemm_memory_fraction=GEMM_MEMORY_FRACTION, sources=SOURCES),
         times_s=times_s,
     )
 
@@ -270,37 +287,6 @@ def _sent_bytes(kind: str, size_bytes: int, n_ranks: int) -> float:
     return size_bytes * (2 if kind == "all_reduce" else 1) * (n_ranks - 1) / n_ranks
 
 
-def _figures(measured: Measured) -> DeviceFigures:
-    """Return one process as a device."""
-    c = measured.compute
-    return DeviceFigures(
-        name="cpu-core",
-        kind="cpu",
-        memory_bytes=measured.memory_bytes,
-        memory_bytes_per_s=c.memory_bytes_per_s,
-        launch_s=c.operation_s,
-        peaks={"fp32": c.peak_flops_per_s},
-        gemm_efficiency=c.gemm_efficiency,
-        gemm_latency_s=c.gemm_latency_s,
-        gemm_memory_fraction=GEMM_MEMORY_FRACTION,
-        memory_fraction=c.memory_fraction,
-        memory_latency_s=c.operation_s,
-        attention_forward=c.attention_forward,
-        attention_backward=c.attention_backward,
-        sources={
-            "memory": "machine",
-            "bandwidth": "bandwidth",
-            "launch": "operation",
-            "peak": "gemm",
-            "gemm": "gemm",
-            "gemm_memory": "assumed",
-            "memory_bound": "adamw",
-            "latency": "operation",
-            "attention": "attention",
-        },
-    )
-
-
 def machine_toml(measured: Measured) -> str:
     """Return the machine file that ``foretrace simulate --cluster`` takes."""
     crowded = measured.n_processes > measured.cores
@@ -312,7 +298,7 @@ gpus_per_node = {measured.n_processes}
 cores = {{ value = {measured.cores}, source = "machine" }}
 time_slice = {{ value = "{time_slice}", source = "{reason}" }}
 
-{device_toml(_figures(measured), "device")}
+{device_toml(measured.process, "device")}
 [intra]
 kind = "loopback"
 bandwidth = {{ value = "{measured.best_bytes_per_s / 1e9:.3f} GB/s", source = "best" }}
@@ -335,7 +321,6 @@ contained = "the times below were measured with more processes than cores and co
 
 
 def _tables(measured: Measured) -> str:
-    """Return the measured times as the tables of a link."""
     sizes = ", ".join(f'"{size // 1024} KiB"' for size in SIZES_BYTES)
     lines = ["[intra.collectives]", f"sizes = [{sizes}]", ""]
     for kind, rows in measured.times_s.items():

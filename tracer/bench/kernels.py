@@ -45,13 +45,7 @@ def seconds(run: Run, at_least_s: float = MIN_S) -> float:
 
 
 def burst_s(run: Run, device: str, at_least_s: float = MIN_S) -> float:
-    """Return the time of *run* in short bursts with pauses between them.
-
-    Args:
-        run: issues the work; on a GPU it need not wait for it.
-        device: ``"cpu"`` or ``"cuda"``.
-        at_least_s: time to spend on a processor.
-    """
+    """Return the time of *run* in short bursts with pauses between them."""
     if device == "cpu":
         return seconds(run, at_least_s)
     run()
@@ -210,14 +204,14 @@ def cases(sizes: Sizes, device: str, dtype: str) -> Iterator[Case]:
     """Yield everything that is timed."""
     for tokens in sizes.tokens:
         for n_in, n_out in sizes.linears:
-            yield from (_product(device, dtype, (tokens, n_in, n_out), layout) for layout in LAYOUTS)
-    yield from (_product(device, dtype, (side, side, side), "fwd") for side in sizes.squares)
+            yield from (product(device, dtype, (tokens, n_in, n_out), layout) for layout in LAYOUTS)
+    yield from (product(device, dtype, (side, side, side), "fwd") for side in sizes.squares)
     for seq in sizes.sequences:
-        yield from (_attention(sizes, device, dtype, seq, direction) for direction in ("fwd", "bwd"))
+        yield from (attention(sizes, device, dtype, seq, direction) for direction in ("fwd", "bwd"))
     tokens = max(sizes.tokens)
     yield from (_norm(device, dtype, tokens, sizes.hidden, direction) for direction in ("fwd", "bwd"))
     yield _activation(device, dtype, tokens, sizes.ffn_hidden)
-    yield _stream(device, sizes.stream)
+    yield stream(device, sizes.stream)
     yield _optimizer(device, sizes.params)
     yield _launch(device)
 
@@ -229,7 +223,7 @@ def _tensor(device: str, dtype: str, *shape: int, grad: bool = False) -> Any:
     return torch.randn(shape, device=device, dtype=kinds[dtype]).requires_grad_(grad)
 
 
-def _product(device: str, dtype: str, shape: tuple[int, int, int], layout: str) -> Case:
+def product(device: str, dtype: str, shape: tuple[int, int, int], layout: str) -> Case:
     """A product of a linear layer, as autograd calls it: ``x W^T``, ``dy W`` or ``dy^T x``."""
     tokens, n_in, n_out = shape
     m, n, k = {
@@ -253,7 +247,7 @@ def _product(device: str, dtype: str, shape: tuple[int, int, int], layout: str) 
     return Case(row, 2.0 * m * n * k, moved, prepare)
 
 
-def _attention(sizes: Sizes, device: str, dtype: str, seq: int, direction: str) -> Case:
+def attention(sizes: Sizes, device: str, dtype: str, seq: int, direction: str) -> Case:
     """Causal attention of a sequence, ``scaled_dot_product_attention``; the masked half is not counted."""
 
     def prepare() -> Run:
@@ -322,7 +316,7 @@ def _activation(device: str, dtype: str, tokens: int, width: int) -> Case:
     return Case(row, 0.0, 5 * tokens * width * WIDTHS[dtype], prepare)
 
 
-def _stream(device: str, n_elements: int) -> Case:
+def stream(device: str, n_elements: int) -> Case:
     """``x + 1`` in place: one read and one write of every element."""
 
     def prepare() -> Run:
@@ -448,7 +442,6 @@ def _check(device: str, dtype: str) -> None:
 
 
 def _identity(device: str) -> tuple[str, int]:
-    """Return what the device calls itself, and its memory."""
     import torch
 
     if device == "cuda":
@@ -459,7 +452,6 @@ def _identity(device: str) -> tuple[str, int]:
 
 @contextmanager
 def _threads(n: int) -> Iterator[None]:
-    """Let torch compute with *n* threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -471,11 +463,10 @@ def _threads(n: int) -> Iterator[None]:
 
 
 def _measured(case: Case, device: str, name: str, lasting_s: float) -> Iterator[Kernel]:
-    """Yield *case* as timed in bursts, and under lasting load if *lasting_s* is not 0."""
     run = case.prepare()
-    yield _timed(case, burst_s(run, device, CPU_S) / case.repeats, name, "burst")
+    yield timed(case, burst_s(run, device, CPU_S) / case.repeats, name, "burst")
     if lasting_s:
-        yield _timed(case, sustained_s(run, device, lasting_s) / case.repeats, name, "sustained")
+        yield timed(case, sustained_s(run, device, lasting_s) / case.repeats, name, "sustained")
 
 
 def _is_large(case: Case, sizes: Sizes) -> bool:
@@ -485,7 +476,8 @@ def _is_large(case: Case, sizes: Sizes) -> bool:
     )
 
 
-def _timed(case: Case, time_s: float, hardware: str, how: str) -> Kernel:
+def timed(case: Case, time_s: float, hardware: str, how: str) -> Kernel:
+    """Return the row of *case*, which took *time_s*."""
     row = case.row
     return replace(
         row,

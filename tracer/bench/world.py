@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from foretrace.tracer.bench.kernels import line, seconds
+from foretrace.tracer.bench.kernels import SIZES, Case, Kernel, attention, product, seconds, stream, timed
 from foretrace.tracer.clock import machine_id, now_ns, synchronise
 from foretrace.tracer.errors import RecordError, need_torch
 from foretrace.traces.analysis.collectives import bus_factor
@@ -28,6 +29,8 @@ GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2
 
 SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
 """Whole-array sizes at which communication is timed, 1 KiB to 32 MiB."""
+
+ATTENTION: Final = replace(SIZES["cpu"], heads=8, kv_heads=8)  # of a small transformer without shared keys
 
 LINKS: Final = 32  # products, each followed by a sum, in the chain of tiny operations
 
@@ -44,71 +47,35 @@ def measure_machine(n_computing: int) -> dict[str, Any]:
 
     rank, n_processes = dist.get_rank(), dist.get_world_size()
     computed = _gathered(_compute() if rank < n_computing else None)
-    times_s = _communicate(rank, n_processes)
-    return {"compute": [one for one in computed if one is not None], "times_s": times_s}
+    return {"kernels": [one for one in computed if one], "times_s": _communicate(rank, n_processes)}
 
 
-def _compute() -> dict[str, float]:
-    """Return the fields of ``tracer.bench.device.Compute``, measured in this process."""
-    times = {shape: _gemm_s(*shape) for shape in GEMM_SHAPES}
-    flops = {(m, n, k): 2 * m * n * k for m, n, k in GEMM_SHAPES}
-    peak = max(flops[shape] / times[shape] for shape in GEMM_SHAPES)
-    slope, latency_s = line([(flops[shape], times[shape]) for shape in GEMM_SHAPES])
-    bandwidth = _bandwidth()
-    forward, backward = _attention(peak)
-    return {
-        "peak_flops_per_s": peak,
-        "gemm_efficiency": min(1.0, 1 / (slope * peak)),
-        "gemm_latency_s": latency_s,
-        "memory_bytes_per_s": bandwidth,
-        "memory_fraction": min(1.0, _small_bandwidth() / bandwidth),
-        "operation_s": _operation_s(),
-        "attention_forward": min(1.0, forward),
-        "attention_backward": min(1.0, backward),
-    }
+def _compute() -> list[dict[str, Any]]:
+    """Return kernels as this process runs them, in the columns of a table of kernels."""
+    measured = [product("cpu", "fp32", (m, k, n), "fwd") for m, n, k in GEMM_SHAPES]
+    measured += [attention(ATTENTION, "cpu", "fp32", 512, direction) for direction in ("fwd", "bwd")]
+    measured += [stream("cpu", 16_000_000), _optimizer(), _element_wise(), _operation()]
+    return [asdict(timed(one, seconds(one.prepare()) / one.repeats, "cpu-core", "burst")) for one in measured]
 
 
-def _gemm_s(m: int, n: int, k: int) -> float:
-    import torch
-
-    a, b = torch.randn(m, k), torch.randn(k, n)
-    return seconds(lambda: a @ b)
+# What a small model does beside products: tensors are those of a Llama of hidden size 256 with 8 layers on
+# 512 tokens, and none of them is in a cache when its turn comes. Operands are counted once: AdamW reads
+# parameter, gradient and two moments and writes all but the gradient.
 
 
-def _bandwidth() -> float:
-    """Return bytes per second of an operation in place on 64 MB, read and write counted."""
-    import torch
-
-    x = torch.zeros(16_000_000)
-    return float(2 * x.nbytes / seconds(lambda: x.add_(1)))
-
-
-def _small_bandwidth() -> float:
-    """Return bytes per second where a small model does no products: its optimizer and what is element-wise.
-
-    Tensors are those of a Llama of hidden size 256 with 8 layers on 512 tokens, and none of them is in a
-    cache when its turn comes. Operands are counted once: AdamW reads parameter, gradient and two moments and
-    writes all but the gradient.
-    """
-    optimizer_bytes, optimizer_s = _optimizer()
-    passes_bytes, passes_s = _element_wise()
-    return (optimizer_bytes + passes_bytes) / (optimizer_s + passes_s)
-
-
-def _optimizer() -> tuple[int, float]:
-    """Return bytes moved and time of a step of AdamW."""
+def _optimizer() -> Case:
     import torch
 
     shapes = ([(256, 256)] * 2 + [(128, 256)] * 2 + [(704, 256)] * 3) * 8 + [(2048, 256)] * 2
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    optimizer = torch.optim.AdamW(parameters)
-    return 7 * sum(p.nbytes for p in parameters), seconds(optimizer.step)
+    row, moved = Kernel(kernel="optimizer", dtype="fp32"), 7 * sum(p.nbytes for p in parameters)
+    return Case(row, 0.0, moved, lambda: torch.optim.AdamW(parameters).step)
 
 
-def _element_wise() -> tuple[int, float]:
-    """Return bytes moved and time of norms, residuals and gates, forward and backward."""
+def _element_wise() -> Case:
+    """Norms, residuals and gates, forward and backward."""
     import torch
     from torch.nn import functional
 
@@ -126,44 +93,26 @@ def _element_wise() -> tuple[int, float]:
 
     # Norm 2 + 3 passes, sum 3 + 3 with the one of gradients; silu 2 + 3, product 3 + 6, its sum 1 + 1.
     per_layer = 2 * 11 * hidden.nbytes + 16 * gates[0].nbytes
-    return 8 * per_layer, seconds(layers)
+    return Case(Kernel(kernel="norm", dtype="fp32"), 0.0, 8 * per_layer, lambda: layers)
 
 
-def _operation_s() -> float:
-    """Return the time of one tiny operation of a model, forward or backward."""
+def _operation() -> Case:
+    """A tiny operation of a model, forward or backward: one of a chain."""
     import torch
 
-    layers = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(LINKS))
+    parts = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(LINKS))
     x = torch.randn(4, 16, requires_grad=True)
 
     def chain() -> None:
         y = x
-        for layer in layers:
+        for layer in parts:
             y = y + layer(y)
         y.sum().backward()
 
-    return seconds(chain) / (LINKS * OPERATIONS_PER_LINK)
-
-
-def _attention(peak: float) -> tuple[float, float]:
-    """Return the efficiency of causal attention, forward and backward, over *peak* FLOP/s."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    shape = heads, tokens, width = 8, 512, 32
-    q, k, v = (torch.randn(1, *shape, requires_grad=True) for _ in range(3))
-
-    def forward() -> Any:
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    forward_s = seconds(forward)
-    both_s = seconds(lambda: forward().sum().backward())
-    product = 2 * heads * tokens * tokens * width / 2  # half of the scores are masked
-    return 2 * product / (forward_s * peak), 5 * product / (max(both_s - forward_s, 1e-9) * peak)
+    return Case(Kernel(kernel="launch", dtype="fp32"), 0.0, 0.0, lambda: chain, LINKS * OPERATIONS_PER_LINK)
 
 
 def _communicate(rank: int, n_processes: int) -> dict[str, dict[int, list[float]]]:
-    """Return the times of gloo operations by kind, number of ranks and ``SIZES_BYTES``."""
     import torch.distributed as dist
 
     found: dict[str, dict[int, list[float]]] = {}
@@ -172,17 +121,12 @@ def _communicate(rank: int, n_processes: int) -> dict[str, dict[int, list[float]
         for kind in ("all_reduce", "all_gather", "reduce_scatter", *(["p2p"] if n_ranks == 2 else [])):
             dist.barrier()
             if rank < n_ranks:
-                times = [_communication_s(kind, size, n_ranks, group) for size in SIZES_BYTES]
-                found.setdefault(kind, {})[n_ranks] = times
+                share = 0.5 if kind == "p2p" else 1.0  # there and back
+                runs = [(_operation_of(kind, size, n_ranks, group)[0], size) for size in SIZES_BYTES]
+                times = [_times(run, 31 if size < 1 << 20 else 9, together=False) for run, size in runs]
+                found.setdefault(kind, {})[n_ranks] = [share * median(one) for one in times]
         dist.barrier()
     return found
-
-
-def _communication_s(kind: str, size_bytes: int, n_ranks: int, group: Any) -> float:
-    """Return the median time of one operation on a whole array of *size_bytes*, over *n_ranks*."""
-    run, _ = _operation(kind, size_bytes, n_ranks, group)
-    share = 0.5 if kind == "p2p" else 1.0  # there and back
-    return median(_times(run, 31 if size_bytes < 1 << 20 else 9, together=False)) * share
 
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -204,11 +148,15 @@ def measure_network(sizes: Sequence[int], repeats: int) -> dict[str, Any]:
         sizes: bytes, as nccl-tests counts them.
         repeats: calls of each; the median counts, of links and ranks the best: what is slow is never fast.
     """
+    import torch
     import torch.distributed as dist
 
     rows = [_collective(kind, size, repeats) for kind in KINDS for size in sizes]
-    links = [link for distance in _distances(dist.get_world_size()) for link in _links(distance, repeats)]
-    ranks = _gathered({"host": socket.gethostname(), "probe_s": _probe_s(repeats)})
+    n = dist.get_world_size()  # links of neighbours, and of ranks powers of two apart
+    links = [link for i in range(n.bit_length()) if 1 << i < n for link in _links(1 << i, repeats)]
+    a = torch.ones(PROBE, PROBE, device=_device())
+    probe_s = min(_times(lambda: a @ a, max(repeats, 9), together=False))
+    ranks = _gathered({"host": socket.gethostname(), "probe_s": probe_s})
     found = {
         "collectives": rows,
         "links": links,
@@ -224,7 +172,7 @@ def _collective(kind: str, size_bytes: int, repeats: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     n = dist.get_world_size()
-    run, counted = _operation(kind, size_bytes, n)
+    run, counted = _operation_of(kind, size_bytes, n)
     times = _gathered(median(_times(run, repeats)))
     time_s = max(times)
     return {
@@ -235,7 +183,7 @@ def _collective(kind: str, size_bytes: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def _operation(kind: str, size_bytes: int, n: int, group: Any = None) -> tuple[Callable[[], Any], int]:
+def _operation_of(kind: str, size_bytes: int, n: int, group: Any = None) -> tuple[Callable[[], Any], int]:
     """Return what does one operation over *n* ranks, and the bytes of its whole array: a multiple of them."""
     import torch
     import torch.distributed as dist
@@ -258,11 +206,6 @@ def _operation(kind: str, size_bytes: int, n: int, group: Any = None) -> tuple[C
         "p2p": there_and_back,
     }
     return runs[kind], 4 * part * n
-
-
-def _distances(n: int) -> list[int]:
-    """Return how far apart the ranks are whose links are timed: neighbours, and powers of two."""
-    return [1 << i for i in range(n.bit_length()) if 1 << i < n]
 
 
 def _links(distance: int, repeats: int) -> list[dict[str, Any]]:
@@ -295,14 +238,6 @@ def _links(distance: int, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def _probe_s(repeats: int) -> float:
-    """Return the time of a matrix product on this rank."""
-    import torch
-
-    a = torch.ones(PROBE, PROBE, device=_device())
-    return min(_times(lambda: a @ a, max(repeats, 9), together=False))
-
-
 def _times(run: Callable[[], Any], repeats: int, *, together: bool = True) -> list[float]:
     """Return the time of each call of *run*, begun by all ranks at once if *together*."""
     import torch
@@ -331,7 +266,6 @@ def _flag(rows: list[dict[str, Any]], column: str) -> None:
 
 
 def _gathered(value: Any) -> list[Any]:
-    """Return *value* of every rank."""
     import torch.distributed as dist
 
     found: list[Any] = [None] * dist.get_world_size()
@@ -382,7 +316,6 @@ def measure_clocks(pause_s: float) -> dict[str, Any]:
 
 
 def _measured(name: str) -> dict[str, int]:
-    """Return offset and uncertainty of this rank's clock, measured now."""
     import torch.distributed as dist
 
     from foretrace.tracer import internals
@@ -400,11 +333,6 @@ TIMEOUT_S: Final = 600
 """How long processes that are started here may take; some 20 s on a machine that does nothing else."""
 
 
-def is_launched() -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
-
-
 def measured(what: str, *, processes: int, backend: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what rank 0 found; None on the other ranks of a launcher.
 
@@ -417,7 +345,7 @@ def measured(what: str, *, processes: int, backend: str, options: Mapping[str, A
     Raises:
         RecordError: torch is missing, or a process failed.
     """
-    if not is_launched():
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:  # no launcher has started it
         return started(what, backend, options, processes)
     chosen = _backend(what, backend, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
     with tempfile.TemporaryDirectory() as scratch:
@@ -430,13 +358,6 @@ def started(
     what: str, backend: str, options: Mapping[str, Any], n: int, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return what rank 0 of *n* processes of this machine found, which run to their end.
-
-    Args:
-        what: ``"machine"``, or as `measured` takes it, like *backend* and *options*.
-        backend: as above.
-        options: as above.
-        n: how many processes.
-        env: environment variables to add.
 
     Raises:
         RecordError: torch is missing, or a process failed.

@@ -2,8 +2,8 @@
 
 A graph says what depends on what and how long it took, not when it ran. The nodes are laid out as early as
 their dependencies and their processor allow: the host runs one at a time, the device runs one at a time,
-communication has a stream of its own. PyTorch's own execution traces (``nodes``) hold no durations: see
-``tracer.ingest.chakra``.
+communication has a stream of its own. PyTorch's own execution traces (``nodes``) hold no durations:
+``read_graph``.
 Schema: https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``.
 """
 
@@ -12,17 +12,18 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.events import array_bytes, elements, text, whole
+from foretrace.tracer.ingest.events import array_bytes, elements, product_flops, text, whole
 from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype, kernel
 from foretrace.tracer.ingest.notes import COLLECTIVE
+from foretrace.tracer.ingest.protobuf import fields, packed, varint
 from foretrace.tracer.ingest.recording import Recording, Rows
 from foretrace.tracer.ingest.sources import Progress, Source, rank_in_name, read_json, read_whole
 
@@ -82,7 +83,6 @@ def _is_timeless(document: Mapping[str, Any]) -> bool:
 
 
 def _from_json(document: Mapping[str, Any], result: Recording) -> dict[int, Node]:
-    """Return the nodes of the JSON form."""
     listed = document.get("workload_graph", document.get("nodes"))
     nodes: dict[int, Node] = {}
     for said in listed if isinstance(listed, list) else ():
@@ -105,7 +105,6 @@ def _from_json(document: Mapping[str, Any], result: Recording) -> dict[int, Node
 
 
 def _numbers(said: Mapping[str, Any], *names: str) -> list[int]:
-    """Return the integers of the first list that is there under one of *names*."""
     found: list[Any] = next((said[name] for name in names if isinstance(said.get(name), list)), [])
     return [number for number in map(whole, found) if number is not None]
 
@@ -117,7 +116,7 @@ def _from_protobuf(data: bytes, name: str) -> dict[int, Node]:
         at = 0
         first = True
         while at < len(data):
-            size, at = _varint(data, at)
+            size, at = varint(data, at)
             if size > len(data) - at:
                 raise IndexError
             if not first:
@@ -131,9 +130,8 @@ def _from_protobuf(data: bytes, name: str) -> dict[int, Node]:
 
 
 def _node(data: bytes) -> tuple[int, Node]:
-    """Return number and contents of one node."""
     node, number = Node(), 0
-    for tag, value in _fields(data):
+    for tag, value in fields(data):
         if isinstance(value, int):
             number = value if tag == 1 else number
             node.kind = value if tag == 3 else node.kind
@@ -142,7 +140,7 @@ def _node(data: bytes) -> tuple[int, Node]:
         elif tag == 2:
             node.name = value.decode("utf-8", "replace")
         elif tag == _DATA_DEPENDENCY:
-            node.before += _packed(value)
+            node.before += packed(value)
         elif tag == 10:
             _attribute(value, node)
     return number, node
@@ -151,7 +149,7 @@ def _node(data: bytes) -> tuple[int, Node]:
 def _attribute(data: bytes, node: Node) -> None:
     """Take over an attribute: name in field 1, the value in whichever field its type has."""
     name, number = "", 0
-    for tag, value in _fields(data):
+    for tag, value in fields(data):
         if tag == 1 and isinstance(value, bytes):
             name = value.decode("utf-8", "replace")
         elif isinstance(value, int):
@@ -166,46 +164,6 @@ def _attribute(data: bytes, node: Node) -> None:
 
 def _collective(number: int | None) -> str:
     return _COLLECTIVES[number] if number is not None and 0 <= number < len(_COLLECTIVES) else ""
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field of a message; raises IndexError if it is cut off."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        wire = key & 7
-        if wire == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        size, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire] if wire in {1, 5} else -1, at)
-        if size < 0 or size > len(data) - at:
-            raise IndexError
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def _packed(data: bytes) -> list[int]:
-    found: list[int] = []
-    at = 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        found.append(value)
-    return found
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the variable-length integer at *at*, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("not a number")
 
 
 def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
@@ -241,7 +199,6 @@ def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
 
 
 def _row(node: Node) -> dict[str, Any]:
-    """Return what a node is, in columns of the timeline."""
     what = kernel("kernel", node.name)
     if node.kind in {_SEND, _RECV, _COLLECTIVE} or (what.category == "collective" and not node.on_host):
         transfer = {_SEND: "send", _RECV: "recv"}.get(node.kind)
@@ -294,7 +251,6 @@ def read_graph(nodes: list[Any], result: Recording) -> None:
 
 
 def _graph_row(node: Mapping[str, Any], groups: TraceGroups) -> dict[str, Any]:
-    """Return what a node is, in columns of the timeline."""
     name = text(node.get("name", ""))[:160]
     shapes, kinds = _tensors(node, "input")
     label, width = dtype(_inner(kinds[0])) if kinds else ("", 0)
@@ -316,7 +272,7 @@ def _graph_row(node: Mapping[str, Any], groups: TraceGroups) -> dict[str, Any]:
         }
     tid = whole(_told(node, "tid")) or 0
     row = {"stream": f"host {tid}", "category": "host", "kind": "operator", "name": name, "axis": ""}
-    return row | {"group": -1, "size_bytes": 0, "flops": _flops(name, shapes), "dtype": label}
+    return row | {"group": -1, "size_bytes": 0, "flops": product_flops(name, shapes), "dtype": label}
 
 
 def _told(node: Mapping[str, Any], name: str) -> Any:
@@ -351,21 +307,7 @@ def _inner(kind: str) -> str:
     return found[1] if found else ""
 
 
-def _flops(name: str, shapes: list[Any]) -> int:
-    """Return the FLOPs of a matrix product, 0 of anything else."""
-    operands = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
-    if name not in operands or len(shapes) <= max(operands[name]):
-        return 0
-    left, right = (shapes[at] for at in operands[name])
-    if not (isinstance(left, list) and isinstance(right, list) and left and right):
-        return 0
-    columns = whole(right[-1])
-    total = 2 * elements(left) * (columns if columns is not None and columns > 0 else 0)
-    return total if total < 1 << 56 else 0
-
-
 def _groups(nodes: list[dict[str, Any]], rank: int) -> TraceGroups:
-    """Return the process groups that the trace lists when it begins."""
     groups = TraceGroups(rank, 0)
     for node in nodes:
         if "process_group:init" not in text(node.get("name", "")):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
@@ -25,14 +27,22 @@ from foretrace.tracer.ingest.events import (
     CALL_NAME,
     DEVICE,
     DEVICE_CATEGORIES,
+    FRAME_CATEGORIES,
     LAUNCH,
     LAUNCH_CATEGORIES,
+    LEAST_FRAME_US,
+    MEMORY_INSTANT,
+    MODULE,
     NOTE_CATEGORIES,
+    OPERATOR_CATEGORIES,
+    PRODUCTS,
     encoded_schema,
     from_objects,
     joined,
+    number,
     objects,
     parsed,
+    text,
 )
 from foretrace.tracer.ingest.notes import Note, note_of
 from foretrace.tracer.ingest.sources import UNREADABLE
@@ -46,6 +56,9 @@ class Trace:
     device: list[pa.Table] = field(default_factory=list)  # kernels and copies, columns ``DEVICE``
     launches: list[pa.Table] = field(default_factory=list)  # runtime calls, columns ``LAUNCH``
     notes: list[Note] = field(default_factory=list)  # annotations and calls of collectives
+    frames: list[Note] = field(default_factory=list)  # operators and Python functions that last long
+    products: list[dict[str, Any]] = field(default_factory=list)  # operators that are matrix products
+    memory: list[pa.Table] = field(default_factory=list)  # columns ``MEMORY_INSTANT``, whenever it changes
     # CPU operators, as JSON objects; only where the file has no device events
     operators: list[dict[str, Any]] = field(default_factory=list)
     n_events: int = 0  # number of events seen
@@ -65,7 +78,11 @@ BLOCK_BYTES: Final = 1 << 22  # part of a file that is held at a time: larger on
 _BEGIN: Final = 4
 """Characters of a value that tell how values of a file begin: a brace, a quote, and two of the first key."""
 
-_LARGEST_VALUE: Final = 1 << 28
+_SPACES: Final = re.compile(r"[^ \t\r\n]")
+_SEPARATORS: Final = re.compile(r"[^ \t\r\n,]")
+"""The next character behind spaces, and commas as well: a small archive can hold gigabytes of either."""
+
+_LARGEST_VALUE: Final = 1 << 26
 """Longest single value, in characters, that is decoded; a trace has none near it."""
 
 
@@ -95,10 +112,7 @@ class Decoder:
             raise IngestError(f"not a trace: begins with {opening or 'nothing'!r}, not with [ or {{")
 
     def _object(self) -> Iterator[object]:
-        while (mark := self._peek()) and mark != "}":
-            if mark == ",":
-                self._at += 1
-                continue
+        while (mark := self._peek(_SEPARATORS)) and mark != "}":
             key = self._value()
             if key is None or self._peek() != ":":
                 break
@@ -114,10 +128,7 @@ class Decoder:
     def _array(self) -> Iterator[object]:
         between = ""
         end = 0
-        while (mark := self._peek()) and mark != "]":
-            if mark == ",":
-                self._at += 1
-                continue
+        while (mark := self._peek(_SEPARATORS)) and mark != "]":
             if 0 < end < self._at:  # how two values are told apart in this file, and how the second begins
                 between = self._text[end - 1 : self._at + _BEGIN]
             yield from self._many(between)
@@ -149,18 +160,16 @@ class Decoder:
         self._at = cut + 1 + between[1:].index(between[-_BEGIN:])
         return found if isinstance(found, list) else []
 
-    def _peek(self) -> str:
-        """Return the next character that is not a space, "" at the end."""
-        while True:
-            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
-                self._at += 1
-            if self._at < len(self._text):
-                return self._text[self._at]
+    def _peek(self, skipped: re.Pattern[str] = _SPACES) -> str:
+        """Return the next character that is not *skipped*, "" at the end."""
+        while (found := skipped.search(self._text, self._at)) is None:
+            self._at = len(self._text)
             if not self._more():
                 return ""
+        self._at = found.start()
+        return found[0]
 
     def _value(self) -> object:
-        """Return the next value, ``_NOTHING`` if there is none."""
         self._peek()
         while True:
             try:
@@ -176,7 +185,6 @@ class Decoder:
             return value
 
     def _more(self) -> bool:
-        """Read on; False at the end of the file."""
         if self._ended:
             return False
         wanted = max(BLOCK_BYTES, len(self._text) - self._at)
@@ -214,6 +222,9 @@ START: Final = b'{\n    "ph": "'
 
 COMPLETE: Final = START + b'X", "cat": "'  # how an event with a duration begins; its category follows
 
+INSTANT: Final = START + b'i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]"'
+"""How an instant begins at which the allocator takes or gives back memory."""
+
 END: Final = b"\n  }"
 BETWEEN: Final = b"\n  },\n  "  # what lies between the last value of an event and the start of the next
 
@@ -231,10 +242,6 @@ class NamesLeftOut(NamedTuple):
 class Events:
     """The events of one block.
 
-    Args:
-        block: bytes of whole events.
-        size: how many of its bytes count.
-
     Attributes:
         n_events: how many begin in it, of all phases.
     """
@@ -251,19 +258,36 @@ class Events:
         self._complete = self._complete[self._complete < len(self._words) - len(COMPLETE)]
         self._category = self._words[self._complete + len(COMPLETE)]
         self._opened = np.append(opened, size)
+        self._instant = self._with(begun, INSTANT, 0)
 
     def texts(
-        self, categories: Iterable[bytes], *, but: NamesLeftOut | None = None
+        self,
+        categories: Iterable[bytes],
+        *,
+        but: NamesLeftOut | None = None,
+        lasting: re.Pattern[bytes] | None = None,
     ) -> list[bytes | bytearray]:
         """Return the text of every event with a duration whose category begins with one of *categories*.
 
         Args:
             categories: how the category begins; the key and the value behind it may follow.
             but: events of these categories that are left out.
+            lasting: what an event must hold to count.
         """
         places = np.concatenate([self._of(category) for category in categories])
         if but is not None:
             places = places[~np.isin(places, self._named(but))]
+        if lasting is not None:
+            held = [found.start() for found in lasting.finditer(self._block, 0, self._size)]
+            owner = np.searchsorted(self._opened, np.array(held, np.int64), side="right") - 1
+            places = places[np.isin(places, self._opened[owner[owner >= 0]])]
+        return self._texts_at(places)
+
+    def instants(self) -> list[bytes | bytearray]:
+        """Return the text of every instant at which memory changes."""
+        return self._texts_at(self._instant)
+
+    def _texts_at(self, places: _Places) -> list[bytes | bytearray]:
         later = self._opened[np.searchsorted(self._opened, places, side="right")]
         known = self._words[np.maximum(later - _WORD, 0)] == _number(BETWEEN)
         ends = np.where(known, later - len(BETWEEN) + len(END), -1)
@@ -275,14 +299,12 @@ class Events:
         return [block[a:b] for a, b in zip(places[whole].tolist(), ends[whole].tolist(), strict=True)]
 
     def _named(self, names: NamesLeftOut) -> _Places:
-        """Return where the events begin that *names* are of."""
         offset = len(COMPLETE) + len(names.before)
         places = self._of(names.before)
         places = places[places < len(self._words) - offset]
         return places[np.isin(self._words[places + offset], [_number(begin) for begin in names.begin])]
 
     def _of(self, category: bytes) -> _Places:
-        """Return where the events whose category begins with *category* begin."""
         begin = category[:_WORD]
         places = self._complete[(self._category & _mask(begin)) == _number(begin)]
         return self._with(places, category[_WORD:], len(COMPLETE) + _WORD)
@@ -312,12 +334,8 @@ MOST_WAITING: Final = 2  # blocks of which the events are held until Arrow has p
 _END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"
 EVENTS_KEY: Final = b'"traceEvents": ['
-_DEVICE: Final = (b"kernel", b"gpu_mem")
-_LAUNCH: Final = (b"cuda_",)
-_EARLY_DEVICE: Final = (b"Kernel", b"Mem")
-_EARLY_LAUNCH: Final = (b"Runtime",)
-_TODAY: Final = b'"cat": "cpu_op"'
-"""Category of operators since 2022; before, they were ``Operator``, and others had capitals, too."""
+_DEVICE: Final = tuple(f'{category}"'.encode() for category in sorted(DEVICE_CATEGORIES))
+_LAUNCH: Final = tuple(f'{category}"'.encode() for category in sorted(LAUNCH_CATEGORIES))
 
 NEITHER: Final = NamesLeftOut(
     b'cuda_runtime", "name": "cuda',
@@ -328,7 +346,16 @@ NEITHER: Final = NamesLeftOut(
 )
 """Runtime calls that neither launch nor block, a third to a half of all; eight letters tell them apart."""
 
-_NOTES: Final = (b"user_annotation", b"gpu_user_annotation", b'cpu_op", "name": "record_param_comms')
+_NOTES: Final = (
+    b"user_annotation",
+    b"gpu_user_annotation",
+    b"cuda_sync",
+    b'cpu_op", "name": "record_param_comms',
+)
+_FRAMES: Final = tuple(category.encode() + b'"' for category in sorted(FRAME_CATEGORIES))
+_PRODUCTS: Final = tuple(f'cpu_op", "name": "{name}"'.encode() for name in PRODUCTS)
+_OPERATORS: Final = (b'cpu_op"', b'Operator"', f'python_function", "name": "{MODULE}'.encode())
+_LONG: Final = re.compile(rb'"dur": [1-9]\d\d')  # as many digits as ``LEAST_FRAME_US`` has
 
 
 def has_kineto_layout(start: bytes) -> bool:
@@ -341,22 +368,24 @@ def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
     """Read a decompressed file in Kineto's layout; nothing but operators of the host if *operators*."""
     trace = Trace()
     with ThreadPoolExecutor(max_workers=1) as pool:  # Arrow parses what was found while the next is searched
-        parsing: deque[Future[_Parsed]] = deque()
-        is_early = True  # until a category of today is seen: one program writes a whole file
+        parsing: deque[Future[tuple[list[pa.Table], Counter[str]]]] = deque()
         for block, size in _blocks(stream, trace):
             events = Events(block, size)
             trace.n_events += events.n_events
             if operators:
-                trace.operators += objects(events.texts((b'cpu_op"',)), trace.lost)
+                trace.operators += objects(events.texts(_OPERATORS), trace.lost)
                 continue
-            is_early = is_early and block.find(_TODAY, 0, size) < 0
             for event in objects(events.texts(_NOTES), trace.lost):
                 _note(trace, event)
-            parsing.append(pool.submit(_parsed, *_texts(events, is_early=is_early)))
+            for event in objects(events.texts(_FRAMES, lasting=_LONG), trace.lost):
+                _frame(trace, event)
+            trace.products += objects(events.texts(_PRODUCTS), trace.lost)
+            texts = events.texts(_DEVICE), events.texts(_LAUNCH, but=NEITHER), events.instants()
+            parsing.append(pool.submit(_parsed, texts))
             if len(parsing) > MOST_WAITING:
-                parsing.popleft().result().added_to(trace)
+                _append(trace, *parsing.popleft().result())
         for done in parsing:
-            done.result().added_to(trace)
+            _append(trace, *done.result())
     return trace
 
 
@@ -367,13 +396,13 @@ def read_any_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
         IngestError: the file is not JSON of that shape, or nests too deeply.
     """
     trace = Trace()
-    held: dict[str, list[dict[str, Any]]] = {"device": [], "launch": []}
+    held: dict[str, list[dict[str, Any]]] = {name: [] for name in _SCHEMAS}
     try:
         with _uncollected():
             for event in Decoder(stream, trace).events():
                 trace.n_events += 1
                 _keep(trace, held, event, operators=operators)
-                if len(held["device"]) + len(held["launch"]) >= 1 << 16:
+                if sum(map(len, held.values())) >= 1 << 16:
                     _flush(trace, held)
     except RecursionError as error:
         raise IngestError("values are nested too deeply to be a trace") from error
@@ -399,10 +428,12 @@ def _keep(trace: Trace, held: dict[str, list[dict[str, Any]]], event: object, *,
         trace.lost["malformed event"] += 1
         return
     category = event.get("cat")
+    if event.get("ph") == "i" and event.get("name") == "[memory]":
+        held["memory"].append(event)
     if event.get("ph") != "X" or not isinstance(category, str):
         return
     if operators:
-        if category == "cpu_op":
+        if category in OPERATOR_CATEGORIES or text(event.get("name")).startswith(MODULE):
             trace.operators.append(event)
     elif category in DEVICE_CATEGORIES:
         held["device"].append(event)
@@ -410,12 +441,26 @@ def _keep(trace: Trace, held: dict[str, list[dict[str, Any]]], event: object, *,
         held["launch"].append(event)
     elif category in NOTE_CATEGORIES or event.get("name") == CALL_NAME:
         _note(trace, event)
+    elif category in FRAME_CATEGORIES:
+        _frame(trace, event)
+        if text(event.get("name")) in PRODUCTS:
+            trace.products.append(event)
 
 
 def _flush(trace: Trace, held: dict[str, list[dict[str, Any]]]) -> None:
-    trace.device.append(from_objects(held["device"], DEVICE))
-    trace.launches.append(from_objects(held["launch"], LAUNCH))
-    held["device"], held["launch"] = [], []
+    _append(trace, [from_objects(held[name], schema) for name, schema in _SCHEMAS.items()])
+    for events in held.values():
+        events.clear()
+
+
+_SCHEMAS: Final = {"device": DEVICE, "launch": LAUNCH, "memory": MEMORY_INSTANT}
+
+
+def _append(trace: Trace, tables: Iterable[pa.Table], lost: Mapping[str, int] = MappingProxyType({})) -> None:
+    """Add tables of device events, of launches, and of instants at which memory changes."""
+    for place, table in zip((trace.device, trace.launches, trace.memory), tables, strict=True):
+        place.append(table)
+    trace.lost.update(lost)
 
 
 def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
@@ -480,33 +525,17 @@ def _header(data: bytes) -> dict[str, Any]:
     )
 
 
-def _texts(events: Events, *, is_early: bool) -> tuple[list[bytes | bytearray], list[bytes | bytearray]]:
-    """Return the texts of device events, and of the launches that matter."""
-    device = events.texts((*_DEVICE, *(_EARLY_DEVICE if is_early else ())))
-    return device, events.texts((*_LAUNCH, *(_EARLY_LAUNCH if is_early else ())), but=NEITHER)
-
-
-class _Parsed(NamedTuple):
-    """Device events and launches of one block, and what of them was lost."""
-
-    device: pa.Table
-    launches: pa.Table
-    lost: Counter[str]
-
-    def added_to(self, trace: Trace) -> None:
-        """Add it to *trace*."""
-        trace.device.append(self.device)
-        trace.launches.append(self.launches)
-        trace.lost.update(self.lost)
-
-
-def _parsed(device: list[bytes | bytearray], launches: list[bytes | bytearray]) -> _Parsed:
-    """Parse the texts of device events and launches."""
+def _parsed(texts: Iterable[list[bytes | bytearray]]) -> tuple[list[pa.Table], Counter[str]]:
+    """Return tables as `_append` takes them, parsed on another thread, and what was lost of them."""
     lost: Counter[str] = Counter()
-    return _Parsed(parsed(device, DEVICE, lost), parsed(launches, LAUNCH, lost), lost)
+    return [parsed(one, schema, lost) for one, schema in zip(texts, _SCHEMAS.values(), strict=True)], lost
 
 
 def _note(trace: Trace, event: Mapping[str, Any]) -> None:
-    """Keep what is known of *event*, an annotation."""
     if (note := note_of(event)) is not None:
         trace.notes.append(note)
+
+
+def _frame(trace: Trace, event: Mapping[str, Any]) -> None:
+    if (number(event.get("dur")) or 0) >= LEAST_FRAME_US and (note := note_of(event)) is not None:
+        trace.frames.append(note)

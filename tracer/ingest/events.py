@@ -61,10 +61,39 @@ LAUNCH: Final = pa.schema(
 )
 """Calls of the CUDA or HIP runtime on the host, times in microseconds."""
 
-DEVICE_CATEGORIES: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
-LAUNCH_CATEGORIES: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
-NOTE_CATEGORIES: Final = frozenset({"user_annotation", "gpu_user_annotation"})
+MEMORY_INSTANT: Final = pa.schema(
+    [
+        ("ts", pa.float64()),
+        ("Device Type", pa.int64()),
+        ("Device Id", pa.int64()),
+        ("Total Allocated", pa.int64()),
+        ("Total Reserved", pa.int64()),
+    ]
+)
+"""Instants at which memory of a device (a type that is not 0), or of the host, is taken or given back."""
+
+# Names of activities in Kineto (libkineto/include/ActivityType.h); with a capital: of 2021 and before.
+DEVICE_CATEGORIES: Final = frozenset(
+    {"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "Kernel", "Memcpy", "Memset"}
+)
+LAUNCH_CATEGORIES: Final = frozenset(
+    {"cuda_runtime", "cuda_driver", "mtia_runtime", "xpu_runtime", "xpu_driver", "Runtime"}
+)
+NOTE_CATEGORIES: Final = frozenset({"user_annotation", "gpu_user_annotation", "cuda_sync"})
+FRAME_CATEGORIES: Final = frozenset({"cpu_op", "python_function"})
+OPERATOR_CATEGORIES: Final = frozenset({"cpu_op", "Operator"})
+MODULE: Final = "nn.Module: "  # how the Python functions of modules are named
 CALL_NAME: Final = "record_param_comms"  # operator in which torch notes what each collective is
+
+LEAST_FRAME_US: Final = 100  # shorter operators and Python functions explain no pause that is worth a name
+
+PRODUCTS: Final[Mapping[str, tuple[int, int]]] = {
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::baddbmm": (1, 2),
+}
+"""Operators that are one matrix product, and which of their inputs are its two sides."""
 
 _LABELS: Final = ("cat", "name", *(name for name, kind in ARGUMENTS.items() if kind == pa.string()))
 _OUTER: Final = frozenset({"cat", "name", "ts", "dur", "tid"})
@@ -88,7 +117,6 @@ def objects(texts: Sequence[bytes | bytearray], lost: Counter[str]) -> list[dict
 
 
 def _decoded(text: bytes | str) -> object:
-    """Return the JSON value that *text* is, None if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -106,7 +134,6 @@ def from_objects(events: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.T
 
 
 def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Return *values* in a column; those that cannot be of its type are null."""
     types = set(map(type, values)) - {type(None)}
     try:
         if not types:
@@ -140,6 +167,14 @@ def timed(event: Mapping[str, Any]) -> tuple[float, float, int] | None:
     return ts, dur, tid
 
 
+def timed_ns(event: Mapping[str, Any], base_ns: int) -> tuple[int, int, int] | None:
+    """Return start, end and thread of an event of the host, in ns from *base_ns* on; None as `timed`."""
+    if (found := timed(event)) is None:
+        return None
+    start_ns = base_ns + to_ns(found[0])
+    return start_ns, start_ns + to_ns(found[1]), found[2]
+
+
 def whole(value: object) -> int | None:
     """Return *value* as an integer of 64 bits, None if it is none."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -162,6 +197,22 @@ def elements(shape: object) -> int:
     if any(size is None or size < 0 for size in sizes):
         return 0
     return math.prod(size for size in sizes if size is not None)
+
+
+def product_flops(name: str, shapes: object) -> int:
+    """Return the FLOPs of a matrix product of inputs of these *shapes*, 0 of anything else.
+
+    >>> product_flops("aten::mm", [[4, 8], [8, 2]]), product_flops("aten::add", [[4], [4]])
+    (128, 0)
+    """
+    if name not in PRODUCTS or not isinstance(shapes, list) or len(shapes) <= max(PRODUCTS[name]):
+        return 0
+    left, right = (shapes[at] for at in PRODUCTS[name])
+    if not (isinstance(left, list) and isinstance(right, list) and left and right):
+        return 0
+    columns = whole(right[-1])
+    total = 2 * elements(left) * (columns if columns is not None and columns > 0 else 0)
+    return total if total < 1 << 56 else 0
 
 
 def array_bytes(n_elements: int, width: int) -> int:
@@ -234,7 +285,6 @@ def _validated(table: pa.Table) -> pa.Table:
 
 
 def _value(value: object, kind: pa.DataType) -> object:
-    """Return *value* in the type *kind*, None if it is of another."""
     if value is None:
         return None
     if kind == pa.string():

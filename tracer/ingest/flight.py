@@ -21,20 +21,24 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from foretrace.door import check
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.groups import axis_of
 from foretrace.tracer.ingest.events import array_bytes, elements, number, text, whole
 from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
 from foretrace.tracer.ingest.kernels import collective_kind, first_dtype
 from foretrace.tracer.ingest.recording import Recording, Rows
-from foretrace.tracer.ingest.sources import Progress, Source, kind_of, opened, rank_in_name
+from foretrace.tracer.ingest.sources import Progress, Source, kind_of, rank_in_name, read_whole
 from foretrace.traces.analysis.diagnosis import Diagnosis, Evidence, judge
 from foretrace.traces.analysis.mismatch import disagreements
 from foretrace.traces.info import stable_group_id
 from foretrace.traces.pending import P2P, Key
 
 MOST_BYTES: Final = 1 << 28  # largest dump that is read: the recorder is a ring of some thousand entries
+MOST_INSTRUCTIONS: Final = 10_000_000  # of a pickle: twenty thousand entries with stacks have half of it
 MOST_DUMPS: Final = 1 << 16  # most files of a folder that are looked at
+
+MOST_LIST: Final = 1 << 24  # characters of a list of the members of a group
 
 _LATEST_NS: Final = 1 << 62
 _NUMBERED: Final = re.compile(r"(\d{1,6})(?:\.(?:json|pickle|pkl))?$")
@@ -77,9 +81,6 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
 def diagnose(paths: Sequence[str]) -> Diagnosis | None:
     """Return which rank of a job is behind by the dumps at *paths*; None if there is none.
 
-    Args:
-        paths: dumps, or folders of dumps; other files in a folder are left out.
-
     Raises:
         IngestError: a dump is damaged, or does not tell of which rank it is.
     """
@@ -101,6 +102,7 @@ def diagnose(paths: Sequence[str]) -> Diagnosis | None:
             calls[key][rank] = row
     if not known:
         return None
+    unlisted = {group for group, ranks in members.items() if not ranks}
     for key, callers in calls.items():
         if not members.get(key[0]):
             # No dump lists the members: all ranks for the group of all, else those that have used it.
@@ -113,7 +115,7 @@ def diagnose(paths: Sequence[str]) -> Diagnosis | None:
             one.counts[track] = 1  # the recorder counts from 1
             if one.rank in cut:
                 one.unseen |= {track}
-    return judge(known, members, disagreements(calls, {}), is_stuck=True)
+    return judge(known, members, disagreements(calls, {}), is_stuck=True, unlisted=unlisted)
 
 
 def _dumps(paths: Sequence[str]) -> Iterator[Source]:
@@ -133,10 +135,10 @@ def _dumps(paths: Sequence[str]) -> Iterator[Source]:
 
 def _document(source: Source, progress: Progress | None = None) -> tuple[dict[str, Any], int | None]:
     """Return what a dump holds, and the rank that it is of. Raises IngestError."""
-    with opened(source, progress) as stream:
-        data = stream.read(MOST_BYTES)
+    data = read_whole(source, progress, MOST_BYTES)
     try:
         document = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
+        check(document, is_ours=False)
     except Exception as error:  # an unpickler raises whatever its input makes it raise
         raise IngestError(f"{source.name} is not a dump of the flight recorder, or is damaged") from error
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
@@ -154,9 +156,11 @@ def _unpickled(data: bytes) -> Any:
 
     Its instructions are looked at first: one of 5 bytes would have the unpickler make a memo of gigabytes.
     """
-    for opcode, argument, _ in pickletools.genops(data):
+    for place, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name not in _PLAIN or (opcode.name in _MEMO and int(argument or 0) > len(data)):
             raise pickle.UnpicklingError(f"{opcode.name} has no place in a dump")
+        if place > MOST_INSTRUCTIONS:
+            raise pickle.UnpicklingError(f"more than {MOST_INSTRUCTIONS:,} instructions")
     return _Plain(io.BytesIO(data)).load()
 
 
@@ -200,9 +204,7 @@ def _evidence(document: Mapping[str, Any], rank: int, members: dict[int, tuple[i
 
 def _is_past(entry: Mapping[str, Any], status: object) -> bool:
     """Whether the status of its group says that *entry* is over; for libraries that tell no other state."""
-    told, said = entry.get("process_group"), None
-    if isinstance(status, dict) and isinstance(told, list | tuple) and told:
-        said = status.get(text(told[0]))
+    said = status.get(_group_of(entry)[0]) if isinstance(status, dict) else None
     if not isinstance(said, dict) or whole(said.get("last_started_collective")) != -1:
         return False
     number, last = whole(entry.get("op_id")), whole(said.get("last_completed_collective"))
@@ -217,23 +219,21 @@ def _call(
     sequence = whole(entry.get("collective_seq_id"))
     if kind == "unknown" or sequence is None:
         return None
-    told = entry.get("process_group")
-    name, *more = (text(one) for one in told) if isinstance(told, list | tuple) and told else ("",)
-    desc, ranks = configured.get(name, (more[0] if more else "", ()))
+    name, described = _group_of(entry)
+    desc, ranks = configured.get(name, (described, ()))
     peer = -1
     if kind in P2P and (found := _PEERS.search(what)):
         place = int(found[2])
         peer = place if not ranks else ranks[place] if place < len(ranks) else -1
-    label, width = first_dtype(entry.get("input_dtypes"))
     return {
+        **_array(entry),
+        **({"size_bytes": 0} if kind == "scatter" else {}),
         "kind": kind,
         "axis": axis_of(desc, fallback="world" if desc == "default_pg" else f"group {name}"),
         "group": stable_group_id(name, ranks),
         "members": ranks,
         "sequence": sequence,
         "peer": peer,
-        "size_bytes": _first_bytes(entry.get("input_sizes"), width) if kind != "scatter" else 0,
-        "dtype": label,
         "step": -1,
         "issued_ns": whole(entry.get("time_created_ns")) or 0,
         "state": text(entry.get("state", "")),
@@ -258,14 +258,13 @@ def _groups(config: object, rank: int) -> TraceGroups:
         listed = members
         if isinstance(members, str):
             with suppress(ValueError, RecursionError):
-                listed = json.loads(members)
+                listed = json.loads(members[:MOST_LIST])
         if isinstance(said, dict) and isinstance(listed, list):
             groups.configure(name, said.get("desc", ""), listed)
     return groups
 
 
 def _rows(entries: list[Any], groups: TraceGroups, result: Recording) -> pa.Table:
-    """Return the timeline of the entries."""
     rows = Rows()
     for entry in entries:
         row = _row(entry, groups, result) if isinstance(entry, dict) else None
@@ -292,25 +291,30 @@ def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> di
     else:
         duration = 0
         result.lost["collective without an end: only its arrival is known"] += 1
-    told = entry.get("process_group")
-    name = text(told[0]) if isinstance(told, list | tuple) and told else text(entry.get("pg_name", ""))
-    group = groups.of({"Process Group Name": name})
-    label, width = first_dtype(entry.get("input_dtypes"))
-    sequence = whole(entry.get("collective_seq_id"))
-    what = text(entry.get("profiling_name", ""))
+    name, _ = _group_of(entry)
+    sequence, what = whole(entry.get("collective_seq_id")), text(entry.get("profiling_name", ""))
     return {
         "category": "collective",
         "kind": collective_kind(what),
         "name": what[:160],
         "start_ns": start,
         "duration_ns": duration,
-        **placed(group),
+        **placed(groups.of({"Process Group Name": name})),
         "sequence": sequence if sequence is not None and sequence >= 0 else -1,
-        "size_bytes": _first_bytes(entry.get("input_sizes"), width),
-        "dtype": label,
+        **_array(entry),
     }
 
 
-def _first_bytes(sizes: object, width: int) -> int:
-    """Return the size of the first of the arrays whose shapes are *sizes*."""
-    return array_bytes(elements(sizes[0]), width) if isinstance(sizes, list) and sizes else 0
+def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name of the group of *entry* and its description, empty where it has none."""
+    told = entry.get("process_group")
+    if not isinstance(told, list | tuple) or not told:
+        return text(entry.get("pg_name", "")), ""
+    return text(told[0]), text(told[1]) if len(told) > 1 else ""
+
+
+def _array(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the size and the type of the first array that *entry* is given, in columns of a timeline."""
+    sizes, (label, width) = entry.get("input_sizes"), first_dtype(entry.get("input_dtypes"))
+    size = array_bytes(elements(sizes[0]), width) if isinstance(sizes, list) and sizes else 0
+    return {"size_bytes": size, "dtype": label}

@@ -82,7 +82,6 @@ class TraceGroups:
         return self.known[number]
 
     def _members(self, said: Mapping[str, Any], configured: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the members: spelled out, from the header, or from a start and a stride."""
         spelled = said.get("Process Group Ranks")
         size = whole(said.get("Group size"))
         members = _spelled(str(spelled or ""))

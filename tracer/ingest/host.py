@@ -1,9 +1,8 @@
-"""What the host did: windows of steps, causes of an idle device, traces without a device."""
+"""What the host did: steps, on its clock and on the device's, launches, and traces without a device."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,12 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.tracer.ingest.chrome import Trace
-from foretrace.tracer.ingest.events import LONGEST_US, all_to_ns, text, timed, to_ns, whole
+from foretrace.tracer.ingest.events import LONGEST_US, all_to_ns, text, timed_ns, whole
 from foretrace.tracer.ingest.groups import TraceGroups
-from foretrace.tracer.ingest.notes import STEP, HostCalls, Notes, flattened
-from foretrace.tracer.ingest.recording import Recording, coded, innermost, lanes, stacked
+from foretrace.tracer.ingest.notes import AS, STEP, HostCalls, Notes
+from foretrace.tracer.ingest.recording import Recording, innermost, lanes, stacked, step_table
 from foretrace.tracer.kernels import N_STEPS
-from foretrace.traces.columns import BoolArray, Int64Array, int64, labels
+from foretrace.traces.columns import BoolArray, Int64Array, labels
 from foretrace.traces.timeline import empty, timeline
 
 
@@ -31,13 +30,31 @@ class Steps:
     tid: int  # thread that marked them, -1 if there are none
     optimizer: Int64Array  # start and end of ``Optimizer.step`` annotations, shape ``(n, 2)``
     n_steps: int | None = None  # the first that had not ended, None: all had, as far as is known
+    marked_by: str = ""  # annotations that mark them
+    is_open: bool = True  # whether what comes after the last belongs to it
+
+    def place(self, t_ns: Int64Array) -> Int64Array:
+        """Return which step each moment lies in, counted from 0: -1 before the first, their number behind."""
+        index = np.searchsorted(self.start_ns, t_ns, side="right") - 1
+        if not self.is_open and len(self.number):
+            index = np.where(t_ns >= self.end_ns[-1], len(self.number), index)
+        return index.astype(np.int64)
+
+    def numbers(self, place: Int64Array) -> NDArray[np.int32]:
+        """Return the numbers of steps from their places, -1 outside."""
+        n = len(self.number)
+        inside = (place >= 0) & (place < n)
+        return np.where(inside, np.append(self.number, -1)[np.where(inside, place, n)], -1).astype(np.int32)
 
     def at(self, t_ns: Int64Array) -> NDArray[np.int32]:
-        """Return the number of the step in which each moment lies, -1 outside; the last step is open."""
-        if not len(self.number):
-            return np.full(len(t_ns), -1, np.int32)
-        index = np.searchsorted(self.start_ns, t_ns, side="right") - 1
-        return np.where(index >= 0, self.number[index], -1).astype(np.int32)
+        """Return the number of the step in which each moment lies, -1 outside."""
+        return self.numbers(self.place(t_ns))
+
+    def until(self, t_ns: int) -> Steps:
+        """Return them with a last one that ends at *t_ns* or later, if what comes after it belongs to it."""
+        if not len(self.number) or not self.is_open:
+            return self
+        return replace(self, end_ns=np.append(self.end_ns[:-1], max(int(self.end_ns[-1]), t_ns)))
 
     def in_optimizer(self, t_ns: Int64Array) -> BoolArray:
         """Return which moments lie in an ``Optimizer.step`` annotation."""
@@ -48,8 +65,12 @@ class Steps:
         return inside
 
 
-def steps_of(notes: Notes, header: Mapping[str, Any]) -> Steps:
-    """Return the steps that ``ProfilerStep`` annotations of the host mark, in a file with that *header*."""
+def steps_of(notes: Notes, header: Mapping[str, Any], launches: Launches) -> Steps:
+    """Return the steps that annotations of the host mark, in a file with that *header*.
+
+    ``ProfilerStep`` annotations, else those of the optimizer, which ends a step. Optimizers between which
+    nothing is launched end one step together.
+    """
     marks: dict[int, int] = {}
     optimizer: list[int] = []
     for row, note in enumerate(notes.notes):
@@ -58,6 +79,10 @@ def steps_of(notes: Notes, header: Mapping[str, Any]) -> Steps:
                 marks.setdefault(int(found[1]), row)
         elif note.name.startswith("Optimizer.step#"):
             optimizer.append(row)
+    within = np.stack([notes.start_ns[optimizer], notes.end_ns[optimizer]], axis=1)
+    within = within[np.argsort(within[:, 0], kind="stable")]
+    if not marks and len(within):
+        return _ended_by(within, int(notes.tid[optimizer[0]]), launches)
     rows_ = np.array(list(marks.values()), np.int64)
     number = np.array(list(marks), np.int64)
     order = np.argsort(notes.start_ns[rows_], kind="stable")
@@ -65,33 +90,121 @@ def steps_of(notes: Notes, header: Mapping[str, Any]) -> Steps:
     start, end = notes.start_ns[rows_], notes.end_ns[rows_].copy()
     end[:-1] = start[1:]
     tid = int(notes.tid[rows_[0]]) if len(rows_) else -1
-    within = np.stack([notes.start_ns[optimizer], notes.end_ns[optimizer]], axis=1)
-    within = within[np.argsort(within[:, 0], kind="stable")]
-    return Steps(number, start, end, tid, within, whole(header.get(N_STEPS)))
+    called = sorted({str(notes.notes[row].said.get(AS, "")) for row in marks.values()} - {""})
+    marked_by = "ProfilerStep annotations" if marks else ""
+    if called:
+        marked_by = f"annotations named after steps, as {called[0]!r}"
+    return Steps(number, start, end, tid, within, whole(header.get(N_STEPS)), marked_by)
 
 
-def step_rows(steps: Steps, spans: pa.Table) -> pa.Table:
-    """Return the rows that mark the steps that have ended; the last one marked ends with the last span."""
-    if not len(steps.number):
+def _ended_by(optimizer: Int64Array, tid: int, launches: Launches) -> Steps:
+    """Return the steps that end with *optimizer*, starts and ends of annotations; the first launch begins."""
+    launching = np.array(["launch" in name.lower() for name in launches.names], np.bool_)
+    at = np.sort(launches.start_ns[launching[launches.code]] if launches.names else launches.start_ns)
+    place = np.searchsorted(at, optimizer)
+    last = np.append(place[1:, 0] > place[:-1, 1], True)
+    end = optimizer[last, 1]
+    first = min(int(at[0]) if len(at) else int(optimizer[0, 0]), int(optimizer[0, 0]))
+    start = np.append(first, end[:-1])
+    number = np.arange(len(end), dtype=np.int64)
+    marked_by = "Optimizer.step annotations, with which a step ends"
+    return Steps(number, start, end, tid, optimizer, marked_by=marked_by, is_open=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDevice:
+    """What runs on a device, sorted by stream and start; times in ns, arrays of shape ``(n_rows,)``."""
+
+    start_ns: Int64Array
+    end_ns: Int64Array
+    stream: Int64Array  # number of the stream
+    computes: BoolArray  # whether it is a compute kernel
+    is_pageable: BoolArray  # whether it copies host memory that is not pinned
+    launch: NDArray[np.intp]  # row of the call that launched it, -1 if unknown
+
+
+LEAST_LAUNCHED: Final = 0.5
+"""Share of what runs on a device whose launches are known, below which they tell no steps: a convention."""
+
+
+def steps_on_device(
+    steps: Steps, rows: OnDevice, launches: Launches, device_notes: Notes
+) -> tuple[NDArray[np.int32], Steps]:
+    """Return the step of each row, and the steps on the device's clock.
+
+    A row belongs to the step in which it was launched; without a launch, to that of the device's own
+    annotation of a step, else to that of the row before it on its stream. A host may run steps ahead of its
+    device: there a step begins when the stream that computes most is done with the steps before.
+    """
+    n, launched = len(steps.number), rows.launch >= 0
+    latest = int(rows.end_ns.max(initial=0))
+    if not n or launched.mean() < LEAST_LAUNCHED:
+        return steps.at(rows.start_ns), steps.until(latest)
+    place, known = np.full(len(launched), n, np.int64), launched.copy()
+    place[launched] = steps.place(launches.start_ns[rows.launch[launched]])
+    if any(STEP.fullmatch(note.name) for note in device_notes.notes):
+        annotated = _annotated(steps, rows.start_ns, device_notes)
+        told = ~known & (annotated >= 0)
+        place[told], known = annotated[told], known | told
+    previous = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+    follows = (previous >= 0) & (rows.stream[previous] == rows.stream)
+    has_known = np.isin(rows.stream, np.unique(rows.stream[known]))
+    place = np.where(known, place, np.where(follows, place[previous], -1))
+    busy = np.bincount(rows.stream, (rows.end_ns - rows.start_ns) * (rows.computes + 1e-9))
+    ends = np.full(n + 2, np.iinfo(np.int64).min)
+    main = has_known & (rows.stream == busy.argmax())
+    np.maximum.at(ends, place[main] + 1, rows.end_ns[main])
+    # a lone step is the window in which it was recorded: what ran before it need not have been a step
+    start = np.maximum(steps.start_ns, np.maximum.accumulate(ends)[:n]) if n > 1 else steps.start_ns
+    inside = has_known & (place >= 0) & (place < n)
+    last = max(int(steps.end_ns[-1]), int(rows.end_ns[inside].max(initial=0)))
+    found = replace(steps, start_ns=start, end_ns=np.append(start[1:], last))
+    place = np.where(has_known, place, found.place(rows.start_ns))
+    return found.numbers(place), found
+
+
+def launch_figures(rows: OnDevice, launches: Launches) -> dict[str, Any]:
+    """Return how the host launches: how many calls, how long each takes, and how many wait to be started."""
+    launched = np.flatnonzero(rows.launch >= 0)
+    if not len(launched):
+        return {}
+    call, first = np.unique(rows.launch[launched], return_index=True)
+    began, starts = launches.start_ns[rows.launch[launched]], rows.start_ns[launched]
+    delay = np.maximum(starts - began, 0)
+    moment = np.concatenate([began, np.maximum(starts, began)])
+    order = np.argsort(moment, kind="stable")
+    queued = np.cumsum(np.repeat([1, -1], len(launched))[order])
+    lasts = np.diff(moment[order], append=moment[order][-1:])
+    total = int(lasts.sum())
+    return {
+        "n_launches": len(call),
+        "n_kernels": len(launched),
+        "mean_call_s": float((launches.end_ns - launches.start_ns)[call].mean()) / 1e9,
+        "median_delay_s": float(np.median(delay[first])) / 1e9,
+        "mean_queue": float((queued * lasts).sum() / total) if total else 0.0,
+        "longest_queue": int(queued.max()),
+        "empty_share": float(lasts[queued == 0].sum() / total) if total else 0.0,
+    }
+
+
+def _annotated(steps: Steps, t_ns: Int64Array, notes: Notes) -> Int64Array:
+    """Return the place of the step whose annotation on the device each moment lies in, -1 outside."""
+    found = np.full(len(t_ns), -1, np.int64)
+    for place, number in enumerate(steps.number.tolist()):
+        own = np.flatnonzero([note.name == f"ProfilerStep#{number}" for note in notes.notes])
+        if len(own):
+            inside = (t_ns >= notes.start_ns[own].min()) & (t_ns <= notes.end_ns[own].max())
+            found[inside & (found < 0)] = place
+    return found
+
+
+def step_rows(steps: Steps) -> pa.Table:
+    """Return the rows that mark the steps that have ended."""
+    ended = np.ones(len(steps.number), np.bool_) if steps.n_steps is None else steps.number < steps.n_steps
+    number, start = steps.number[ended], steps.start_ns[ended]
+    if not len(number):
         return empty()
-    end = steps.end_ns.copy()
-    end[-1] = max(int(end[-1]), int((int64(spans, "start_ns") + int64(spans, "duration_ns")).max(initial=0)))
-    if steps.n_steps is not None:
-        ended = steps.number < steps.n_steps
-        steps = replace(steps, number=steps.number[ended], start_ns=steps.start_ns[ended])
-        end = end[ended]
-    return timeline(
-        {
-            "rank": np.zeros(len(end), np.int32),
-            "stream": ["step"] * len(end),
-            "category": ["step"] * len(end),
-            "kind": ["step"] * len(end),
-            "name": [f"step {step}" for step in steps.number],
-            "start_ns": steps.start_ns,
-            "duration_ns": end - steps.start_ns,
-            "step": steps.number.astype(np.int32),
-        }
-    )
+    return step_table(np.zeros(len(number), np.int32), number, start, steps.end_ns[ended] - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +247,6 @@ def launches_of(table: pa.Table, base_ns: int) -> Launches:
     )
 
 
-SHORTEST_GAP_NS: Final = 5_000
-"""Shorter pauses are the device's own: 1 to 4 µs lie between kernels that depend on each other."""
-
-_BLOCKING: Final = re.compile(r"Synchronize|Memcpy|Malloc|Free|EventQuery|ModuleLoad", re.IGNORECASE)
 _MOST_LANES: Final = 256
 
 WAITS: Final = frozenset({"_c10d_functional::wait_tensor", "c10d_functional::wait_tensor"})
@@ -150,40 +259,13 @@ class Known:
 
     base_ns: int  # what the file's times count from
     notes: Notes  # annotations of the host
+    device_notes: Notes  # annotations of the device, and where its streams wait
+    frames: Notes  # operators and Python functions that last long
     calls: HostCalls  # the host's calls of collectives
     launches: Launches  # runtime calls
-    steps: Steps  # windows of the steps
+    steps: Steps  # windows of the steps, on the host's clock until the device's are known
     groups: TraceGroups  # process groups; those found are added
     result: Recording  # gets evidence and counts
-
-
-def gap_rows(device: pa.Table, launch: NDArray[np.intp], known: Known) -> pa.Table:
-    """Return, for every pause in which nothing runs on the device, what it waited for.
-
-    ``host``: what ends the pause had not been launched yet; named after what its thread was doing.
-    ``launch``: from that *launch*, a row of the calls or -1 if unknown, to the start of the kernel.
-    ``queued``: it had been launched before the pause began.
-    """
-    launches, steps = known.launches, known.steps
-    start = int64(device, "start_ns")
-    end = start + int64(device, "duration_ns")
-    order = np.lexsort((end, start))
-    busy_until = np.maximum.accumulate(end[order])[:-1]
-    following = order[1:]
-    gap = start[following] - busy_until >= SHORTEST_GAP_NS
-    begin, stop, by = busy_until[gap], start[following][gap], launch[following][gap]
-    launched = np.where(by >= 0, launches.start_ns[by], 0) if len(launches.tid) else np.zeros_like(begin)
-    late = (by >= 0) & (launched > begin)
-    until = np.where(late, np.minimum(launched, stop), stop)
-    pieces = [
-        _Pieces(begin[by < 0], stop[by < 0], "unknown", ["nothing in the file launched it"]),
-        _Pieces(begin[~late & (by >= 0)], stop[~late & (by >= 0)], "queued", ["held back on the device"]),
-        _Pieces(until[late], stop[late], "launch", ["from the launch to the start"]),
-    ]
-    tid = launches.tid[by[late]] if len(launches.tid) else np.zeros(0, np.int64)
-    code, names = _doing(known, begin[late], until[late], tid)
-    pieces.append(_Pieces(begin[late], until[late], "host", names, code))
-    return stacked([piece.table(steps) for piece in pieces])
 
 
 _HostSpan = tuple[int, int, str, str]
@@ -200,7 +282,7 @@ def host_only_rows(trace: Trace, known: Known) -> pa.Table:
     is_cpu = "gloo" in str(trace.header.get("distributedInfo") or {}) if trace.header else False
     threads: dict[int, list[_HostSpan]] = {}
     for event in trace.operators:
-        if (span := _span(event, known.base_ns)) is not None:
+        if (span := timed_ns(event, known.base_ns)) is not None:
             name = text(event.get("name", ""))
             category = ("wait" if name in WAITS else "compute") if is_cpu else "host"
             threads.setdefault(span[2], []).append((*span[:2], name, category))
@@ -217,7 +299,6 @@ def host_only_rows(trace: Trace, known: Known) -> pa.Table:
 
 
 def _thread_rows(spans: list[_HostSpan], tid: int, steps: Steps) -> pa.Table:
-    """Return the flattened spans of one thread."""
     ordered = sorted(spans, key=lambda span: (span[0], -span[1]))
     start, end = (np.array([span[i] for span in ordered], np.int64) for i in range(2))
     pieces = innermost(start, end)
@@ -239,7 +320,6 @@ def _thread_rows(spans: list[_HostSpan], tid: int, steps: Steps) -> pa.Table:
 
 
 def _gloo_rows(calls: HostCalls, steps: Steps, groups: TraceGroups) -> pa.Table:
-    """Return the collectives that gloo ran on the host."""
     lane, begin = lanes(calls.start_ns, calls.end_ns, 0, _MOST_LANES)
     kept = np.flatnonzero(lane >= 0)
     chosen = [calls.calls[i] for i in kept]
@@ -262,70 +342,3 @@ def _gloo_rows(calls: HostCalls, steps: Steps, groups: TraceGroups) -> pa.Table:
             "dtype": [call.dtype for call in chosen],
         }
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Parts of pauses with one cause; ``code`` numbers ``names``, all the first if it is None."""
-
-    start_ns: Int64Array
-    end_ns: Int64Array
-    kind: str
-    names: Sequence[str]
-    code: Int64Array | None = None
-
-    def table(self, steps: Steps) -> pa.Table:
-        """Return the rows of the timeline."""
-        some = self.end_ns > self.start_ns
-        start, n = self.start_ns[some], int(some.sum())
-        code = np.zeros(n, np.int64) if self.code is None else self.code[some]
-        one = np.zeros(n, np.int32)
-        return timeline(
-            {
-                "rank": one,
-                "stream": coded(one, ["idle"]),
-                "category": coded(one, ["host"]),
-                "kind": coded(one, [self.kind]),
-                "name": coded(code, self.names),
-                "start_ns": start,
-                "duration_ns": self.end_ns[some] - start,
-                "step": steps.at(start),
-            }
-        )
-
-
-def _doing(known: Known, start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, list[str]]:
-    """Return what the host was busy with from *start* to *end*: numbers, and the names that they number.
-
-    A blocking runtime call that takes half of it or more; else the annotation of thread *tid* in the middle,
-    or of another thread.
-    """
-    launches = known.launches
-    threads, names = flattened(known.notes)
-    offset = len(names)
-    code = np.full(len(start), -1, np.int64)
-    middle = (start + end) // 2
-    for thread, flat in threads.items():
-        own = tid == thread
-        code[own] = flat.at(middle[own])
-    for flat in threads.values():
-        open_ = code < 0
-        code[open_] = flat.at(middle[open_])
-    blocking = np.array([_BLOCKING.search(name) is not None for name in launches.names], np.bool_)
-    at = np.flatnonzero(blocking[launches.code]) if len(launches.names) else np.zeros(0, np.int64)
-    at = at[np.argsort(launches.start_ns[at], kind="stable")]
-    if len(at):
-        last = at[np.maximum(np.searchsorted(launches.start_ns[at], end) - 1, 0)]
-        both = np.minimum(end, launches.end_ns[last]) - np.maximum(start, launches.start_ns[last])
-        code = np.where(2 * both >= end - start, offset + launches.code[last], code)
-    names = [*names, *launches.names, "host"]
-    return np.where(code < 0, len(names) - 1, code), names
-
-
-def _span(event: Mapping[str, Any], base_ns: int) -> tuple[int, int, int] | None:
-    """Return start, end (ns) and thread of a host event; None if it has no usable time."""
-    if (found := timed(event)) is None:
-        return None
-    ts, dur, tid = found
-    start_ns = base_ns + to_ns(ts)
-    return start_ns, start_ns + to_ns(dur), tid

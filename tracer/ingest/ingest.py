@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.joining import join
+from foretrace.tracer.ingest.explained import explained, write_issued
+from foretrace.tracer.ingest.joining import Joined, join
+from foretrace.tracer.ingest.reading import read_all
 from foretrace.tracer.ingest.recording import Recording
 from foretrace.tracer.ingest.sources import Progress, Source, find_sources, kind_of
 from foretrace.traces.info import RunInfo
+from foretrace.traces.rehearsal import FOLDER
 from foretrace.traces.store import write_run
-
-Reader = Callable[[Source, Progress | None], Recording]
 
 READERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "kineto": "foretrace.tracer.ingest.kineto",
+        "exported": "foretrace.tracer.ingest.exported",
         "operations": "foretrace.tracer.ingest.optable",
         "timers": "foretrace.tracer.ingest.timers",
         "chakra": "foretrace.tracer.ingest.chakra",
         "flight recorder": "foretrace.tracer.ingest.flight",
         "param": "foretrace.tracer.ingest.param",
+        "nsight": "foretrace.tracer.ingest.nsight",
+        "rocprof": "foretrace.tracer.ingest.rocprof",
+        "xplane": "foretrace.tracer.ingest.xplane",
     }
 )
-"""By kind of file, the module whose ``read`` reads it; imported when there is such a file."""
+"""By kind of file, the module whose ``read`` reads it, given a source and the function that is told of
+progress; imported when there is such a file. A file of several ranks gives a recording each."""
 
 
 def ingest(
@@ -38,6 +45,9 @@ def ingest(
     *,
     name: str = "",
     progress: Progress | None = None,
+    communicates: str = "",
+    explain: bool = False,
+    describe_device: Callable[[str], Mapping[str, Any]] | None = None,
 ) -> RunInfo:
     """Read trace files of another tool and write them as one run.
 
@@ -46,6 +56,9 @@ def ingest(
         output: run directory to write.
         name: what to call the run; the last part of *output* if empty.
         progress: called while files are read.
+        communicates: regular expression; kernels whose names fit it are communication, beside those known.
+        explain: tell from operators and their shapes what was issued, too, and what job it was.
+        describe_device: returns what a device can do from its name, for ``RunInfo.cluster``.
 
     Returns:
         The description of the run: what was found, inferred from what, and lost.
@@ -54,6 +67,7 @@ def ingest(
         IngestError: nothing of it can be read, or the files are of different kinds.
         RunError: *output* cannot be written.
     """
+    pattern = _pattern(communicates)
     sources = find_sources(paths)
     kinds = {source: kind_of(source) for source in sources}
     beside = _graphs_beside_traces(kinds)
@@ -65,20 +79,73 @@ def ingest(
         raise IngestError(
             f"files of different kinds, {' and '.join(found)}: take them over one kind at a time"
         )
-    reader: Reader = import_module(READERS[found[0]]).read
-    recordings, failed = _read(reader, [s for s in sources if kinds[s]], progress)
+    options: dict[str, Any] = {}
+    for asked, flag in ((pattern is not None, "--comm-kernels"), (explain, "--explain")):
+        if asked and found[0] != "kineto":
+            raise IngestError(f"{flag} is for traces of the kind kineto, these are of the kind {found[0]}")
+    if found[0] == "kineto":
+        options = {"communicates": pattern, "explain": explain}
+    outcomes = list(read_all(READERS[found[0]], options, [s for s in sources if kinds[s]], progress))
+    recordings = [one for outcome in outcomes for one in outcome.recordings]
+    failed = [outcome.failed for outcome in outcomes if outcome.failed]
     if not recordings:
         raise IngestError(failed[0])
-    joined = join(recordings, name or Path(output).absolute().name, found[0])
     ignored = [
         f"{source.name} is {'a graph beside traces that have times' if source in beside else 'no trace'}: "
         "left out"
         for source in sources
         if not kinds[source]
     ]
+    if found[0] == "exported":
+        if len(recordings) > 1:
+            raise IngestError("each exported file is a run: take them over one at a time")
+        return _taken_over(recordings[0], output, name, [*failed, *ignored])
+    joined = join(recordings, name or Path(output).absolute().name, found[0])
+
     info = replace(joined.info, warnings=(*joined.info.warnings, *failed, *ignored))
-    write_run(output, info, joined.written())
+    if info.cluster and describe_device is not None:
+        device = info.cluster["device"]
+        info = replace(info, cluster={"device": {**device, **describe_device(device["name"])}})
+    if pattern is not None:
+        evidence = info.job["evidence"] if info.job else {}
+        evidence["communication kernels"] = f"those known, and those that fit {communicates!r}, as asked"
+    return _written(output, explained(info, joined.issued) if explain else info, joined)
+
+
+def _written(output: str | os.PathLike[str], info: RunInfo, joined: Joined) -> RunInfo:
+    """Write a run, and what its ranks issued if they tell; what an earlier run of the place issued goes."""
+    issued, folder = joined.issued, Path(output) / FOLDER
+    write_run(output, info, joined.written(), joined.memory)
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    if issued:
+        write_issued(folder, info, issued)
     return info
+
+
+def _taken_over(
+    recording: Recording, output: str | os.PathLike[str], name: str, warnings: list[str]
+) -> RunInfo:
+    """Write the run that an exported file holds as it was, but for *name*, if any, and further *warnings*."""
+    run: RunInfo = recording.facts["run"]
+    run = replace(run, name=name or run.name, warnings=(*run.warnings, *warnings))
+    write_run(output, run, recording.spans, recording.facts.get("memory"))
+    return run
+
+
+def _pattern(communicates: str) -> re.Pattern[str] | None:
+    if not communicates:
+        return None
+    try:
+        pattern = re.compile(communicates)
+    except re.error as error:
+        raise IngestError(f"{communicates!r} is not a regular expression: {error}") from error
+    if pattern.search(""):
+        raise IngestError(
+            f"{communicates!r} fits even a name without letters, and so every kernel: write only what "
+            "communicates, e.g. 'exchange|dispatch'"
+        )
+    return pattern
 
 
 def _graphs_beside_traces(kinds: Mapping[Source, str]) -> list[Source]:
@@ -86,18 +153,3 @@ def _graphs_beside_traces(kinds: Mapping[Source, str]) -> list[Source]:
     if set(kinds.values()) - {""} != {"chakra", "kineto"}:
         return []
     return [source for source, kind in kinds.items() if kind == "chakra"]
-
-
-def _read(
-    reader: Reader, sources: list[Source], progress: Progress | None
-) -> tuple[list[Recording], list[str]]:
-    """Return what could be read of *sources*, and why the others could not."""
-    recordings: list[Recording] = []
-    failed: list[str] = []
-    for source in sources:
-        try:
-            recordings.append(reader(source, progress))
-        except IngestError as error:
-            said = str(error)
-            failed.append(said if source.name in said else f"{source.name}: {said}")
-    return recordings, failed

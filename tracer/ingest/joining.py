@@ -17,7 +17,9 @@ from foretrace.tracer.ingest.sources import rank_in_name
 from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
 from foretrace.traces.info import Clock, RunInfo, rank_list
 from foretrace.traces.layout import Group
+from foretrace.traces.rehearsal import Issued
 from foretrace.traces.report.format import format_share
+from foretrace.traces.timeline import MEMORY
 
 NS_PER_YEAR: Final = 365.25 * 24 * 3600 * 1e9
 LONGEST_NS: Final = 1 << 62  # half of what 64 bits hold, so that durations can be added
@@ -35,6 +37,8 @@ class Joined:
 
     info: RunInfo
     tables: dict[int, pa.Table]
+    memory: pa.Table | None = None
+    issued: dict[int, Issued] = field(default_factory=dict)  # by rank, where it was asked for
 
     def written(self) -> Iterator[pa.Table]:
         """Yield the timeline of each rank, giving it up."""
@@ -47,6 +51,8 @@ class _Parts:
     """What the recordings say together."""
 
     tables: dict[int, pa.Table] = field(default_factory=dict)
+    memory: dict[int, pa.Table] = field(default_factory=dict)
+    issued: dict[int, Issued] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
@@ -66,9 +72,12 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     rounding_ns = max((recording.rounding_ns for recording in recordings), default=0)
     clock = {rank: Clock(uncertainty_ns=rounding_ns) for rank in parts.tables}
     if not all(recording.one_clock for recording in recordings):
-        for rank, reason in unmatched_ranks(parts.tables).items():
+        unmatched = unmatched_ranks(parts.tables)
+        for rank, reason in unmatched.items():
             parts.warnings.append(f"rank {rank}: {reason}")
             parts.tables[rank] = _unnumbered(parts.tables[rank])
+        if 1 < len(parts.tables) == parts.world_size and not unmatched and parts.facts.pop("assumed", None):
+            parts.evidence["group"] = "no group in the files; collectives of all ranks ran at the same times"
         clock = common_clock(parts.tables)
     if any(clock[rank].offset_ns for rank in clock):
         parts.evidence["clock"] = (
@@ -78,7 +87,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     tables = {rank: _moved(table, rank, clock, first_ns) for rank, table in parts.tables.items()}
     layouts = {recording.layout for recording in recordings} - {None}
     layout = layouts.pop() if len(layouts) == 1 else None
-    timeless = {name: value for name, value in parts.facts.items() if name == "times"}
+    noted = {name: value for name, value in parts.facts.items() if name in {"times", "assumed", "launches"}}
     info = RunInfo(
         origin="ingested",
         world_size=layout.world_size if layout is not None else parts.world_size,
@@ -88,12 +97,19 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         groups=tuple(parts.groups[number] for number in sorted(parts.groups)),
         clock=clock,
         cluster={"device": parts.facts["device"]} if "device" in parts.facts else None,
-        job={"ingested_from": kind, "evidence": parts.evidence, **timeless},
-        warnings=(*parts.warnings, *([TIMELESS] if timeless else [])),
+        job={"ingested_from": kind, "evidence": parts.evidence, **noted},
+        warnings=(*parts.warnings, *([TIMELESS] if "times" in noted else [])),
         dropped=dict(parts.lost),
         versions=parts.facts.get("versions", {}),
     )
-    return Joined(info, tables)
+    held = [_held(table, rank, clock[rank].offset_ns - first_ns) for rank, table in parts.memory.items()]
+    return Joined(info, tables, pa.concat_tables(held) if held else None, parts.issued)
+
+
+def _held(memory: pa.Table, rank: int, later_ns: int) -> pa.Table:
+    t_ns = pa.array(int64(memory, "t_ns") + later_ns)
+    ranks = pa.array(np.full(memory.num_rows, rank, np.int32))
+    return memory.set_column(1, MEMORY.field("t_ns"), t_ns).set_column(0, MEMORY.field("rank"), ranks)
 
 
 def _add(parts: _Parts, recording: Recording) -> None:
@@ -117,11 +133,18 @@ def _add(parts: _Parts, recording: Recording) -> None:
         if rank in again:
             continue
         parts.tables[rank] = stacked([parts.tables[rank], table]) if rank in parts.tables else table
+    if recording.memory is not None and not again:
+        parts.memory.setdefault(min(split), recording.memory)
+    if recording.issued is not None and not again:
+        parts.issued.setdefault(min(split), recording.issued)
     parts.groups |= {group.id: group for group in recording.groups}
     parts.lost.update(recording.lost)
     parts.warnings += [f"{recording.name}: {warning}" for warning in recording.warnings]
     parts.evidence |= recording.evidence
+    launches = recording.facts.pop("launches", None)
     parts.facts |= recording.facts
+    if launches:
+        parts.facts.setdefault("launches", {})[str(min(split))] = launches
     members = (rank for group in recording.groups for rank in group.ranks)
     highest = max(max(members, default=0), *parts.tables) + 1
     parts.world_size = max(parts.world_size, recording.world_size or 1, highest)
@@ -276,7 +299,6 @@ def shared(a: Ends, b: Ends) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _misfit(a: Ends, b: Ends) -> str:
-    """Return why two ranks do not fit, "" if they do."""
     left, right = shared(a, b)
     if not len(left):
         return "no number in common"
@@ -332,7 +354,6 @@ def _difference(a: dict[int, Ends], b: dict[int, Ends]) -> tuple[int, int] | Non
 
 
 def _chained(known: Clock, offset_ns: int, spread_ns: int) -> Clock:
-    """Return the clock of a rank that differs by *offset_ns* from one whose clock is *known*."""
     if abs(offset_ns) <= max(LEAST_NS, 3 * spread_ns):
         spread_ns, offset_ns = spread_ns + abs(offset_ns), 0
     return Clock(offset_ns=known.offset_ns + offset_ns, uncertainty_ns=known.uncertainty_ns + spread_ns)

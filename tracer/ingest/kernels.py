@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 UNKNOWN: Final = "unknown"  # kind of a communication that the file does not tell
+PEER: Final = "peer_to_peer"  # kind of a copy between devices
 
 _KINDS: Final = {
     spelled: kind
@@ -30,18 +33,33 @@ _KINDS: Final = {
 }
 """Names of collectives, without underscores, as c10d, NCCL, gloo and Kineto write them."""
 
-_COMMUNICATION: Final = re.compile(
-    r"^nccl|^rccl|^msccl|ncclKernel|ncclDevKernel|deep_ep::|^nvshmem|nvshmemi?_"
-    r"|cross_device_reduce|(?:one|two)_shot_all_reduce|multimem_all_reduce|all_reduce_(?:one|two)_shot",
-    re.IGNORECASE,
+COMMUNICATION: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        r"(?i:^(?:void )?(?:nccl|rccl|msccl))|(?i:[nr]ccl(?:Dev)?Kernel|mscclpp::)": "NCCL, RCCL, MSCCL++",
+        r"(?i:nvshmemi?_|^(?:void )?nvshmem|rocshmem|mori_shmem)": "NVSHMEM and ROC_SHMEM",
+        r"\b(?:inter|intra)node(?:_ll)?::": "kernels between and inside nodes, as DeepEP names them",
+        r"(?:^|::|\s)(?:cached_)?(?:dispatch|combine|notify(?:_dispatch|_combine)?)\s*(?:[<(]|$)|"
+        r"Ep(?:Dispatch|Combine)\w*Kernel": "exchange of tokens between experts, in any namespace",
+        r"(?:(?<![a-z])all|All)[_-]?[rR]educe|(?:(?<![a-z])all|All)[_-]?[gG]ather|"
+        r"(?:(?<![a-z])reduce|Reduce)[_-]?[sS]catter|(?:(?<![a-z])all|All)[_-]?[tT]o[_-]?[aA]ll|"
+        r"collective-permute|cross_device_reduce|multimem_|[uU]serbuffers": "named after a collective",
+    }
 )
-"""Kernels that communicate: NCCL and RCCL; DeepEP; NVSHMEM; the custom all-reduces of vLLM and of torch's
-symmetric memory. What is not listed counts as compute."""
+"""Patterns of names of kernels that communicate, and whose they are. What fits none counts as compute."""
+
+_COMMUNICATION: Final = re.compile("|".join(COMMUNICATION))
+_FUSED: Final = re.compile(r"^triton_[a-z]+_fused_")
+"""Kernels of a compiler, named after the operators that they compute; none of these is a collective."""
 
 _NCCL_KIND: Final = re.compile(
     r"(?:nccl|rccl)(?:Dev)?Kernel_(\w*?(?:AllReduce|AllGatherV|AllGather|ReduceScatter|AllToAllPivot|AllToAll|Broadcast"
     r"|SendRecv|Reduce))", re.IGNORECASE,
 )  # fmt: skip
+
+_COPIES: Final = {
+    "HtoD": "host_to_device", "DtoH": "device_to_host", "PtoP": PEER, "DtoD": "device_to_device",
+}  # fmt: skip
+"""Kinds of copies, by what is in their names."""
 
 _DTYPES: Final = {
     spelled: (short, width)
@@ -74,8 +92,8 @@ class Kernel(NamedTuple):
 
 
 @cache
-def kernel(category: str, name: str) -> Kernel:
-    """Return what the device event *name* of the trace's *category* is.
+def kernel(category: str, name: str, also: re.Pattern[str] | None = None) -> Kernel:
+    """Return what the device event *name* of the trace's *category* is; kernels that fit *also* communicate.
 
     >>> kernel("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)")[:2]
     ('collective', 'all_reduce')
@@ -86,8 +104,9 @@ def kernel(category: str, name: str) -> Kernel:
     if category in {"gpu_memset", "Memset"} or name.startswith("Memset"):
         return Kernel("copy", "memset", shown)
     if category in {"gpu_memcpy", "Memcpy"} or name.startswith("Memcpy"):
-        return Kernel("copy", _copy_kind(name), shown)
-    if not is_communication(name):
+        kind = next((kind for short, kind in _COPIES.items() if short in name), "copy")
+        return Kernel("collective" if kind == PEER else "copy", kind, name)
+    if not is_communication(name) and (also is None or not also.search(name)):
         return Kernel("compute", "kernel", shown)
     found = _NCCL_KIND.search(name)
     kind = collective_kind(found[1]) if found else _custom_kind(name)
@@ -96,7 +115,7 @@ def kernel(category: str, name: str) -> Kernel:
 
 def is_communication(name: str) -> bool:
     """Whether a kernel of that name moves data between devices."""
-    return _COMMUNICATION.search(name) is not None
+    return _COMMUNICATION.search(name) is not None and not _FUSED.search(name)
 
 
 @cache
@@ -142,16 +161,11 @@ def _shown(name: str) -> str:
     return short if len(short) <= 160 else short[:159] + "…"
 
 
-def _copy_kind(name: str) -> str:
-    for short, kind in (("HtoD", "host_to_device"), ("DtoH", "device_to_host"), ("PtoP", "peer_to_peer")):
-        if short in name:
-            return kind
-    return "device_to_device" if "DtoD" in name else "copy"
-
-
 def _custom_kind(name: str) -> str:
-    lower = name.lower()
-    if any(word in lower for word in ("dispatch", "combine", "alltoall", "all_to_all")):
+    lower = name.lower().replace("-", "_")
+    if "collective_permute" in lower:
+        return "send_recv"
+    if any(word in lower for word in ("dispatch", "combine", "notify", "alltoall", "all_to_all")):
         return "all_to_all"
     if "reduce_scatter" in lower:
         return "reduce_scatter"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -19,32 +20,60 @@ from foretrace.tracer.ingest.chrome import (
     read_any_layout,
     read_kineto_layout,
 )
-from foretrace.tracer.ingest.events import ARGUMENTS, DEVICE, LAUNCH, LONGEST_US, all_to_ns, whole
+from foretrace.tracer.ingest.events import (
+    ARGUMENTS,
+    DEVICE,
+    LAUNCH,
+    LONGEST_US,
+    MEMORY_INSTANT,
+    all_to_ns,
+    arguments,
+    product_flops,
+    text,
+    timed_ns,
+    whole,
+)
 from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups
 from foretrace.tracer.ingest.host import (
     Known,
+    OnDevice,
     Steps,
-    gap_rows,
     host_only_rows,
+    launch_figures,
     launches_of,
     step_rows,
     steps_of,
+    steps_on_device,
 )
-from foretrace.tracer.ingest.kernels import UNKNOWN, Kernel, kernel, kernel_dtype
-from foretrace.tracer.ingest.notes import Call, Notes, from_arguments, host_calls, named
+from foretrace.tracer.ingest.idle import idle_rows
+from foretrace.tracer.ingest.kernels import PEER, UNKNOWN, Kernel, first_dtype, kernel, kernel_dtype
+from foretrace.tracer.ingest.notes import Call, Notes, flattened, from_arguments, host_calls, named
 from foretrace.tracer.ingest.recording import Recording, coded, lanes, stacked
 from foretrace.tracer.ingest.sources import Progress, Source, head, opened
-from foretrace.traces.columns import BoolArray, Int64Array, factorized, labels
+from foretrace.traces.analysis.kernels import OTHER, group_of
+from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, labels
 from foretrace.traces.errors import reason
 from foretrace.traces.layout import Group
-from foretrace.traces.timeline import timeline
+from foretrace.traces.report.format import format_share, format_time
+from foretrace.traces.timeline import MEMORY, timeline
 
 LATEST_NS: Final = 4 * 10**18
 """Latest base time that is believed, in the year 2096. Times of events may be as large: sums of both fit."""
 
+NAMELESS: Final = re.compile(r"(?:^|(?<=::)|(?<=\s))[(<{][^()<>{}]*[)>}]::")
+"""A namespace without a name, as compilers spell it, before what is in it."""
 
-def read(source: Source, progress: Progress | None = None) -> Recording:
-    """Read one Kineto or Chrome trace of a rank.
+
+def read(
+    source: Source,
+    progress: Progress | None = None,
+    *,
+    communicates: re.Pattern[str] | None = None,
+    explain: bool = False,
+) -> Recording:
+    """Read one Kineto or Chrome trace of a rank; kernels whose names fit *communicates* are communication.
+
+    If *explain*, what the rank issued is told from its operators and their shapes, too.
 
     Raises:
         IngestError: the file cannot be read, is no trace, or holds nothing that has a duration.
@@ -53,31 +82,35 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     reader = read_kineto_layout if fast else read_any_layout
     with opened(source, progress) as stream:
         trace = reader(stream)
-    if not any(table.num_rows for table in trace.device):
+    if explain or not any(table.num_rows for table in trace.device):
         with opened(source) as stream:
             trace.operators = reader(stream, operators=True).operators
     try:
-        return translated(trace, source.name)
+        return translated(trace, source.name, communicates, explain=explain)
     except (OverflowError, pa.ArrowException) as error:
         raise IngestError(f"{source.name} holds numbers that no trace has: {reason(error)}") from error
 
 
-def translated(trace: Trace, name: str) -> Recording:
-    """Return the recording of one rank that *trace* holds.
+def translated(
+    trace: Trace, name: str, communicates: re.Pattern[str] | None = None, *, explain: bool = False
+) -> Recording:
+    """Return the recording of one rank that *trace* holds; *communicates* and *explain* as for ``read``.
 
     Raises:
         IngestError: nothing in it has a duration.
     """
     info = trace.header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    rank, world_size = _rank(info), _world_size(info)
+    rank, world_size = whole(info.get("rank")), whole(info.get("world_size"))
+    rank = rank if rank is not None and 0 <= rank < MOST_RANKS else None
+    world_size = world_size if world_size is not None and 1 <= world_size <= MOST_RANKS else None
     base_ns = whole(trace.header.get("baseTimeNanoseconds")) or 0
     if abs(base_ns) > LATEST_NS:
         base_ns = 0
         trace.lost["base time that is no time"] += 1
     groups = TraceGroups.from_header(-1 if rank is None else rank, world_size or 0, info)
     notes = Notes.of(trace.notes, base_ns)
-    steps = steps_of(notes, trace.header)
+    launches = launches_of(trace.taken(LAUNCH), base_ns)
     result = Recording(
         name=name,
         spans=pa.table({}),
@@ -89,46 +122,73 @@ def translated(trace: Trace, name: str) -> Recording:
     known = Known(
         base_ns=base_ns,
         notes=notes,
+        device_notes=Notes.of(trace.notes, base_ns, on_host=False),
+        frames=Notes.of(trace.frames, base_ns),
         calls=host_calls(notes, groups),
-        launches=launches_of(trace.taken(LAUNCH), base_ns),
-        steps=steps,
+        launches=launches,
+        steps=steps_of(notes, trace.header, launches),
         groups=groups,
         result=result,
     )
-    device = device_rows(trace.taken(DEVICE), known)
+    device = device_rows(trace, known, communicates, explain=explain)
     if device is None:
         spans = host_only_rows(trace, known)
+        ends = int64(spans, "start_ns") + int64(spans, "duration_ns")
+        steps = known.steps.until(int(ends.max(initial=0)))
     else:
-        timeline, launch = device
-        spans = stacked([timeline, gap_rows(timeline, launch, known)])
+        spans, steps = device
     if not spans.num_rows:
         raise IngestError(f"{name} holds no event with a duration: no kernel, no operator, no annotation")
-    result.spans = stacked([spans, step_rows(steps, spans)])
+    result.spans = stacked([spans, step_rows(steps)])
     result.groups = tuple(groups.known.values())
-    _note(result, trace, steps, groups, rank)
+    result.memory = _memory(trace, base_ns)
+    _note(result, trace, known.steps, steps, groups)
     return result
 
 
-def _note(result: Recording, trace: Trace, steps: Steps, groups: TraceGroups, rank: int | None) -> None:
+def _memory(trace: Trace, base_ns: int) -> pa.Table | None:
+    """Return the memory of the device that holds most, over time; None where the file does not say."""
+    found = pa.concat_tables(trace.memory) if trace.memory else MEMORY_INSTANT.empty_table()
+    ts = pc.fill_null(found["ts"], np.inf).to_numpy()
+    device, total, reserved = (_column(found, name) for name in MEMORY_INSTANT.names[2:])
+    on_device = _column(found, "Device Type") > 0
+    kept = on_device & (np.abs(ts) < LONGEST_US) & (total >= 0) & (reserved >= 0)
+    if not kept.any():
+        return None
+    most = device[kept][total[kept].argmax()]
+    own = np.flatnonzero(kept & (device == most))
+    own = own[np.lexsort((reserved[own], total[own], ts[own]))]
+    t_ns = base_ns + all_to_ns(ts[own])
+    return pa.concat_tables(
+        pa.table(
+            {
+                "rank": pa.array(np.zeros(len(own), np.int32)),
+                "t_ns": t_ns,
+                "category": coded(np.zeros(len(own), np.int32), [name]),
+                "bytes": pa.array(values[own]),
+            },
+            schema=MEMORY,
+        )
+        for name, values in (("total", total), ("reserved", reserved))
+    )
+
+
+def _note(result: Recording, trace: Trace, on_host: Steps, steps: Steps, groups: TraceGroups) -> None:
     """Write down where things were taken from, and what is missing."""
-    if rank is not None:
+    if result.rank is not None:
         result.evidence["rank"] = "distributedInfo in the file"
     if steps.number.size:
-        result.evidence["step"] = "ProfilerStep annotations"
+        ahead_ns = int((steps.start_ns - on_host.start_ns).max())
+        result.evidence["step"] = steps.marked_by + (
+            f"; the host runs up to {format_time(ahead_ns / 1e9)} ahead, so steps are told by what was "
+            "launched in them, and last as long as the device takes"
+            if ahead_ns
+            else ""
+        )
     if groups.sources:
         result.evidence["group"] = "; ".join(sorted(groups.sources))
     if trace.cut:
         result.warnings.append(f"{trace.cut}; what was complete is shown")
-
-
-def _rank(info: Mapping[str, Any]) -> int | None:
-    rank = whole(info.get("rank"))
-    return rank if rank is not None and 0 <= rank < MOST_RANKS else None
-
-
-def _world_size(info: Mapping[str, Any]) -> int | None:
-    size = whole(info.get("world_size"))
-    return size if size is not None and 1 <= size <= MOST_RANKS else None
 
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +209,11 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
+ASSUMED_WORLD: Final = "assumed: the file names no process group, all communication is taken as of all ranks"
+LIKE_OTHERS: Final = "like all others of its stream"
+LEAST_SILENT: Final = 0.01
+"""Share of the time from which on a stream that does nothing known is worth a warning."""
+
 GRAIN_NS: Final = 1_000
 """Up to torch 2.2, times are whole microseconds: neighbours of a stream may overlap by one."""
 
@@ -156,10 +221,15 @@ MOST_LANES: Final = 32
 """Kernels of one stream that may run at once: graphs and dependent launches overlap few."""
 
 
-def device_rows(table: pa.Table, known: Known) -> tuple[pa.Table, NDArray[np.intp]] | None:
-    """Return the timeline of device events, and the runtime call of each row; None if there are none."""
-    result, launches, steps = known.result, known.launches, known.steps
-    table = _sane(table, result)
+def device_rows(
+    trace: Trace, known: Known, communicates: re.Pattern[str] | None, *, explain: bool
+) -> tuple[pa.Table, Steps] | None:
+    """Return the timeline of device events, and steps on the device's clock; None if there are none.
+
+    Of matrix products, operators of the host, the kernels have FLOPs and data type.
+    """
+    result, launches = known.result, known.launches
+    table = _sane(trace.taken(DEVICE), result)
     if not table.num_rows:
         return None
     start = known.base_ns + all_to_ns(table["ts"].to_numpy())
@@ -178,21 +248,40 @@ def device_rows(table: pa.Table, known: Known) -> tuple[pa.Table, NDArray[np.int
             stream[kept],
             lane[kept],
         )
-    what, of_event = _kernels(table)
+    what, of_event = _kernels(table, communicates)
     launch = launches.find(_column(table, "correlation"))
+    rows = OnDevice(
+        start_ns=begin,
+        end_ns=end,
+        stream=stream,
+        computes=np.array([k.category == "compute" for k in what], np.bool_)[of_event],
+        is_pageable=np.array(["Pageable" in k.name for k in what], np.bool_)[of_event] & (launch >= 0),
+        launch=launch,
+    )
+    step, steps = steps_on_device(known.steps, rows, launches, known.device_notes)
     communication = np.array([k.category == "collective" for k in what], np.bool_)[of_event]
     calls = communication_calls(
         table, communication, launch, known, [what[i] for i in of_event[communication]]
     )
+    calls = _like_others(calls, stream[communication])
     tell_sources(calls, result)
-    columns = _plain(table, what, of_event, begin, end) | {"step": steps.at(begin)}
+    _tell_silent_streams(rows, what, of_event, stream_names, result)
+    flops, product_dtype = _products(trace.products, rows, known)
+    columns = _plain(table, what, of_event, begin, end) | {"step": step, "flops": flops}
+    columns["dtype"] = _labelled(product_dtype, np.arange(len(begin)))
+    result.facts["launches"] = launch_figures(rows, launches)
     columns["stream"] = _stream_labels(stream, lane, stream_names)
-    columns |= _pass_kinds(what, of_event, launch, known)
-    return with_calls(columns, communication, calls, known), launch
+    columns |= _pass_kinds(what, of_event, rows, known)
+    idle = idle_rows(rows, stream_names, replace(known, steps=steps))
+    spans = with_calls(columns, communication, calls, stream[communication], known)
+    if explain:
+        from foretrace.tracer.ingest.operators import issued
+
+        result.issued = issued(trace.operators, rows, spans, known, steps)
+    return stacked([spans, idle]), steps
 
 
 def _sane(table: pa.Table, result: Recording) -> pa.Table:
-    """Leave out, and count, events without a usable time."""
     if not table.num_rows:
         return table
     ts, dur = (table[name].to_numpy() for name in ("ts", "dur"))
@@ -206,7 +295,6 @@ def _sane(table: pa.Table, result: Recording) -> pa.Table:
 
 
 def _column(table: pa.Table, name: str) -> Int64Array:
-    """Return an integer column, -1 where it says nothing."""
     values: Int64Array = pc.fill_null(table[name], -1).to_numpy().astype(np.int64)
     return values
 
@@ -236,21 +324,21 @@ def _stream_labels(stream: Int64Array, lane: Int64Array, names: list[str]) -> pa
     return coded(code, said)
 
 
-def _kernels(table: pa.Table) -> tuple[list[Kernel], NDArray[np.intp]]:
+def _kernels(table: pa.Table, communicates: re.Pattern[str] | None) -> tuple[list[Kernel], NDArray[np.intp]]:
     """Return the distinct kinds of events, and which of them each row is."""
     cats, cat_names = labels(table, "cat")
     codes, names = labels(table, "name")
     key = codes.astype(np.int64) * (len(cat_names) + 1) + cats
     used, index = np.unique(key, return_inverse=True)
     width = len(cat_names) + 1
-    return [kernel(cat_names[u % width], names[u // width]) for u in used.tolist()], index
+    return [kernel(cat_names[u % width], names[u // width], communicates) for u in used.tolist()], index
 
 
 def _plain(
     table: pa.Table, what: list[Kernel], of_event: NDArray[np.intp], begin: Int64Array, end: Int64Array
 ) -> dict[str, Any]:
     """Return the columns that need nothing but the event."""
-    is_copy = np.array([k.category == "copy" for k in what], np.bool_)[of_event]
+    is_copy = np.array([k.category == "copy" or k.kind == PEER for k in what], np.bool_)[of_event]
     moved = pc.fill_null(table["bytes"], 0.0).to_numpy()
     sane = is_copy & (moved >= 0) & (moved < 2.0**62)
     return {
@@ -270,31 +358,121 @@ def _labelled(names: list[str], index: NDArray[np.intp]) -> pa.DictionaryArray:
     return coded(np.array([where[name] for name in names], np.int32)[index], distinct)
 
 
-def _pass_kinds(
-    what: list[Kernel], of_event: NDArray[np.intp], launch: NDArray[np.intp], known: Known
-) -> dict[str, Any]:
-    """Return the ``kind`` column; compute is told apart by the thread that launched it.
+def _products(products: list[dict[str, Any]], rows: OnDevice, known: Known) -> tuple[Int64Array, list[str]]:
+    """Return FLOPs and data type of each row: the longest kernel that a matrix product launches has them."""
+    flops, dtypes = np.zeros(len(rows.launch), np.int64), [""] * len(rows.launch)
+    spans: dict[int, list[tuple[int, int, int, str]]] = {}
+    for event in products:
+        said = arguments(event)
+        count = product_flops(text(event.get("name")), said.get("Input Dims"))
+        if count and (found := timed_ns(event, known.base_ns)) is not None:
+            label = first_dtype(said.get("Input type"))[0]
+            spans.setdefault(found[2], []).append((*found[:2], count, label))
+    launches = known.launches
+    rows_of = np.flatnonzero((rows.launch >= 0) & rows.computes) if spans else flops[:0]
+    tid, when = launches.tid[rows.launch[rows_of]], launches.start_ns[rows.launch[rows_of]]
+    length = rows.end_ns - rows.start_ns
+    for thread, own in spans.items():
+        own.sort()
+        starts, ends = (np.array([span[i] for span in own], np.int64) for i in (0, 1))
+        mine = np.flatnonzero(tid == thread)
+        at = np.searchsorted(starts, when[mine], side="right") - 1
+        inside = (at >= 0) & (when[mine] < ends[at])
+        chosen, at = rows_of[mine[inside]], at[inside]
+        order = np.lexsort((length[chosen], at))  # of each product the longest is the last
+        last = np.append(np.diff(at[order]) != 0, True)[: len(order)]
+        for row, which in zip(chosen[order][last].tolist(), at[order][last].tolist(), strict=True):
+            flops[row], dtypes[row] = own[which][2:]
+    return flops, dtypes
 
-    torch runs the backward pass on a thread of its own. What the thread of the step marks launches inside an
-    ``Optimizer.step`` annotation is the optimizer, the rest is forward.
+
+BACKWARD_KERNEL: Final = re.compile(r"bwd|backward|dgrad|wgrad", re.IGNORECASE)
+"""Kernels that say themselves that they are of a backward pass."""
+
+PASSES: Final = (
+    ("backward_weight", re.compile(r"\(W\)|wgrad|backward_weight|weight_backward", re.IGNORECASE)),
+    ("backward", re.compile(r"\(B\)|backward|(?<![a-z])bwd(?![a-z])|^autograd::engine", re.IGNORECASE)),
+    ("forward", re.compile(r"\(F\)|forward|(?<![a-z])fwd(?![a-z])|^CompiledFunction$", re.IGNORECASE)),
+)
+"""Passes, and the annotations that name them: of scripts, Megatron, schedules, autograd, compiled graphs."""
+
+
+def _pass_kinds(
+    what: list[Kernel], of_event: NDArray[np.intp], rows: OnDevice, known: Known
+) -> dict[str, Any]:
+    """Return the ``kind`` column; passes are told apart by what was under way when a kernel was launched.
+
+    First an annotation that names a pass, on the thread of the launch or else on another. Then
+    ``Optimizer.step``; then the name of the kernel; then the thread: torch runs the backward pass on one of
+    its own, and what the thread of the step marks launches is forward, unless it launches kernels of a
+    backward pass, too: a backward by hand is not told from a forward.
     """
     launches, steps = known.launches, known.steps
-    names = [k.kind for k in what]
-    kind = np.array([names.index(name) for name in names], np.int64)[of_event]
-    is_compute = np.array([k.category == "compute" for k in what], np.bool_)[of_event] & (launch >= 0)
-    thread = np.where(launch >= 0, launches.tid[launch] if len(launches.tid) else -1, -1)
-    elsewhere = is_compute & (thread != steps.tid)
-    if steps.tid >= 0 and elsewhere.any() and (is_compute & ~elsewhere).any():
-        when = launches.start_ns[launch]
-        in_optimizer = steps.in_optimizer(when) & ~elsewhere
-        names = [*names, "backward", "optimizer", "forward"]
-        kind[is_compute] = len(names) - 1
-        kind[is_compute & in_optimizer] = len(names) - 2
-        kind[elsewhere] = len(names) - 3
-        known.result.evidence["kind"] = (
-            "thread that launched a kernel: autograd's is backward; Optimizer.step annotations"
-        )
+    names = ["optimizer", *(name for name, _ in PASSES), "backward_input", "recompute"]
+    names += sorted({k.kind for k in what} - set(names))
+    kind = np.array([names.index(k.kind) for k in what], np.int64)[of_event]
+    own = np.flatnonzero(rows.computes & (rows.launch >= 0))
+    tid, when = launches.tid[rows.launch[own]], launches.start_ns[rows.launch[own]]
+    on_thread, elsewhere, n_weight = _annotated_passes(known, tid, when)
+    noted = np.where(on_thread >= 0, on_thread, elsewhere)
+    recomputed = (on_thread == 2) & (elsewhere == 1) & (tid != steps.tid)
+    by_name = np.array([BACKWARD_KERNEL.search(k.name) is not None for k in what], np.bool_)[of_event[own]]
+    is_main = tid == steps.tid
+    found = np.where(noted >= 0, noted + 1, np.where(by_name, names.index("backward"), -1))
+    by_hand = bool((by_name & is_main & (noted < 0)).any())
+    several = steps.tid >= 0 and is_main.any() and (bool((~is_main).any()) or (found >= 0).any())
+    if several:
+        found = np.where((found < 0) & ~is_main, names.index("backward"), found)
+        found = np.where((found < 0) & is_main & (not by_hand), names.index("forward"), found)
+    if n_weight:  # where weights have a pass of their own, the other one is of inputs
+        found = np.where(found == names.index("backward"), names.index("backward_input"), found)
+    found = np.where(recomputed, names.index("recompute"), found)
+    found = np.where(steps.in_optimizer(when) & is_main, names.index("optimizer"), found)
+    if several or (noted >= 0).any():
+        kind[own] = np.where(found >= 0, found, kind[own])
+        said = {"annotations": (noted >= 0).any(), "Optimizer.step": len(steps.optimizer)}
+        said |= {"names of kernels": by_name.any(), "threads that launch (autograd's is backward)": several}
+        known.result.evidence["kind"] = ", ".join(name for name, is_used in said.items() if is_used)
     return {"kind": _labelled(names, kind)}
+
+
+def _annotated_passes(known: Known, tid: Int64Array, t_ns: Int64Array) -> tuple[Int64Array, Int64Array, int]:
+    """Return at each moment the pass that annotations name, an index into ``PASSES``, -1 for none.
+
+    On its thread, and on any other; and how many annotations name the pass of the weights.
+    """
+    none = np.full(len(t_ns), -1, np.int64)
+    parts = []
+    for of in (known.notes, known.frames):
+        notes = [note.name for note in of.notes]
+        by_name = {name: _pass_of(name) for name in set(notes)}
+        of_compiler = of is known.frames
+        code = np.array(
+            [-1 if of_compiler and not _OF_AUTOGRAD.match(name) else by_name[name] for name in notes],
+            np.int64,
+        )
+        parts.append([values[code >= 0] for values in (of.start_ns, of.end_ns, of.tid, code)])
+    start, end, thread, code = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if not len(code):
+        return none, none, 0
+    on_thread, elsewhere = none.copy(), none.copy()
+    for number, flat in flattened(start, end, thread, code).items():
+        at, mine = flat.at(t_ns), tid == number
+        on_thread[mine] = at[mine]
+        elsewhere[~mine & (at >= 0)] = at[~mine & (at >= 0)]
+    return on_thread, elsewhere, int((code == 0).sum())
+
+
+_OF_AUTOGRAD: Final = re.compile(r"CompiledFunction|autograd::engine")
+
+
+def _pass_of(annotation: str) -> int:
+    """Return which of ``PASSES`` an annotation names, -1 for none.
+
+    >>> [_pass_of(name) for name in ("attn(W)", "## backward ##", "forward-compute", "Optimizer.step#SGD")]
+    [0, 1, 2, -1]
+    """
+    return next((i for i, (_, pattern) in enumerate(PASSES) if pattern.search(annotation)), -1)
 
 
 def communication_calls(
@@ -338,24 +516,77 @@ def tell_sources(calls: list[Call], result: Recording) -> None:
         result.lost["communication kernel whose operation is unknown"] += unknown
 
 
+def _like_others(calls: list[Call], stream: Int64Array) -> list[Call]:
+    """Return *calls* with kinds and groups that the file does not tell, if all others of the stream agree.
+
+    A communicator has a stream of its own.
+    """
+    for number in np.unique(stream).tolist():
+        own = np.flatnonzero(stream == number).tolist()
+        for name, unknown in (("kind", UNKNOWN), ("group", None)):
+            said = {getattr(calls[i], name) for i in own} - {unknown}
+            if len(said) == 1:
+                (value,) = said
+                for i in own:
+                    if getattr(calls[i], name) == unknown and calls[i].kind != PEER:
+                        calls[i] = replace(calls[i], **{name: value}, source=calls[i].source or LIKE_OTHERS)
+    return calls
+
+
+def _tell_silent_streams(
+    rows: OnDevice, what: list[Kernel], of_event: NDArray[np.intp], streams: list[str], result: Recording
+) -> None:
+    """Warn of streams on which nothing is known to compute, copy or communicate: they may communicate."""
+    purpose = np.array([k.category != "compute" or group_of(k.name) != OTHER for k in what], np.bool_)[
+        of_event
+    ]
+    length = rows.end_ns - rows.start_ns
+    window = max(int(rows.end_ns.max() - rows.start_ns.min()), 1)
+    communicates = np.array([k.category == "collective" for k in what], np.bool_)[of_event]
+    computes = np.unique(rows.stream[purpose & rows.computes | communicates])
+    for number in np.setdiff1d(np.unique(rows.stream[rows.computes]), computes).tolist():
+        own = (rows.stream == number) & rows.computes
+        share = float(length[own].sum()) / window
+        if len(computes) and share >= LEAST_SILENT:
+            names = sorted({what[i].name for i in np.unique(of_event[own]).tolist()}, key=len)
+            heads = [re.sub(r"[<(…].*", "", NAMELESS.sub("", name)) for name in names]
+            words = sorted({word for head in heads for word in re.findall(r"(\w+)\W*$", head)})[:4]
+            asked = f"; if they communicate, ingest with --comm-kernels '\\b({'|'.join(words)})\\b'"
+            result.warnings.append(
+                f"{streams[number]} runs only kernels of unknown purpose, {format_share(share)} of the time "
+                f"({', '.join(names[:2])[:120]}): counted as compute" + (asked if words else "")
+            )
+
+
 def with_calls(
-    columns: dict[str, Any], communication: BoolArray, calls: list[Call], known: Known
+    columns: dict[str, Any], communication: BoolArray, calls: list[Call], stream: Int64Array, known: Known
 ) -> pa.Table:
     """Return the timeline with kind, axis, group, sequence and size of each communication filled in."""
-    everyone = _everyone(known.groups, known.result) if any(call.group is None for call in calls) else None
-    calls = [_sized(replace(call, group=call.group or everyone)) for call in calls]
+    untold = np.array([call.group is None and call.kind != PEER for call in calls], np.bool_)
+    streams = np.unique(stream[untold]).tolist()
+    of_stream = {number: _everyone(known, place) for place, number in enumerate(streams)}
+    calls = [
+        _sized(replace(call, group=call.group or of_stream.get(number) if call.kind != PEER else None))
+        for call, number in zip(calls, stream.tolist(), strict=True)
+    ]
+    moved = columns["bytes_moved"][communication].tolist()
+    calls = [
+        replace(call, size_bytes=size) if call.kind == PEER else call
+        for call, size in zip(calls, moved, strict=True)
+    ]
     where = np.flatnonzero(communication)
     n = len(communication)
+    axes = [call.group.axis if call.group else "unknown" for call in calls]
     filled: dict[str, Any] = {
-        "axis": _scattered(n, where, [call.group.axis if call.group else "unknown" for call in calls], ""),
+        "axis": _relabelled(coded(np.zeros(n, np.int32), [""]), where, axes),
         "group": _numbers(n, where, [call.group.id if call.group else -1 for call in calls], -1, np.int32),
         "sequence": _numbers(n, where, [call.sequence for call in calls], -1, np.int64),
         "peer": _numbers(n, where, [call.peer for call in calls], -1, np.int32),
         "size_bytes": _numbers(n, where, [call.size_bytes for call in calls], 0, np.int64),
-        "dtype": _scattered(n, where, [call.dtype for call in calls], ""),
     }
     if calls:
         columns |= {
+            "dtype": _relabelled(columns["dtype"], where, [call.dtype for call in calls]),
             "kind": _relabelled(columns["kind"], where, [call.kind for call in calls]),
             "category": _relabelled(columns["category"], where, [_category(call) for call in calls]),
         }
@@ -366,11 +597,10 @@ def with_calls(
 
 
 def _category(call: Call) -> str:
-    return "p2p" if call.kind in {"send", "recv"} else "collective"
+    return "p2p" if call.kind in {"send", "recv", PEER} else "collective"
 
 
 def _relabelled(column: pa.DictionaryArray, where: NDArray[np.intp], values: list[str]) -> pa.DictionaryArray:
-    """Return *column* with other labels at the rows *where*."""
     names = column.dictionary.to_pylist()
     names += sorted(set(values) - set(names))
     number = {name: i for i, name in enumerate(names)}
@@ -379,18 +609,21 @@ def _relabelled(column: pa.DictionaryArray, where: NDArray[np.intp], values: lis
     return coded(codes, names)
 
 
-def _everyone(groups: TraceGroups, result: Recording) -> Group | None:
-    """Return the group of communication that tells none: the only one there is, or the whole world."""
+def _everyone(known: Known, place: int) -> Group | None:
+    """Return the group of communication that tells none, on the stream at *place* among those that tell none.
+
+    The only one there is, or the whole world, in which each stream is a communicator.
+    """
+    groups, result = known.groups, known.result
     if len(groups.configured) == 1:
         ((name, (description, ranks)),) = groups.configured.items()
         if ranks:
             result.evidence["group of untold communication"] = "the only process group in the header"
             return groups.add(name, description, ranks)
-    if groups.world_size > 1 and not groups.known:
-        result.evidence["group"] = (
-            "no process group in the file: all communication taken as of the whole world"
-        )
-        return groups.add("", "", tuple(range(groups.world_size)))
+    if groups.world_size > 1 and not groups.configured and not groups.sources:
+        result.evidence["group"] = ASSUMED_WORLD
+        result.facts["assumed"] = {"group": ASSUMED_WORLD}
+        return groups.add(f"stream {place}" if place else "", "world", tuple(range(groups.world_size)))
     return None
 
 
@@ -405,11 +638,3 @@ def _numbers(n: int, where: NDArray[np.intp], values: list[int], default: int, k
     column = np.full(n, default, kind)
     column[where] = values
     return column
-
-
-def _scattered(n: int, where: NDArray[np.intp], values: list[str], default: str) -> pa.DictionaryArray:
-    distinct = [default, *sorted(set(values) - {default})]
-    code = {name: i for i, name in enumerate(distinct)}
-    column = np.zeros(n, np.int32)
-    column[where] = [code[value] for value in values]
-    return coded(column, distinct)

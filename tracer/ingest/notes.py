@@ -31,6 +31,9 @@ from foretrace.traces.layout import Group
 STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})")
 """Annotation that torch.profiler makes for each step."""
 
+AS: Final = "as"
+"""Key of what a file calls the annotation that a note stands for, where that has another name."""
+
 COLLECTIVE: Final = ("nccl:", "gloo:", "rccl:", "mpi:", "ucc:", "xccl:")
 """How annotations of collectives begin."""
 
@@ -53,15 +56,16 @@ def note_of(event: Mapping[str, Any]) -> Note | None:
     if (found := timed(event)) is None:
         return None
     name = sys.intern(text(event.get("name", ""))[:_LONGEST_NAME])
-    said = arguments(event) if name == CALL_NAME or name.startswith(COLLECTIVE) else {}
+    tells = name == CALL_NAME or name.startswith(COLLECTIVE) or event.get("cat") == "cuda_sync"
+    said = arguments(event) if tells else {}
     if name == CALL_NAME and "Collective name" not in said:
         return None
-    return Note(*found, event.get("cat") != "gpu_user_annotation", name, said)
+    return Note(*found, event.get("cat") not in {"gpu_user_annotation", "cuda_sync"}, name, said)
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """The host's annotations as columns, in the order of the file; times in ns."""
+    """Annotations of the host, or of the device, as columns, in the order of the file; times in ns."""
 
     start_ns: Int64Array  # shape ``(n_notes,)``, as of all
     end_ns: Int64Array
@@ -69,9 +73,9 @@ class Notes:
     notes: tuple[Note, ...]  # the annotations themselves
 
     @classmethod
-    def of(cls, notes: Sequence[Note], base_ns: int) -> Notes:
-        """Return those of *notes* that are of the host; times count from *base_ns*."""
-        own = tuple(note for note in notes if note.on_host)
+    def of(cls, notes: Sequence[Note], base_ns: int, *, on_host: bool = True) -> Notes:
+        """Return those of *notes* that are of the host, or of the device; times count from *base_ns*."""
+        own = tuple(note for note in notes if note.on_host == on_host)
         start = base_ns + all_to_ns(np.array([note.ts for note in own], np.float64))
         duration = all_to_ns(np.array([note.dur for note in own], np.float64))
         return cls(start, start + duration, np.array([note.tid for note in own], np.int64), own)
@@ -92,20 +96,17 @@ class Flat:
         return np.where(inside, self.code[index], -1)
 
 
-def flattened(notes: Notes) -> tuple[dict[int, Flat], list[str]]:
-    """Return what each thread was doing, and the names that are numbered; steps are left out."""
-    names: dict[str, int] = {}
-    code = np.array([names.setdefault(note.name, len(names)) for note in notes.notes], np.int64)
-    wanted = np.array([STEP.fullmatch(name) is None and name != CALL_NAME for name in names], np.bool_)
+def flattened(start_ns: Int64Array, end_ns: Int64Array, tid: Int64Array, code: Int64Array) -> dict[int, Flat]:
+    """Return by thread which of nested spans, numbered by *code*, was the innermost at every moment."""
     found = {}
-    for tid in np.unique(notes.tid).tolist():
-        rows = np.flatnonzero((notes.tid == tid) & wanted[code])
-        rows = rows[np.lexsort((-notes.end_ns[rows], notes.start_ns[rows]))]
-        pieces = innermost(notes.start_ns[rows], notes.end_ns[rows])
+    for thread in np.unique(tid).tolist():
+        rows = np.flatnonzero(tid == thread)
+        rows = rows[np.lexsort((-end_ns[rows], start_ns[rows]))]
+        pieces = innermost(start_ns[rows], end_ns[rows])
         if pieces:
             index, start, end = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
-            found[int(tid)] = Flat(start, end, code[rows][index])
-    return found, list(names)
+            found[int(thread)] = Flat(start, end, code[rows][index])
+    return found
 
 
 # What the collectives of a Kineto trace are. From torch 2.4 on, each NCCL kernel carries it. Before, the

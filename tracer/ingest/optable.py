@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.recording import Recording, lanes, place_in_time, stacked
+from foretrace.tracer.ingest.recording import Recording, lanes, place_in_time, stacked, step_table
 from foretrace.tracer.ingest.sources import UNREADABLE, Progress, Source, opened
 from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64
 from foretrace.traces.errors import LayoutError, reason
@@ -91,7 +91,6 @@ def operation_rows(
 
 
 def _group_ids(groups: tuple[Group, ...], rank: Int64Array, axes: list[str]) -> Int64Array:
-    """Return the group of each row: that of its axis which its rank is in, -1 without one."""
     of = {(group.axis, member): group.id for group in groups for member in group.ranks}
     return np.array([of.get((axis, r), -1) for axis, r in zip(axes, rank.tolist(), strict=True)], np.int64)
 
@@ -159,19 +158,8 @@ def step_rows(spans: pa.Table) -> pa.Table:
     steps = np.unique(step)
     first = np.array([start[step == number].min() for number in steps])
     last = np.array([end[step == number].max() for number in steps])
-    n = len(ranks) * len(steps)
-    return timeline(
-        {
-            "rank": np.repeat(ranks, len(steps)).astype(np.int32),
-            "stream": ["step"] * n,
-            "category": ["step"] * n,
-            "kind": ["step"] * n,
-            "name": [f"step {number}" for number in steps] * len(ranks),
-            "start_ns": np.tile(first, len(ranks)),
-            "duration_ns": np.tile(last - first, len(ranks)),
-            "step": np.tile(steps, len(ranks)).astype(np.int32),
-        }
-    )
+    number, start_ns, duration_ns = (np.tile(column, len(ranks)) for column in (steps, first, last - first))
+    return step_table(np.repeat(ranks, len(steps)), number, start_ns, duration_ns)
 
 
 COLUMNS: Final = (
@@ -227,7 +215,6 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
 
 
 def _translate(result: Recording, kinds: list[str], values: dict[str, Any]) -> None:
-    """Fill *result* with the rows of the table."""
     known = np.array([kind in OPERATIONS for kind in kinds], np.bool_)
     for kind in sorted({kind for kind in kinds if kind not in OPERATIONS}):
         result.lost[f"operation {kind[:60]!r}"] += kinds.count(kind)

@@ -50,7 +50,6 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
 
 
 def _groups(entries: list[dict[str, Any]], rank: int) -> TraceGroups:
-    """Return the process groups that the entries name."""
     groups = TraceGroups(rank, 0)
     for entry in entries:
         size = whole(entry.get("world_size")) or 0
@@ -59,7 +58,6 @@ def _groups(entries: list[dict[str, Any]], rank: int) -> TraceGroups:
 
 
 def _laid_out(entries: list[dict[str, Any]], groups: TraceGroups, result: Recording) -> pa.Table:
-    """Return the timeline of the entries."""
     waits = {
         str(entry.get("req")): start
         for entry in reversed(entries)
@@ -108,7 +106,6 @@ def _duration_ns(
 
 
 def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> dict[str, Any] | None:
-    """Return what *entry* is in columns of the timeline, None if it is bookkeeping or not understood."""
     name = text(entry.get("comms", entry.get("compute", "")))[:160].lower()
     if name in _BOOKKEEPING:
         return None

@@ -12,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from foretrace.tracer.ingest.events import joined
 from foretrace.traces.columns import Int64Array, factorized
 from foretrace.traces.layout import Group, Layout
-from foretrace.traces.timeline import empty, timeline
+from foretrace.traces.rehearsal import Issued
+from foretrace.traces.timeline import TIMELINE, timeline
 
 MOST_LANES: Final = 1 << 10  # communications of a rank that may be under way at once
 
@@ -39,6 +41,8 @@ class Recording:
     evidence: dict[str, str] = field(default_factory=dict)  # by column or property, where it was taken from
     lost: Counter[str] = field(default_factory=Counter)  # what could not be understood, by reason
     warnings: list[str] = field(default_factory=list)  # what limits the recording
+    memory: pa.Table | None = None  # of its one rank, on the same clock; None if the file does not say
+    issued: Issued | None = None  # what its one rank issued, where it was asked for
     facts: dict[str, Any] = field(default_factory=dict)  # further facts for ``run.json``: device, versions
 
 
@@ -132,15 +136,28 @@ def innermost(start: Int64Array, end: Int64Array) -> list[tuple[int, int, int]]:
 
 def stacked(tables: Sequence[pa.Table]) -> pa.Table:
     """Return timelines one below the other, in one piece per column."""
-    filled = [table for table in tables if table.num_rows]
-    if not filled:
-        return empty()
-    return pa.concat_tables(filled).unify_dictionaries().combine_chunks()
+    return joined(tables, TIMELINE)
 
 
 def coded(codes: Any, names: Sequence[str]) -> pa.DictionaryArray:
     """Return a label column from numbers and the names that they stand for."""
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(names), pa.string()))
+
+
+def step_table(
+    rank: NDArray[Any], number: Int64Array, start_ns: Int64Array, duration_ns: Int64Array
+) -> pa.Table:
+    """Return the rows that mark steps of these *numbers* on these ranks."""
+    return timeline(
+        {
+            "rank": rank.astype(np.int32),
+            **dict.fromkeys(("stream", "category", "kind"), ["step"] * len(number)),
+            "name": [f"step {step}" for step in number],
+            "start_ns": start_ns,
+            "duration_ns": duration_ns,
+            "step": number.astype(np.int32),
+        }
+    )
 
 
 class Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -16,15 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
+from foretrace.door import files_in, open_regular
 from foretrace.tracer.errors import IngestError
 from foretrace.traces.errors import reason
 
 MOST_BYTES: Final = 1 << 30  # largest file that is held: all but Chrome traces are read whole
 
+MOST_RATIO: Final = 100  # unpacked over stored bytes; traces have 10 to 40
+_FLOOR_BYTES: Final = 1 << 26  # what any file may unpack to
+
 HEAD_BYTES: Final = 1 << 20
 """Start of a file that its kind is told from; a header with the members of large groups fits in it."""
 
 _BEHIND: Final = 64
+_BUFFER_BYTES: Final = 1 << 16
 
 UNREADABLE: Final = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
 """What the standard library raises on damaged archives."""
@@ -60,9 +66,8 @@ def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Source]:
         path = Path(given)
         if not path.exists():
             raise IngestError(f"{path} does not exist; give trace files, or a folder of them")
-        files = list(path.rglob("*")) if path.is_dir() else [path]
-        for file in files:
-            if file.is_file() and not file.name.startswith("."):
+        for file in list(files_in(path, IngestError)) if path.is_dir() else [path]:
+            if not file.name.startswith("."):
                 found += _members(file)
     if not found:
         raise IngestError(f"no files in {', '.join(map(str, paths))}")
@@ -83,16 +88,12 @@ def opened(source: Source, progress: Progress | None = None) -> Iterator[IO[byte
         IngestError: it cannot be opened, or turns out to be damaged while it is read.
     """
     try:
-        with source.path.open("rb") as file:
-            counted = _Counted(file, source, progress)
+        with io.BufferedReader(_Counted(source, progress), _BUFFER_BYTES) as file:
             if source.member:
-                with _opened_member(counted, source) as stream:
+                with _opened_member(file, source) as stream:
                     yield stream
-            elif _magic(source.path)[:2] == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=cast("IO[bytes]", counted)) as stream:
-                    yield cast("IO[bytes]", stream)
             else:
-                yield cast("IO[bytes]", counted)
+                yield _inside(file, source.size_bytes)
     except UNREADABLE as error:
         raise IngestError(f"cannot read {source.name}: {reason(error)}") from error
 
@@ -115,12 +116,12 @@ def head(source: Source, until: bytes | None = None) -> bytes:
     return bytes(data)
 
 
-def read_whole(source: Source, progress: Progress | None = None) -> bytes:
+def read_whole(source: Source, progress: Progress | None = None, most_bytes: int = MOST_BYTES) -> bytes:
     """Return all that *source* holds. Raises IngestError if it cannot be read, or is too large to be held."""
     with opened(source, progress) as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise IngestError(f"{source.name}: more than {MOST_BYTES >> 30} GiB of such a file are not read")
+        data = stream.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise IngestError(f"{source.name}: more than {most_bytes >> 20} MiB of such a file are not read")
     return data
 
 
@@ -144,52 +145,60 @@ def rank_in_name(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-class _Counted(io.RawIOBase):
-    """A file that says how much of it has been read."""
+class _Unpacked(gzip.GzipFile):
+    """A gzip file that ends in an error where it unpacks to more than any trace does."""
 
-    def __init__(self, file: IO[bytes], source: Source, progress: Progress | None) -> None:
-        super().__init__()
-        self._file = file
-        self._name = source.name
-        self._progress = progress
+    def __init__(self, file: IO[bytes], stored_bytes: int) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self._left = most_unpacked(stored_bytes)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        if self._progress is not None and data:
-            self._progress(self._name, len(data))
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(self._left + 1 if size is None or size < 0 else size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise gzip.BadGzipFile(f"it unpacks to more than {MOST_RATIO} times its size, as no trace does")
         return data
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+
+def most_unpacked(stored_bytes: int) -> int:
+    """Return the most bytes that a file of *stored_bytes* may unpack to."""
+    return max(_FLOOR_BYTES, MOST_RATIO * stored_bytes)
+
+
+class _Counted(io.FileIO):
+    """A file that says how much of it has been read; for a buffer above it, which asks in these two ways."""
+
+    def __init__(self, source: Source, progress: Progress | None) -> None:
+        super().__init__(source.path)
+        self._read = functools.partial(progress or (lambda name, n_bytes: None), source.name)
+
+    def readinto(self, buffer: Any) -> int:
+        n_bytes = super().readinto(buffer) or 0
+        self._read(n_bytes)
+        return n_bytes
+
+    def readall(self) -> bytes:
+        data = super().readall() or b""
+        self._read(len(data))
+        return data
 
 
 def _members(path: Path) -> list[Source]:
-    """Return the files that *path* is made of."""
-    size_bytes = path.stat().st_size
     try:
+        with open_regular(path, IngestError) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                return [
-                    Source(path, info.filename, info.compress_size)
-                    for info in archive.infolist()
-                    if not info.is_dir()
-                ]
+                members = [info for info in archive.infolist() if not info.is_dir()]
+                for info in members:
+                    if info.file_size > most_unpacked(info.compress_size):
+                        raise IngestError(
+                            f"{path}:{info.filename} unpacks to more than {MOST_RATIO} times its size, "
+                            "as no trace does"
+                        )
+                return [Source(path, info.filename, info.compress_size) for info in members]
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
-            with tarfile.open(path) as tar:
+            with path.open("rb") as file, tarfile.open(fileobj=_inside(file, size_bytes)) as tar:
                 return [
                     Source(path, info.name, info.size)
                     for info in tar
@@ -201,42 +210,53 @@ def _members(path: Path) -> list[Source]:
 
 
 @contextmanager
-def _opened_member(file: _Counted, source: Source) -> Iterator[IO[bytes]]:
+def _opened_member(file: IO[bytes], source: Source) -> Iterator[IO[bytes]]:
     """Open a member of a zip or tar archive; one that is gzipped itself is decompressed, too."""
     if zipfile.is_zipfile(source.path):
-        with zipfile.ZipFile(cast("IO[bytes]", file)) as archive, archive.open(source.member) as stream:
-            yield from _unzipped(stream, source.member)
+        with zipfile.ZipFile(file) as archive, archive.open(source.member) as stream:
+            yield from _unzipped(stream, source.member, source.size_bytes)
         return
-    with tarfile.open(fileobj=cast("IO[bytes]", file)) as tar:
+    with tarfile.open(fileobj=_inside(file, source.path.stat().st_size)) as tar:
         member = tar.extractfile(source.member)
         if member is None:
             raise IngestError(f"{source.name} is not a file")
-        yield from _unzipped(member, source.member)
+        yield from _unzipped(member, source.member, source.size_bytes)
 
 
-def _unzipped(stream: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+def _inside(file: IO[bytes], size_bytes: int) -> IO[bytes]:
+    """Return what *file* holds, decompressed if it is gzipped."""
+    begins = file.read(2)
+    file.seek(0)
+    return cast("IO[bytes]", _Unpacked(file, size_bytes)) if begins == b"\x1f\x8b" else file
+
+
+def _unzipped(stream: IO[bytes], name: str, size_bytes: int) -> Iterator[IO[bytes]]:
     if name.endswith(".gz"):
-        with gzip.GzipFile(fileobj=stream) as inner:
+        with _Unpacked(stream, size_bytes) as inner:
             yield cast("IO[bytes]", inner)
     else:
         yield stream
 
 
-def _magic(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4)
-
-
+SQLITE: Final = b"SQLite format 3\x00"  # how every database of SQLite 3 begins
 _PARQUET: Final = b"PAR1"
 _TIMER: Final = re.compile(rb'"ph"\s*:\s*"B"')
 _SPAN: Final = re.compile(rb'"ph"\s*:\s*"X"')
 _GRAPH: Final = re.compile(rb'"workload_graph"\s*:|"schema"\s*:\s*"1\.')
 _FLIGHT: Final = re.compile(rb'"entries"\s*:')
 _COLLECTIVES: Final = re.compile(rb'"comms"\s*:\s*"')
-_TEXTS: Final = {"chakra": _GRAPH, "param": _COLLECTIVES, "flight recorder": _FLIGHT}
+_ROCPROF: Final = re.compile(rb'"rocprofiler-sdk-tool"\s*:')
+_CHAKRA: Final = re.compile(rb"[\x02-\x7f]\x0a[\x01-\x20]\d+\.\d+")
+"""A message of metadata after its length: its first field is the version of the schema."""
+
+_TEXTS: Final = {"rocprof": _ROCPROF, "chakra": _GRAPH, "param": _COLLECTIVES, "flight recorder": _FLIGHT}
 """Kinds of JSON beside events, and what is in them; the first that is found counts."""
 
+_EXPORTED: Final = re.compile(rb'"otherData"\s*:\s*\{"foretrace": true')
 _EVENT: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:\s*"')
+
+
+_PLANE: Final = re.compile(rb"\x12.(?:/host:|/device:)")  # name of a plane, as field 2
 
 
 def kind_of(source: Source) -> str:
@@ -250,13 +270,19 @@ def kind_of(source: Source) -> str:
     body = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not body.startswith((b"{", b"[")):
         return _binary(start)
+    if _EXPORTED.search(body):
+        return "exported"
     if _EVENT.search(body):
         return "timers" if _TIMER.search(body) and not _SPAN.search(body) else "kineto"
     return next((kind for kind, found in _TEXTS.items() if found.search(body)), "")
 
 
 def _binary(start: bytes) -> str:
-    """Return the kind of a file that is no text: a pickle, or messages that begin with Chakra's metadata."""
+    """Return the kind of a file that is no text: a pickle, a database, or messages of protobuf."""
+    if start.startswith(SQLITE):
+        return "nsight"
+    if start.startswith(b"\x0a") and _PLANE.search(start):
+        return "xplane"
     if start.startswith(b"\x80") and b"entries" in start:
         return "flight recorder"
-    return "chakra" if b"\x06schema" in start[:32] else ""
+    return "chakra" if b"\x06schema" in start[:32] or _CHAKRA.match(start) else ""

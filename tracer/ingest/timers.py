@@ -102,7 +102,6 @@ def _end(
     said: Mapping[str, Any],
     lost: Counter[str],
 ) -> None:
-    """Close the innermost timer of a thread."""
     if not stack:
         lost["end of a timer that never began"] += 1
         return
@@ -114,7 +113,6 @@ def _end(
 
 
 def _recording(name: str, trace: Trace, processes: dict[int, _Process]) -> Recording:
-    """Return the recording of all ranks."""
     stages = _stages(processes)
     result = Recording(
         name=name, spans=pa.table({}), world_size=len(processes), one_clock=True, lost=trace.lost
@@ -138,7 +136,6 @@ def _recording(name: str, trace: Trace, processes: dict[int, _Process]) -> Recor
 
 
 def _stages(processes: dict[int, _Process]) -> dict[int, int] | None:
-    """Return the pipeline stage of each process, None unless they are 0 to n - 1, one process each."""
     found = {}
     for pid, process in processes.items():
         told = {whole(timer.said.get("pp_rank")) for timer in process.timers}
@@ -149,7 +146,6 @@ def _stages(processes: dict[int, _Process]) -> dict[int, int] | None:
 
 
 def _rows(process: _Process, *, gaps: bool) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one process: steps, timers, and what lies between its passes."""
     steps = _steps(process)
     bounds = np.array([start for start, _, _ in steps], np.int64)
 
@@ -200,7 +196,6 @@ def _gaps(passes: list[tuple[int, int]], steps: list[tuple[int, int, int]]) -> I
 
 
 def _steps(process: _Process) -> list[tuple[int, int, int]]:
-    """Return start, end and number of each iteration that begins and ends."""
     begin, end = process.marks.get("iteration begin", {}), process.marks.get("iteration end", {})
     found = sorted(
         (begin[n], end[n], n) for n in begin if n in end and begin[n] < end[n] and 0 <= n < 1 << 31
@@ -209,7 +204,6 @@ def _steps(process: _Process) -> list[tuple[int, int, int]]:
 
 
 def _row(place: tuple[str, str, str, str], start_ns: int, end_ns: int, step: int) -> dict[str, Any]:
-    """Return a row of the timeline; *place* is stream, category, kind and name."""
     row: dict[str, Any] = dict(zip(("stream", "category", "kind", "name"), place, strict=True)) | {
         "step": step
     }
@@ -220,7 +214,6 @@ def _row(place: tuple[str, str, str, str], start_ns: int, end_ns: int, step: int
 
 
 def _what(name: str) -> tuple[str, str]:
-    """Return category and kind of the timer *name*."""
     word = name.lower()
     for kind in ("forward", "backward", "optimizer"):
         if kind in word and not any(part in word for part in ("send", "recv")):

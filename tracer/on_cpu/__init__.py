@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+from foretrace.tracer import internals
+
 VARIABLE: Final = "FORETRACE_ON_CPU"  # environment variable with the number of GPUs that a script is told of
 
 SAID: Final = (
@@ -34,10 +36,13 @@ def tell(warn: Callable[[str], None]) -> None:
 
 def install(module: Any) -> None:
     """Replace GPUs in this process, which has just imported torch, the *module*."""
-    importlib.import_module("torch._dynamo")  # first: it needs an unchanged torch
-    from foretrace.tracer.on_cpu.replacing import Gpus, replace_devices, replace_groups, replace_wrappers
+    importlib.import_module(internals.DYNAMO)  # first: it needs an unchanged torch
+    from foretrace.tracer.on_cpu import autocast
+    from foretrace.tracer.on_cpu.devices import Gpus, is_foreign
+    from foretrace.tracer.on_cpu.replacing import replace_devices, replace_groups, replace_wrappers
 
     Gpus(n_gpus()).install(module)
+    autocast.install(module, is_foreign)
     replace_devices(module)
     replace_groups()
     replace_wrappers(module)

@@ -21,12 +21,7 @@ class _OfGpu(threading.local):
 
 
 def install(torch: Any, is_foreign: Callable[[Any], bool]) -> None:
-    """Let autocast of a GPU be that of the processor, with the dtype that the GPU would use.
-
-    Args:
-        torch: the module.
-        is_foreign: whether a device is a GPU.
-    """
+    """Let autocast of a GPU be that of the processor, with the dtype that the GPU would use."""
     from torch.amp import autocast_mode
 
     base, told = autocast_mode.autocast, _OfGpu()

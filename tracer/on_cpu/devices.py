@@ -1,56 +1,92 @@
-"""Lets a script that uses ``cuda`` run on a machine without a GPU.
+"""What torch answers about GPUs on a machine without: as for N of 80 GB, all of it free.
 
-``torch.cuda`` answers as for a GPU with 80 GB. Tensors on that GPU are fake CPU tensors without memory. The
-script's own ``torch.device("cuda")`` objects do not change.
+The script's own ``torch.device("cuda")`` objects do not change. ``torch.accelerator`` names the GPU to
+scripts and libraries; torch's own code still gets the CPU.
 """
+# ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from foretrace.tracer import internals
-from foretrace.tracer.rehearse.device.installing import Gpu
-from foretrace.tracer.rehearse.gpu import allocator
-from foretrace.tracer.rehearse.gpu.meter import CAPACITY_BYTES
-from foretrace.tracer.rehearse.ranks.launchers import on_node
-
-if TYPE_CHECKING:
-    from foretrace.tracer.on_cpu.streams import Streams
-    from foretrace.tracer.rehearse.gpu.meter import Meter
+from foretrace.tracer.on_cpu import streams
+from foretrace.tracer.rehearse.device import allocator, stand_ins
+from foretrace.tracer.rehearse.device.installing import WHEELS, Gpu
+from foretrace.tracer.rehearse.device.memory import CAPACITY_BYTES
 
 GPU: Final = Gpu()
 
 FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
 """Kinds of devices that are replaced by the CPU."""
 
-
 CHECKPOINTS: Final = "torch.utils.checkpoint"
 """Module of the saved-tensor hooks that recompute."""
 
 COMMANDS: Final = (
-    *("set_device", "ipc_collect", "init", "_lazy_init", "manual_seed", "manual_seed_all", "seed"),
-    *("set_per_process_memory_fraction", "set_sync_debug_mode", "seed_all"),
-    *("set_rng_state", "set_rng_state_all"),
+    *("ipc_collect", "init", "_lazy_init", "manual_seed", "manual_seed_all", "seed", "seed_all"),
+    *("set_per_process_memory_fraction", "set_sync_debug_mode", "set_rng_state", "set_rng_state_all"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "empty_cache"),
+    *(
+        "reset_accumulated_memory_stats",
+        "reset_peak_host_memory_stats",
+        "reset_accumulated_host_memory_stats",
+    ),
+    *("_record_memory_history", "_dump_snapshot"),
 )
-"""Functions of ``torch.cuda`` that change a setting, and do nothing here."""
+"""Functions of ``torch.cuda`` and its ``memory`` that change a setting, and do nothing here."""
 
+OF_THE_DRIVER: Final = (
+    *("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"),
+    *("memory_reserved", "memory_cached", "max_memory_reserved", "memory_allocated", "max_memory_allocated"),
+)
+"""Functions of ``torch.cuda`` that read the driver, in per cent, degrees, mW, MHz and bytes: all return 0."""
 
-OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
-"""Functions of ``torch.cuda`` that read the driver, in per cent, degrees, mW and MHz: all return 0."""
+HELD: Final = [
+    f"{kind}_bytes.all.{when}" for kind in ("allocated", "active", "reserved") for when in ("current", "peak")
+]
+"""Figures of an allocator, which holds nothing."""
 
+ANSWERS: Final[dict[str, Any]] = {
+    **dict.fromkeys(COMMANDS),
+    **dict.fromkeys(OF_THE_DRIVER, 0),
+    "is_available": True,
+    "is_bf16_supported": True,
+    "can_device_access_peer": True,
+    "is_initialized": False,  # else recordings would describe a GPU
+    "is_current_stream_capturing": False,
+    "get_device_properties": GPU,
+    "get_device_capability": (GPU.major, GPU.minor),
+    "get_device_name": GPU.name,
+    "get_arch_list": ["sm_90"],
+    "memory_summary": "",
+    "memory_snapshot": [],
+    "_snapshot": {"segments": [], "device_traces": []},
+    "get_allocator_backend": "native",
+    "get_per_process_memory_fraction": 1.0,
+    "get_sync_debug_mode": 0,
+    "mem_get_info": (CAPACITY_BYTES, CAPACITY_BYTES),
+    "memory_stats": dict.fromkeys(("num_alloc_retries", "num_ooms", *HELD), 0),
+}
+"""Answers of functions of ``torch.cuda``, whatever they are asked."""
 
-def local_rank() -> int:
-    """Return the rank of this process on its node."""
-    return on_node()[0]
+OF_ACCELERATORS: Final = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("memory_stats", "empty_cache", "reset_peak_memory_stats"),
+)
+"""Functions of ``torch.accelerator`` that give the same answer as those of ``torch.cuda`` with that name."""
 
 
 def is_foreign(device: Any) -> bool:
     """Whether *device* is one that is replaced by ``cpu``; a bare number means a GPU.
 
-    ``cpu:0``, which Accelerate uses, is replaced too: real tensors on it are on ``cpu``, but fake ones would
-    keep the number and count as on another device.
+    ``cpu:0``, which Accelerate uses, is replaced too.
     """
     if isinstance(device, bool) or device is None:
         return False
@@ -60,28 +96,146 @@ def is_foreign(device: Any) -> bool:
     return kind in FOREIGN or (kind == "cpu" and bool(number))
 
 
-def is_gpu(device: Any) -> bool:
-    """Whether *device* names a GPU."""
-    return is_foreign(device) and not str(device).startswith("cpu")
+class Gpus:
+    """The *n_gpus* GPUs of one process; *chosen* is the number of the current one."""
+
+    def __init__(self, n_gpus: int) -> None:
+        self.n_gpus, self.chosen = n_gpus, 0
+
+    def install(self, torch: Any) -> None:
+        """Make *torch* tell of these GPUs."""
+        importlib.import_module(internals.DEVICE_MODE)
+        wheel = _wheel(torch)
+        _tell_of_devices(torch)
+        internals.replace_devices(lambda: self.n_gpus, self._exchange)
+        torch.cuda.default_generators = tuple(torch.Generator() for _ in range(self.n_gpus))
+        torch.cuda.current_device = torch.accelerator.current_device_index = lambda: self.chosen
+        torch.cuda.set_device = torch.accelerator.set_device_index = self.choose
+        if torch.version.cuda is None:  # else torchvision compares it with its own version
+            torch.version.cuda = wheel.cuda
+        nccl = importlib.import_module("torch.cuda.nccl")
+        for owner, name, answer in (
+            (nccl, "version", wheel.nccl),
+            (nccl, "is_available", True),
+            (torch.backends.cuda, "is_flash_attention_available", True),
+            (torch.backends.cudnn, "is_available", True),
+        ):
+            setattr(owner, name, _always(answer))
+        random: Any = importlib.import_module("torch.cuda.random")
+        random.device_count, random.current_device = torch.cuda.device_count, torch.cuda.current_device
+        _tell_accelerator(torch, wheel)
+
+    def choose(self, device: Any) -> None:
+        """Make *device*, as ``torch.cuda.set_device`` takes it, the current one."""
+        if isinstance(device, int):
+            number = device
+        else:
+            kind, _, name = str(device).partition(":")
+            if kind == "cpu" or not name.isdigit():
+                return
+            number = int(name)
+        if number >= self.n_gpus:
+            raise RuntimeError(
+                f"invalid device ordinal {number}: --on-cpu says that there are {self.n_gpus} GPUs"
+            )
+        if number >= 0:
+            self.chosen = number
+
+    def _exchange(self, device: int) -> int:
+        before = self.chosen
+        if device >= 0:
+            self.choose(device)
+        return before
 
 
-def number_of(device: Any) -> int | None:
-    """Return the GPU number in *device*, None if it names no GPU or has no number."""
-    if isinstance(device, int):
-        return device
-    number = str(device).partition(":")[2]
-    return int(number) if is_gpu(device) and number.isdigit() else None
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: dict(answer) if isinstance(answer, dict) else answer
+
+
+def _wheel(torch: Any) -> internals.Wheel:
+    """Return the versions of CUDA, NCCL and cuDNN in the GPU wheel of this version; scripts ask for them."""
+    own = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return next(wheel for since, wheel in WHEELS.items() if own >= since)
+
+
+def _tell_of_devices(torch: Any) -> None:
+    """Replace ``torch.cuda``, its modules, and the memory of ``torch.accelerator``.
+
+    The states of its generators are never used: random numbers come from the generator of the CPU.
+    """
+    cuda, accelerator = torch.cuda, torch.accelerator
+    names = ("memory", "random", "profiler", "nvtx")
+    parts: list[Any] = [importlib.import_module(f"torch.cuda.{name}") for name in names]
+    memory, random, profiler, nvtx = parts
+    for name, answer in ANSWERS.items():
+        setattr(cuda, name, _always(answer))
+    cuda.get_rng_state = lambda device=None: torch.random.get_rng_state()
+    cuda.get_rng_state_all = list
+    for module in (memory, random):
+        for name in ({*ANSWERS, "get_rng_state", "get_rng_state_all"}) & set(vars(module)):
+            setattr(module, name, getattr(cuda, name))
+    for name in OF_ACCELERATORS:
+        for place in (accelerator, getattr(accelerator, "memory", None)):
+            if hasattr(place, name):
+                setattr(place, name, getattr(cuda, name))
+    accelerator.get_memory_info = cuda.mem_get_info
+    raw: Any = internals.c_of_torch()  # where libraries set it
+    memory._set_allocator_settings = raw._accelerator_setAllocatorSettings = allocator.set_by_script
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        setattr(nvtx, name, _always(0))
+    for module in (cuda, profiler):  # scripts may start and stop profilers of CUDA, which record nothing
+        module.cudart, module.check_error = Runtime, _always(None)
+    stand_ins.profile_host_only()
+    streams.install()
+    _take_numbers(torch)
+
+
+class Runtime:
+    """Replaces the CUDA runtime library: every function does nothing and returns success."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args: 0
+
+
+def _tell_accelerator(torch: Any, wheel: internals.Wheel) -> None:
+    """Report a GPU to code that asks for an accelerator and is not torch's."""
+    gpu, module_of, roots = torch.device("cuda"), torch.get_device_module, str(Path(torch.__file__).parent)
+
+    def tell(owner: Any, name: str, answer: Any) -> None:
+        original = getattr(owner, name)
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            is_torchs = sys._getframe(1).f_code.co_filename.startswith(roots)
+            return original(*args, **kwargs) if is_torchs else answer
+
+        setattr(owner, name, asked)
+
+    for owner, name, answer in (
+        (torch.accelerator, "is_available", True),
+        (torch.accelerator, "device_count", torch.cuda.device_count()),
+        (torch.accelerator, "current_accelerator", gpu),
+        (internals.c_of_torch(), internals.ACCELERATOR, gpu),  # transformers asks this for its meshes
+        (torch.backends.cuda, "is_built", True),
+        (torch.backends.cudnn, "version", wheel.cudnn),
+    ):
+        tell(owner, name, answer)
+    torch.get_device_module = lambda device=None: module_of(gpu if device is None else device)
+    torch.accelerator.device_index = lambda device: nullcontext()
 
 
 def differentiate_in(mode: Any) -> None:
     """Run backward passes inside *mode*, which torch leaves during a call: recomputation needs it."""
-    run_backward = internals.swap_run_backward()
 
-    def run_backward_in_mode(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return run_backward(*args, **kwargs)
+    def around(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward_in_mode(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return run_backward(*args, **kwargs)
 
-    internals.swap_run_backward(run_backward_in_mode)
+        return run_backward_in_mode
+
+    internals.around_backward(around)
 
 
 def save_in(mode: Any, graph: Any) -> None:
@@ -104,96 +258,10 @@ def save_in(mode: Any, graph: Any) -> None:
     hooks.__init__ = init
 
 
-def answers(meter: Meter) -> dict[str, Any]:
-    """Return replacements of functions of ``torch.cuda``, by name.
-
-    Args:
-        meter: knows the memory.
-    """
-
-    def constant(value: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: value
-
-    return {
-        **dict.fromkeys(COMMANDS, constant(None)),
-        **_of_memory(meter),
-        "is_available": constant(True),  # noqa: FBT003 - a value, not a switch
-        "is_initialized": constant(True),  # noqa: FBT003
-        "is_bf16_supported": constant(True),  # noqa: FBT003
-        "is_current_stream_capturing": constant(False),  # noqa: FBT003
-        "device_count": constant(on_node()[1]),
-        "current_device": local_rank,
-        "get_device_properties": constant(GPU),
-        "get_device_capability": constant((GPU.major, GPU.minor)),
-        "get_device_name": constant(GPU.name),
-        "get_arch_list": constant(["sm_90"]),
-        "memory_summary": constant(""),
-        "memory_snapshot": constant([]),
-        "_snapshot": constant({"segments": [], "device_traces": []}),
-        "get_allocator_backend": constant("native"),
-        "get_per_process_memory_fraction": constant(1.0),
-        "get_sync_debug_mode": constant(0),
-        **dict.fromkeys(OF_THE_DRIVER, constant(0)),
-        "can_device_access_peer": constant(True),  # noqa: FBT003
-        "_exchange_device": lambda device: local_rank(),
-        "_maybe_exchange_device": lambda device: local_rank(),
-    }
-
-
-def _of_memory(meter: Meter) -> dict[str, Any]:
-    """Return those that report the memory of the device, or reset its peak."""
-
-    def stats(device: Any = None) -> dict[str, int]:
-        del device
-        used, kept = (meter.now, meter.peak), (meter.reserved, meter.most_reserved)
-        by_name = {"allocated_bytes.all": used, "active_bytes.all": used, "reserved_bytes.all": kept}
-        found = {"num_alloc_retries": 0, "num_ooms": 0}
-        for name, (now, peak) in by_name.items():
-            found |= {f"{name}.current": now, f"{name}.peak": peak}
-        return found
-
-    return {
-        **dict.fromkeys(("memory_reserved", "memory_cached"), lambda device=None: meter.reserved),
-        "max_memory_reserved": lambda device=None: meter.most_reserved,
-        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), meter.reset),
-        "memory_allocated": lambda device=None: meter.now,
-        "max_memory_allocated": lambda device=None: meter.peak,
-        "empty_cache": meter.empty,
-        "mem_get_info": lambda device=None: (max(CAPACITY_BYTES - meter.reserved, 0), CAPACITY_BYTES),
-        "memory_stats": stats,
-    }
-
-
-def stand_in(streams: Streams, meter: Meter) -> None:
-    """Replace ``torch.cuda`` and ``torch.accelerator`` in this process, with arguments as for `install`."""
-    import torch
-    import torch.cuda.nvtx
-
-    for name, function in answers(meter).items():
-        setattr(torch.cuda, name, function)
-    for name in ("memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved"):
-        setattr(torch.cuda.memory, name, getattr(torch.cuda, name))
-    raw: Any = torch._C  # noqa: SLF001 - where libraries set it
-    memory: Any = torch.cuda.memory
-    memory._set_allocator_settings = raw._accelerator_setAllocatorSettings = allocator.set_by_script  # noqa: SLF001
-    for name in ("range_push", "range_pop", "mark"):
-        setattr(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
-    torch.cuda.get_rng_state = lambda device=None: torch.random.get_rng_state()
-    torch.cuda.get_rng_state_all = list
-    streams.install(torch.cuda, torch.cpu)
-    torch.cuda.StreamContext = streams.stream
-    accelerator: Any = torch.accelerator
-    for name in ("current_stream", "set_stream", "synchronize"):
-        setattr(accelerator, name, getattr(streams, name))
-    accelerator.current_device_index = local_rank
-    accelerator.set_device_index = lambda device=None: torch.cuda.set_device(device)
-    _numbers(torch)
-
-
-def _numbers(torch: Any) -> None:
+def _take_numbers(torch: Any) -> None:
     """Accept a bare number in ``nn.Module.to``: it means a GPU."""
-    nn: Any = torch._C._nn  # noqa: SLF001 - where nn.Module.to asks what its arguments mean
-    parse = nn._parse_to  # noqa: SLF001
+    nn: Any = internals.c_of_modules()  # where nn.Module.to asks what its arguments mean
+    parse = nn._parse_to
 
     @wraps(parse)  # torch passes the function of this name to modes
     def parse_to(*args: Any, **kwargs: Any) -> Any:
@@ -203,4 +271,4 @@ def _numbers(torch: Any) -> None:
             kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
         return parse(*args, **kwargs)
 
-    nn._parse_to = parse_to  # noqa: SLF001
+    nn._parse_to = parse_to

@@ -1,88 +1,18 @@
-"""What stands for GPUs and NCCL: what torch says of devices, where tensors go, groups, wrappers of models."""
+"""What stands for GPUs and NCCL: where tensors go, groups, wrappers of models."""
 # ruff: noqa: SLF001 - this module takes the place of parts of torch
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from foretrace.tracer.on_cpu import accelerators, autocast, devices, streams
-from foretrace.tracer.rehearse.gpu.meter import Meter
-from foretrace.tracer.rehearse.script import compiling, shims, stand_ins
-from foretrace.tracer.rehearse.script.libraries import everywhere
-
-
-class _Nowhere:
-    """Where waits of streams are recorded in a rehearsal: everything has been computed when it is issued."""
-
-    def mark(self, stream: int | None = None) -> int:
-        """Return a mark that nothing needs to wait for."""
-        del stream
-        return -1
-
-    def note(self, *args: Any, **kwargs: Any) -> None:
-        """Forget a wait."""
-
-    def switch(self, stream: int) -> None:
-        """Forget a stream."""
-
-
-ALONE: Final = {"is_initialized": False}
-"""Answers that differ from those of a rehearsal: recordings would describe a GPU that is initialized."""
-
-
-class Gpus:
-    """The *n_gpus* GPUs of one process; *chosen* is the number of the current one."""
-
-    def __init__(self, n_gpus: int) -> None:
-        self.n_gpus, self.chosen = n_gpus, 0
-
-    def install(self, torch: Any) -> None:
-        """Make *torch* tell of these GPUs."""
-        meter, nowhere = Meter(lambda: 0), _Nowhere()
-        devices.stand_in(streams.Streams(nowhere), meter)  # type: ignore[arg-type]  # what streams need of it
-        for name, answer in ALONE.items():
-            setattr(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer)
-        torch.cuda.device_count = torch.cuda._device_count_nvml = lambda: self.n_gpus
-        torch.cuda.current_device = torch.accelerator.current_device_index = lambda: self.chosen
-        torch.cuda.set_device = torch.accelerator.set_device_index = self.choose
-        torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = self._exchange
-        torch.cuda._initialized = False
-        accelerators.tell_versions()
-        accelerators.tell_generators()
-        accelerators.tell_memory(meter)
-        accelerators.tell_profilers()
-        self._accelerator(torch)
-        torch.backends.cudnn.is_available = lambda: True
-        autocast.install(torch, devices.is_foreign)
-
-    def choose(self, device: Any) -> None:
-        """Make *device*, as ``torch.cuda.set_device`` takes it, the current one."""
-        number = devices.number_of(device)
-        if number is None:
-            return
-        if number >= self.n_gpus:
-            raise RuntimeError(
-                f"invalid device ordinal {number}: --on-cpu says that there are {self.n_gpus} GPUs"
-            )
-        if number >= 0:
-            self.chosen = number
-
-    def _exchange(self, device: int) -> int:
-        before = self.chosen
-        if device >= 0:
-            self.choose(device)
-        return before
-
-    def _accelerator(self, torch: Any) -> None:
-        """Tell scripts and libraries of the GPUs; torch's own code finds the processor."""
-        importlib.import_module("torch.utils._device")
-        accelerators.tell_accelerator()
-
+from foretrace.tracer import internals
+from foretrace.tracer.on_cpu import devices
+from foretrace.tracer.rehearse.device import compiling, stand_ins
+from foretrace.tracer.rehearse.replacing import everywhere
 
 OWN_PLACE: Final = ("cuda", "pin_memory", "is_pinned", "record_stream")
 """Methods of tensors that have nothing to do where there is one memory."""
@@ -237,7 +167,6 @@ def _of_gloo(original: Any) -> Any:
 
 
 def _gloo(backend: Any) -> Any:
-    """Return *backend*, or gloo if it is NCCL, or one per kind of device."""
     return GLOO if backend is None or "nccl" in str(backend).lower() else backend
 
 
@@ -303,17 +232,17 @@ def _meshes(module: Any) -> None:
 
 def replace_wrappers(torch: Any) -> None:
     """Replace wrappers of models, gradient scalers, norms over ranks, loaders."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, _init_utils
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.utils.data import DataLoader
 
     cpu = torch.device("cpu")
     _given(torch.nn.parallel.DistributedDataParallel, device_ids=None, output_device=None)
     _given(FullyShardedDataParallel, device_id=cpu)
-    names: Any = _init_utils
+    names: Any = internals.fsdp_building()
     names._check_module_states_for_sync_module_states = lambda module: None  # requires parameters on a GPU
     _given(DataLoader, pin_memory=False, pin_memory_device="")
     torch.compile, torch.nn.Module.compile = _compiled, lambda self, *args, **kwargs: None
-    shims.scaler()
+    stand_ins.scaler()
     stand_ins.synced_norms()
 
 

@@ -1,64 +1,56 @@
-"""CUDA streams and events of a rehearsal: nothing runs on them, but their waits are recorded.
+"""CUDA streams and events where everything has been computed when it is issued: they order nothing.
 
-FSDP and others take streams from the module of their device. In a rehearsal that is the CPU, so ``torch.cpu``
-has the same streams as ``torch.cuda``.
+FSDP and others take streams from the module of their device. That is the CPU, so ``torch.cpu`` has the same
+streams as ``torch.cuda``.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from foretrace.tracer.on_cpu.devices import local_rank
-from foretrace.tracer.rehearse.events.tape import HOST_WAIT, WAIT_MARK, Tape
-
-NAMES: Final = ("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "synchronize")
-"""Names in a device module that this module replaces."""
+from foretrace.tracer import internals
+from foretrace.tracer.rehearse.world.launchers import on_node
 
 
-class Event:
-    """A point on a stream."""
-
-    streams: ClassVar[Streams]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs  # timing, blocking, external: there is no clock
-        self.mark = -1
-
-    def record(self, stream: Any = None) -> Event:
-        """Record the work issued on *stream* so far."""
-        self.mark = self.streams.tape.mark(None if stream is None else stream.number)
-        return self
-
-    def wait(self, stream: Any = None) -> None:
-        """Make *stream* wait for this event."""
-        (stream or self.streams.current).wait_event(self)
+class _Reached:
+    """What has been reached whenever it is asked, and holds nobody up."""
 
     def query(self) -> bool:
-        """Return that the event is reached."""
+        """Return that all is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Let the host wait."""
-        self.streams.tape.note(HOST_WAIT)
+    def wait(self, *_: Any) -> None:
+        """Wait for nothing, whatever waits."""
 
-    def elapsed_time(self, other: Any) -> float:
+    synchronize = wait_event = wait_stream = wait
+
+
+class Event(_Reached):
+    """A point on a stream, whatever it is told of timing, blocking and other processes."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> Event:
+        """Return the event, which is behind all work."""
+        return self
+
+    def elapsed_time(self, _: Any) -> float:
         """Return the milliseconds between two events: always one, because there is no clock."""
-        del other
         return 1.0
 
 
-class Stream:
-    """An in-order queue."""
+class Stream(_Reached):
+    """An in-order queue, and a context in which it is the current one."""
 
-    streams: ClassVar[Streams]
+    _numbers = itertools.count()
 
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        del device, kwargs  # there is one device
-        self.number, self.priority = self.streams.next_number(), priority
-        self.stream_id = self.cuda_stream = self.number
-        self.device_index = local_rank()
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.priority, self._before = priority, list[Any]()
+        self.stream_id = self.cuda_stream = next(self._numbers)
+        self.device_index = on_node()[0]
 
     @property
     def device(self) -> Any:
@@ -72,119 +64,64 @@ class Stream:
         """Return the least and the greatest priority of an H100."""
         return 0, -5
 
-    def wait_event(self, event: Any) -> None:
-        """Wait for *event*."""
-        if getattr(event, "mark", -1) >= 0:
-            self.streams.tape.note(WAIT_MARK, event.mark, stream=self.number)
-
-    def wait_stream(self, stream: Any) -> None:
-        """Wait for the work issued on *stream* so far."""
-        if stream is not None and stream.number != self.number:
-            self.wait_event(stream.record_event())
-
     def record_event(self, event: Any = None) -> Any:
         """Return an event after the work issued so far."""
-        return (event or self.streams.Event()).record(self)
-
-    def synchronize(self) -> None:
-        """Let the host wait."""
-        self.streams.tape.note(HOST_WAIT, stream=self.number)
-
-    def query(self) -> bool:
-        """Return that all its work is done."""
-        return True
+        return event or Event()
 
     def is_capturing(self) -> bool:
         """Return that no CUDA graph is captured on it."""
         return False
 
     def __enter__(self) -> Stream:
-        self._before = self.streams.current
-        self.streams.switch(self)
+        self._before.append(current_stream())
+        set_stream(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.streams.switch(self._before)
+        set_stream(self._before.pop())
 
 
-class Context(AbstractContextManager[Any]):
-    """Context in which work is issued on a stream."""
-
-    streams: ClassVar[Streams]
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._before: Any = None
-
-    def __enter__(self) -> Any:
-        self._before = self.streams.current
-        if self._stream is not None:
-            self.streams.switch(self._stream)
-        return self._stream
-
-    def __exit__(self, *error: object) -> None:
-        self.streams.switch(self._before)
+_own = threading.local()  # the current stream of each thread
+_default = Stream()
 
 
-class Streams:
-    """The streams of one process, and their classes, with the constructors of torch.
+def default_stream(device: Any = None) -> Stream:
+    """Return the default stream, whose number is 0, of whatever device."""
+    return _default
 
-    Args:
-        tape: where waits are recorded.
-    """
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
-        self._n_streams = 0
+def current_stream(device: Any = None) -> Any:
+    """Return the current stream of this thread; at first the default stream."""
+    return getattr(_own, "stream", _default)
 
-        self.Event: Any = type("Event", (Event,), {"streams": self})
-        self.Stream: Any = type("Stream", (Stream,), {"streams": self})
-        self.stream: Any = type("Context", (Context,), {"streams": self})
-        self.default: Any = self.Stream()
-        self._own = threading.local()
 
-    @property
-    def current(self) -> Any:
-        """The current stream of this thread; at first the default stream."""
-        return getattr(self._own, "stream", self.default)
+def set_stream(stream: Any) -> None:
+    """Issue on *stream* from now on."""
+    _own.stream = stream
 
-    def next_number(self) -> int:
-        """Return the number of a new stream; that of the default stream is 0."""
-        self._n_streams += 1
-        return self._n_streams - 1
 
-    def switch(self, stream: Any) -> None:
-        """Issue on *stream* from now on."""
-        self._own.stream = stream
-        self.tape.switch(stream.number)
+def context(stream: Any) -> AbstractContextManager[Any]:
+    """Return the context in which work is issued on *stream*; None: on the current one."""
+    return nullcontext() if stream is None else stream
 
-    def current_stream(self, device: Any = None) -> Any:
-        """Return the current stream."""
-        del device
-        return self.current
 
-    def default_stream(self, device: Any = None) -> Any:
-        """Return the default stream."""
-        del device
-        return self.default
+def synchronize(device: Any = None) -> None:
+    """Let the host wait for nothing."""
 
-    def set_stream(self, stream: Any) -> None:
-        """Issue on *stream* from now on."""
-        self.switch(stream)
 
-    def synchronize(self, device: Any = None) -> None:
-        """Make the host wait for all streams."""
-        del device
-        self.tape.note(HOST_WAIT)
+def install() -> None:
+    """Replace the streams of ``torch.cuda``, ``torch.cpu`` and ``torch.accelerator`` by these."""
+    import torch
 
-    def install(self, *modules: Any) -> None:
-        """Replace the streams of *modules* by these, also for ``Tensor.record_stream``."""
-        import torch
-
-        anywhere: Any = torch.Tensor
-        anywhere.record_stream = lambda tensor, stream: None  # is for the allocator only
-        for module in modules:
-            for name in NAMES:
-                setattr(module, name, getattr(self, name))
-        raw: Any = torch._C  # noqa: SLF001 - where libraries with kernels of their own ask
-        raw._cuda_getCurrentRawStream = lambda device=None: self.current.cuda_stream  # noqa: SLF001
+    anywhere: Any = torch
+    anywhere.Tensor.record_stream = lambda tensor, stream: None  # is for the allocator only
+    functions = (current_stream, default_stream, set_stream, synchronize)
+    for module in (anywhere.cuda, anywhere.cpu):
+        module.Stream, module.Event, module.stream = Stream, Event, context
+        for function in functions:
+            setattr(module, function.__name__, function)
+    anywhere.cuda.StreamContext = context
+    for function in (current_stream, set_stream, synchronize):
+        setattr(anywhere.accelerator, function.__name__, function)
+    raw: Any = internals.c_of_torch()  # where libraries with kernels of their own ask
+    raw._cuda_getCurrentRawStream = lambda device=None: current_stream().cuda_stream  # noqa: SLF001

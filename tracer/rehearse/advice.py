@@ -26,13 +26,7 @@ Finding = dict[str, Any]
 def findings(
     outcomes: Mapping[int, Mapping[str, Any]], tables: Mapping[int, RankTables], groups: Sequence[Group]
 ) -> list[Finding]:
-    """Return what is certain of the rehearsed ranks.
-
-    Args:
-        outcomes: what each of them has told.
-        tables: what each of them issues.
-        groups: all groups that they have shown.
-    """
+    """Return what is certain of the rehearsed ranks."""
     flops = {rank: _flops(one) for rank, one in tables.items()}
     found = [*_padding(outcomes), *_stages(flops, groups), *_idle(flops)]
     for one in outcomes.values():

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from foretrace.door import json_text
 from foretrace.traces.batch import batch_in, told
 from foretrace.traces.console import telling
+from foretrace.traces.rehearsal import Rehearsal
 from foretrace.traces.replacing import check_can_write
 from foretrace.traces.report.format import format_si
-
-if TYPE_CHECKING:
-    from foretrace.traces.rehearsal import Rehearsal
 
 ON_CPU: Final = (
     "the script puts nothing on a GPU, so a real run of it trains on CPUs: time it on a CPU machine "
@@ -171,7 +169,7 @@ def rehearse(
         wanted = {"output": str(path), "report": report, "calibration": calibration, "as_json": as_json}
         figures = machines["time"](str(path), {"cluster": cluster}, **wanted)
     if as_json:
-        click.echo(json.dumps({**_document(found, path, is_timed=cluster is not None), **figures}))
+        click.echo(json_text({**_document(found, path, is_timed=cluster is not None), **figures}))
 
 
 def _check_alone(context: click.Context) -> None:
@@ -194,7 +192,7 @@ def _verify(n: int, command: tuple[str, ...], output: Path | None, *, as_json: b
     with telling("recording", quiet=as_json) as tell:
         found = verify(Asked(command=command, world_size=n, **settings), path, tell)
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(json_text(found.to_dict()))
         return 0 if found.agrees else 1
     words = {True: "agrees", False: "DIFFERS", None: "not compared: unknown"}
     rows = [HEADINGS, *((*one[:3], words[one.agrees]) for one in found.rows)]

@@ -14,16 +14,12 @@ class RehearsalError(RecordError):
     Args:
         missed: ranks whose messages were needed before, and that had not been rehearsed.
 
-    Attributes:
-        raised: those of this process, for a script may catch them.
-        most: how many there may be.
-
     Raises:
         Finished: there are as many, because the script catches them, and tries again for ever.
     """
 
-    raised: ClassVar[list[RehearsalError]] = []
-    most: ClassVar[float] = float("inf")
+    raised: ClassVar[list[RehearsalError]] = []  # those of this process, for a script may catch them
+    most: ClassVar[float] = float("inf")  # how many there may be
 
     def __init__(self, *args: object, missed: Sequence[int] = ()) -> None:
         super().__init__(*args)

@@ -3,74 +3,133 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from foretrace.tracer.rehearse.advice import findings
-from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.accelerated import accelerate_flags
-from foretrace.tracer.rehearse.ranks.acting import Loaded, Progress, Troupe
-from foretrace.tracer.rehearse.ranks.batch import batch_of
-from foretrace.tracer.rehearse.ranks.chains import acted_chain
-from foretrace.tracer.rehearse.ranks.classes import (
+from foretrace.tracer.rehearse.data.experts import EVEN, Loads, parsed
+from foretrace.tracer.rehearse.errors import RehearsalError, UnroutedError
+from foretrace.tracer.rehearse.world import late
+from foretrace.tracer.rehearse.world.acting import Loaded, Progress, Troupe
+from foretrace.tracer.rehearse.world.batch import batch_of
+from foretrace.tracer.rehearse.world.classes import (
     Classes,
+    acted_chain,
     differences,
     groups_of,
+    hear_senders,
     peers_of,
     shapes_that_differ,
+    together,
 )
-from foretrace.tracer.rehearse.ranks.exported import exported
-from foretrace.tracer.rehearse.ranks.fabric import told_by_fabric
-from foretrace.tracer.rehearse.ranks.launchers import launchers_of, name_of, script_of
-from foretrace.tracer.rehearse.ranks.restarting import check_choices, with_choices
-from foretrace.tracer.rehearse.ranks.scratch import checked_target, scratch_in
-from foretrace.tracer.rehearse.ranks.together import hear_senders, together
-from foretrace.tracer.rehearse.script.late import cleared
-from foretrace.tracer.rehearse.values.loads import Loads, parsed
+from foretrace.tracer.rehearse.world.late import cleared
+from foretrace.tracer.rehearse.world.launchers import (
+    accelerate_flags,
+    exported,
+    launchers_of,
+    name_of,
+    script_of,
+    told_by_fabric,
+)
 from foretrace.tracer.run_directory import next_free, no_empty_folders
 from foretrace.traces.batch import Batch, stated
-from foretrace.traces.errors import LayoutError
+from foretrace.traces.errors import LayoutError, reason
 from foretrace.traces.layout import Layout
 from foretrace.traces.model_parts import joined_models
 from foretrace.traces.ranks import ranks_in
 from foretrace.traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
+from foretrace.traces.replacing import scratch_folder
+from foretrace.traces.store import holds_recording
+
+# Folders in which ranks write their results while they are rehearsed, and the one that these go to.
+
+
+def emptied(folder: Path) -> None:
+    """Delete everything in *folder*, before a rehearsal starts again."""
+    late.clear(folder)
+    for one in folder.iterdir():
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
+
+
+def checked_target(output: Path) -> Path:
+    """Return the run directory *output* made absolute. Raises RehearsalError if no rehearsal may go there."""
+    target = output.absolute()
+    try:
+        str(target).encode()  # as Arrow will
+    except UnicodeEncodeError as error:
+        raise RehearsalError(f"cannot write {output}: {reason(error)}") from error
+    if holds_recording(target):
+        raise RehearsalError(f"{output} holds a recording: give a new directory")
+    known = {FOLDER, "run.json", "spans", "memory.arrow", "links.arrow", "ranks"}
+    if target.exists() and (not target.is_dir() or {entry.name for entry in target.iterdir()} - known):
+        raise RehearsalError(f"{output} has other files in it: give a directory that is new, empty or a run")
+    return target
+
+
+# Starts a rehearsal again with made-up choices of experts if the script reads what its routers choose.
+
+Acting = Callable[..., Rehearsal]
+"""Rehearses with a load of experts; takes, as ``asks``, whether it is to end where choices are read."""
+
+
+def with_choices(act: Acting, load: float | Loads, folder: Path) -> Rehearsal:
+    """Rehearse with a *load*, and with made-up choices of experts if the script reads them.
+
+    For an even load the choices are made up evenly. If that is not possible, the script gets the answers that
+    it gets about other choices, and this is reported.
+
+    Raises:
+        RehearsalError: the script cannot be rehearsed, or reads choices although the load is one number.
+    """
+    try:
+        return act(load, asks=not isinstance(load, Loads))
+    except UnroutedError as error:
+        asker = str(error)
+    if isinstance(load, Loads) or load != 1.0:
+        raise RehearsalError(
+            f"{asker} needs which experts are chosen, which --expert-load {load} does not say: give zipf:S "
+            "or the share of each expert"
+        )
+    emptied(folder)
+    try:
+        found, how = act(EVEN, asks=False), f"rehearsed as with --expert-load {EVEN.text}"
+    except RehearsalError as error:
+        why = str(error)
+        emptied(folder)
+        found, how = act(load, asks=False), f"made up, because --expert-load {EVEN.text} ends with: {why}"
+    return replace(found, notes=(*found.notes, f"{asker} needs which experts are chosen: {how}"))
+
+
+def check_choices(load: float | Loads, outcomes: Iterable[Mapping[str, Any]]) -> None:
+    """Raise RehearsalError if *load* is a shape, and no rank of *outcomes* has made a choice of experts."""
+    if isinstance(load, Loads) and not any(one["n_choices"] for one in outcomes):
+        n = len(load.shares)
+        asked = f"among {n} experts" if n else "of experts (topk, max or argmax in a module named so)"
+        raise RehearsalError(f"--expert-load {load.shown}: the script makes no choice {asked}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What to rehearse.
+    """What to rehearse."""
 
-    Attributes:
-        command: the script and its arguments; a launcher before it is left out.
-        world_size: ranks of the world.
-        ranks: those to act out; empty: one of each class of ranks that behave alike.
-        warmup: steps before those that are kept.
-        steps: steps to keep.
-        local_world_size: ranks per node, as the script is told.
-        stub: file of Python that is run before the script, empty for none.
-        samples: members of other classes that are checked against the rank that stands for them.
-        expert_load: what the experts of a rehearsed rank are sent, over an even share, or the shape of their
-            loads (``loads.parsed``).
-        every_microbatch: run all micro-batches of a pipeline, also those that do what others did.
-        has_gpu: whether the script is told that there is a GPU.
-        tokens_per_step: tokens of a step over all ranks, None where the rehearsal is to find out.
-    """
-
-    command: tuple[str, ...]
-    world_size: int
-    ranks: tuple[int, ...] = ()
-    warmup: int = 1
-    steps: int = 1
-    local_world_size: int = 8
-    stub: str = ""
-    samples: int = 1
-    every_microbatch: bool = False
+    command: tuple[str, ...]  # the script and its arguments; a launcher before it is left out
+    world_size: int  # ranks of the world
+    ranks: tuple[int, ...] = ()  # those to act out; empty: one of each class of ranks that behave alike
+    warmup: int = 1  # steps before those that are kept
+    steps: int = 1  # steps to keep
+    local_world_size: int = 8  # ranks per node, as the script is told
+    stub: str = ""  # file of Python that is run before the script, empty for none
+    samples: int = 1  # members of other classes that are checked against the rank that stands for them
+    every_microbatch: bool = False  # run all micro-batches of a pipeline, also those that do what others did
+    # what the experts of a rehearsed rank are sent, over an even share, or the shape of their loads
+    # (``loads.parsed``)
     expert_load: float | str = 1.0
-    has_gpu: bool = True
+    has_gpu: bool = True  # whether the script is told that there is a GPU
+    # tokens of a step over all ranks, None where the rehearsal is to find out
     tokens_per_step: int | None = None
 
 
@@ -91,17 +150,17 @@ def rehearse(
     """
     tell = progress or (lambda words: None)
     target = _checked(asked, output)
-    with no_empty_folders(target.parent), scratch_in(target.parent) as scratch:
-        with cleared(Path(scratch)), Loaded() if on is None else nullcontext(on) as loaded:
+    with no_empty_folders(target.parent), scratch_folder(target) as scratch:
+        with cleared(scratch), Loaded() if on is None else nullcontext(on) as loaded:
             found = with_choices(
-                lambda load, asks: _Acted(asked, Path(scratch), tell, load, asks=asks).all(loaded),
+                lambda load, asks: _Acted(asked, scratch, tell, load, asks=asks).all(loaded),
                 parsed(asked.expert_load),
-                Path(scratch),
+                scratch,
             )
-        folder = Path(scratch) / FOLDER
+        folder = scratch / FOLDER
         for rank in found.ranks:
-            shutil.move(Path(scratch) / f"rank-{rank:05d}", folder / f"rank-{rank:05d}")
-            shutil.move(Path(scratch) / f"rank-{rank:05d}.log", folder / f"rank-{rank:05d}" / "output.log")
+            shutil.move(scratch / f"rank-{rank:05d}", folder / f"rank-{rank:05d}")
+            shutil.move(scratch / f"rank-{rank:05d}.log", folder / f"rank-{rank:05d}" / "output.log")
         write_rehearsal(folder, found)
         target.mkdir(exist_ok=True)
         if (target / FOLDER).exists():

@@ -6,42 +6,62 @@ the model are the same as in a recording of the real run, and the two can be com
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar
 
 from foretrace.tracer import internals
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.inputs import Sides, input_of, sides_of, tensors_inside
 from foretrace.tracer.parallelism import MeshHook, data_parallel
+from foretrace.tracer.rehearse.data.learning import Learning
+from foretrace.tracer.rehearse.data.stated import Stated
+from foretrace.tracer.rehearse.data.trainings import Trainings
+from foretrace.tracer.rehearse.device.host import Host
+from foretrace.tracer.rehearse.device.installing import Device
+from foretrace.tracer.rehearse.device.threads import passes_of_threads
 from foretrace.tracer.rehearse.errors import Finished
-from foretrace.tracer.rehearse.events.kept import Kept
-from foretrace.tracer.rehearse.events.lane import IssueLane
-from foretrace.tracer.rehearse.events.learning import Learning
-from foretrace.tracer.rehearse.events.rounds import Rounds
-from foretrace.tracer.rehearse.events.tape import Tape
-from foretrace.tracer.rehearse.gpu.fused import Fused
-from foretrace.tracer.rehearse.gpu.host import Host
-from foretrace.tracer.rehearse.gpu.memory import Memory
-from foretrace.tracer.rehearse.gpu.meter import Meter
-from foretrace.tracer.rehearse.gpu.streams import Streams
-from foretrace.tracer.rehearse.operators import calling
-from foretrace.tracer.rehearse.operators.calls import is_wrapped
-from foretrace.tracer.rehearse.operators.own_bodies import OwnBodies
-from foretrace.tracer.rehearse.peers.apart import Apart
-from foretrace.tracer.rehearse.peers.backends import Backends
-from foretrace.tracer.rehearse.script.failures import Failures
-from foretrace.tracer.rehearse.script.own_steps import OwnSteps
-from foretrace.tracer.rehearse.script.threads import passes_of_threads
-from foretrace.tracer.rehearse.script.trainings import Trainings
-from foretrace.tracer.rehearse.values.stated import Stated
-from foretrace.tracer.training import Training
+from foretrace.tracer.rehearse.state import State
+from foretrace.tracer.rehearse.tape.calls import is_wrapped, parts_of
+from foretrace.tracer.rehearse.tape.fused import Fused
+from foretrace.tracer.rehearse.tape.own_bodies import OwnBodies
+from foretrace.tracer.rehearse.tape.steps import Kept, OwnSteps, Rounds
+from foretrace.tracer.rehearse.tape.tape import Streams
+from foretrace.tracer.rehearse.words import Failures
+from foretrace.tracer.rehearse.world.reducer import Apart
+from foretrace.tracer.rehearse.world.world import Backends
+from foretrace.tracer.wrapped import inside
 
-if TYPE_CHECKING:
-    from foretrace.tracer.rehearse.device.installing import Device
+# Facts about a model call that no operator shows: its parameters, and whether it has gradients.
+
+
+def watch_functions(session: RehearsalSession) -> None:
+    """Remember whether an autograd function has gradients: inside it, gradients are turned off."""
+    import torch
+
+    kind, lane = torch.autograd.Function, session.lane
+    original = inspect.getattr_static(kind, "apply")  # in C since torch 2.15
+
+    def apply(own: Any, /, *args: Any, **kwargs: Any) -> Any:
+        before, lane.applies = lane.applies, session.has_gradients()
+        try:
+            return original.__get__(None, own)(*args, **kwargs)
+        finally:
+            lane.applies = before
+
+    kind.apply = classmethod(apply)
+
+
+def count_parameters(session: RehearsalSession, model: Any) -> None:
+    """Count the parameters and buffers of *model*: no operator has made those that were copied."""
+    for one in (*model.parameters(), *inside(model).buffers()):
+        for part in parts_of(one):
+            memory = session.host.memory if session.host.holds(part) else session.memory
+            memory.add(part.untyped_storage(), "parameters")
+
 
 EVALUATES: Final = (
     "passes between steps that do not train, as in an evaluation, are in no step: they count in memory, not "
@@ -52,14 +72,7 @@ EVALUATES: Final = (
 _Result = TypeVar("_Result")
 
 
-class _Nowhere:
-    """Receives windows of steps, which have no time here."""
-
-    def put(self, record: Any) -> None:
-        """Forget *record*."""
-
-
-class RehearsalSession(Training[IssueLane]):
+class RehearsalSession(State):
     """What ``tracer.session.Session`` is to a recording.
 
     Args:
@@ -72,15 +85,16 @@ class RehearsalSession(Training[IssueLane]):
         tell: called with progress, in a few words.
 
     Attributes:
-        kept: decides which steps are kept.
         disabled: hooks that are off: always empty, because an error in a hook ends the rehearsal.
-        forwards: calls of models from outside, in the present step.
-        is_over: whether the script has ended.
-        asides: threads whose operators are not recorded now, once per nested ``aside``.
         files: keeps files from before the rehearsal, and removes those that the script has saved.
         fakes: by operator, what registers its description by a stub once the operator exists.
-        group_infos: groups that have communicated, by number.
     """
+
+    kept: Kept  # decides which steps are kept
+    learning: Learning
+    trainings: Trainings
+    apart: Apart
+    host: Host
 
     def __init__(
         self,
@@ -93,47 +107,37 @@ class RehearsalSession(Training[IssueLane]):
         stated: Stated,
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
-        super().__init__(rank, world_size)
-        self.lane, self.notes = IssueLane(), list[str]()
+        super().__init__(rank, world_size, stated)
         self.kept, self.tell = Kept(self, warmup, steps), tell
-        self.tape = Tape(self.lane, self.position)
-        self.memory = Memory(self._allocated, stream=lambda: self.lane.stream)
-        self.meter = Meter(self._empty_cache)
         self.host, self.fused = Host(self, device), Fused(self)
         self.meter.tell(device.driver)
         self.streams = Streams(self.tape, self.lane, device.driver)
         self.tape.follow = self.streams.follow
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
         self.rounds, self.learning = Rounds(self), Learning(self)
-        self.stated, self.letters, self.failures = stated, stated.letters, Failures(self)
+        self.failures = Failures(self)
         self.fakes: dict[str, Callable[[], Any]] = {}
         self.bodies = OwnBodies()
-        self.group_infos: dict[int, Any] = {}
-        self.sink, self.disabled = _Nowhere(), set[str]()
+        self.sink = SimpleNamespace(put=lambda record: None)  # windows of steps, which have no time here
+        self.disabled = set[str]()
         self.files: Any = None
-        self.steps: Any = OwnSteps(self)
+        self.steps = OwnSteps(self)
         self.shapes: Any = None
         self.completions = None
-        self.forwards, self._model_is = 0, (False, False)
+        self._model_is = (False, False)
         self._model: Any = None
         self._sides = Sides(frozenset(), frozenset())
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         stated.finish = self.steps.finish
-        self.is_over, self.asides, self.by_step = False, list[int](), dict[int, int]()
         stated.choices.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
         self._install()
 
     def expect_pipeline(self, known: dict[int, Any], *, repeats: bool) -> None:
-        """Install the hooks of pipelines once the pipeline module is imported.
-
-        Args:
-            known: what stages on other ranks send, by stage.
-            repeats: whether the events of equal micro-batches are copied instead of running them.
-        """
+        """Install the hooks of pipelines once the pipeline module is imported."""
 
         def install(_: Any) -> None:
-            from foretrace.tracer.rehearse.events.repeating import Repeats
-            from foretrace.tracer.rehearse.peers.pipeline import RehearsedPipeline, StageShapes
+            from foretrace.tracer.rehearse.tape.repeating import Repeats
+            from foretrace.tracer.rehearse.world.pipeline import RehearsedPipeline, StageShapes
 
             self.pipeline = RehearsedPipeline(self)
             self.shapes = StageShapes(self, known)
@@ -152,18 +156,12 @@ class RehearsalSession(Training[IssueLane]):
 
     def disable(self, name: str, error: Exception) -> None:
         """Raise the *error* of a hook, for the same reason."""
-        del name
         raise error
-
-    def warn(self, warning: str) -> None:
-        """Note a difference from the real run, once."""
-        if warning not in self.notes:
-            self.notes.append(warning)
 
     def met_model(self, model: Any, args: Any) -> dict[str, Any]:
         """Learn about a model at its first call; inside ``torch.func`` its parameters are not read."""
         if not any(map(is_wrapped, model.parameters())):
-            calling.count_parameters(self, model)
+            count_parameters(self, model)
         self.trainings.meet(model)
         return super().met_model(model, args)
 
@@ -273,23 +271,6 @@ class RehearsalSession(Training[IssueLane]):
             self.learning.end(module, out)
             self.lane.trains = True
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Inside this context, do not record operators of this thread: torch runs them for itself."""
-        self.asides.append(get_ident())
-        try:
-            yield
-        finally:
-            self.asides.remove(get_ident())
-
-    def _allocated(self, n_bytes: int) -> None:
-        self.tape.allocated_bytes = n_bytes
-        self.meter.changed(n_bytes, self.memory.reserved_bytes)
-
-    def _empty_cache(self) -> int:
-        self.memory.empty_cache()
-        return self.memory.reserved_bytes
-
     def _install(self) -> None:
         """Install all hooks; torch must have been imported."""
         import torch
@@ -305,12 +286,12 @@ class RehearsalSession(Training[IssueLane]):
         ModuleHook(session)
         CheckpointHook(session)
         OptimizerHook(session)
-        MeshHook(session)
+        MeshHook(self.groups, self)
         hooks.register_module_forward_pre_hook(
             lambda module, args: None if is_compiling() else self.entered(module, args)
         )
         hooks.register_module_forward_hook(lambda module, args, out: self.left(module, out), always_call=True)
-        calling.watch_functions(self)
+        watch_functions(self)
 
 
 def _has_parameters(module: Any) -> bool:

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from foretrace.tracer.finish import finish, why_it_failed, why_nothing
 from foretrace.tracer.launch import launch
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.ranks.acting import Loaded, Progress
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
+from foretrace.tracer.rehearse.world.acting import Progress
 from foretrace.tracer.run_directory import no_empty_folders
 from foretrace.traces.communicated import Channels, Communicated, channels, compared, issued
-from foretrace.traces.info import RunInfo
+from foretrace.traces.info import read_info
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
@@ -41,18 +41,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """How a rehearsal compares with a recording of the same command.
+    """How a rehearsal compares with a recording of the same command."""
 
-    Attributes:
-        recorded, rehearsed: the run directories.
-        rows: what was compared; one that is unknown in a run neither agrees nor differs.
-        communicated: the communication of all steps that were compared.
-    """
-
+    # the run directories
     recorded: Path
     rehearsed: Path
-    rows: tuple[Row, ...]
-    communicated: Communicated
+    rows: tuple[Row, ...]  # what was compared; one that is unknown in a run neither agrees nor differs
+    communicated: Communicated  # the communication of all steps that were compared
 
     @property
     def agrees(self) -> bool:
@@ -70,16 +65,13 @@ class Verified:
         }
 
 
-def verify(
-    asked: Asked, folder: Path, progress: Progress | None = None, *, on: Loaded | None = None
-) -> Verified:
+def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Verified:
     """Record the command of *asked* on as many processes as its world has, and rehearse it in all ranks.
 
     Args:
         asked: what to rehearse; its ranks and steps are those of the recording.
         folder: receives ``recorded`` and ``rehearsed``, two run directories.
         progress: told about each phase.
-        on: as for ``rehearse``.
 
     Raises:
         RehearsalError: the command fails, or has another number of processes.
@@ -105,7 +97,7 @@ def verify(
     wanted = replace(
         asked, ranks=tuple(range(n)), warmup=0, steps=max(limit + (limit == n_steps), 1), local_world_size=n
     )
-    found = rehearse(wanted, folder / "rehearsed", progress, on=on)
+    found = rehearse(wanted, folder / "rehearsed", progress)
     return _verified(run, found, folder)
 
 
@@ -171,7 +163,7 @@ def _rows_given(run: Run, rank: int) -> int | None:
     job: Mapping[str, Any] = run.info.job or {}
     file = Path(run.path) / "ranks" / f"rank-{rank:05d}.json"
     with suppress(OSError):
-        job = RunInfo.from_json(file.read_text(encoding="utf-8"), str(file)).job or {}
+        job = read_info(file).job or {}
     shape, n_passes = job.get("input_shape"), job.get("forwards_per_step", 1)
     if "n_microbatches" in job:
         n_passes = job["n_microbatches"] * job.get("schedules_per_step", 1)

@@ -1,4 +1,7 @@
-"""Says in one line why a script cannot be rehearsed: which part of it, which operator, and what to do."""
+"""Says in one line why a script cannot be rehearsed: which part of it, which operator, and what to do.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,132 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
-from foretrace.tracer.rehearse.blame import may_come_of_numbers
-from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.hints import OWN_CLASS, STUB, hint
+from foretrace.tracer.rehearse.errors import Finished, RehearsalError
+from foretrace.tracer.rehearse.world.launchers import missing
+
+# Which names a function uses, as its code tells.
+
+
+def names_of(code: CodeType) -> Iterator[str]:
+    """Yield the names that *code*, and the functions defined in it, use."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_of(constant)
+
+
+# What to do about errors whose own words do not say it. This module does not import torch.
+
+
+STUB: Final = "--stub, docs/rehearse.md section 6"
+"""What names the way by which a script can be helped."""
+
+OWN_CLASS: Final = (
+    "a parameter of a class of its own is a plain one in a rehearsal; in a stub file "
+    f"({STUB}), keep elsewhere what it has beside its numbers"
+)
+"""What to say where a script asks a tensor for what those of its own class have."""
+
+NO_FLEX: Final = (
+    f"FlexAttention has no kernel without a GPU; in a stub file ({STUB}), put "
+    "scaled_dot_product_attention, with is_causal or without, in place of flex_attention"
+)
+"""What to say where a script asks for it, by whatever function."""
+
+SPARSE: Final = (
+    "sparse tensors cannot be rehearsed; run with dense gradients, as with sparse=False, and in a stub file "
+    f"({STUB}) leave out what else makes a tensor sparse, as an evaluation"
+)
+"""What to say of sparse tensors, of gradients or else."""
+
+UNCOMPUTED: Final = (
+    "numbers are needed here that a rehearsal does not compute: say in a stub file what they are, or leave "
+    f"out what depends on them ({STUB})"
+)
+"""What to say where NumPy, or torch, cannot take what stands for unknown numbers."""
+
+OLD_TYPES: Final = (
+    "types of tensors that name a GPU, as torch.cuda.FloatTensor, cannot be rehearsed; name a dtype and "
+    f'device="cuda" in their place, in the script or in a stub file ({STUB})'
+)
+"""What to say where a script makes or converts tensors by them."""
+
+HINTS: Final[Mapping[str, str]] = {
+    "FlexAttention": NO_FLEX,
+    "HigherOrderOperator flex_attention": NO_FLEX,
+    "FlashAttention2 has been toggled on": "FlashAttention 2 is built on GPUs only; let the model ask for "
+    'attn_implementation="sdpa", which is the same kernel, by an argument of the script or by the stub '
+    f"examples/rehearse/stub_flash_attention_2.py ({STUB})",
+    "No CUDA GPUs are available": "it requests a GPU, but --without-gpu says that there is none",
+    "Cannot access accelerator device": "a bare number names no device without a GPU; say cuda and the "
+    'number, as torch.device("cuda", 0) or device_map={"": "cuda:0"}',
+    "expect_autograd_hooks_ INTERNAL ASSERT": "DDP with static_graph=True reduces in its first backward, "
+    "which is under no_sync (accumulation) here: torch fails in an assertion of its own; leave either out",
+    "SymmetricMemory": "symmetric memory cannot be rehearsed; run with collectives in its place, by an "
+    f"argument of the script or in a stub file ({STUB})",
+    "Creating a new Tensor subclass": "a parameter of a class of its own, as bitsandbytes has in 4 or 8 "
+    "bits, cannot be rehearsed; run with weights in 16 bits",
+    "'scontrol'": "scontrol is of SLURM, which is not here: MASTER_ADDR is set, so let the script ask for "
+    f"the first node only where it is not, or put what it says into a stub file ({STUB})",
+    "'nvidia-smi'": "nvidia-smi is not here: leave out what asks it, by an argument of the script or in a "
+    f"stub file ({STUB})",
+    "type torch.cuda.": OLD_TYPES,
+    **dict.fromkeys(("numpy.object_", "not supported for the input types", "type Unknown"), UNCOMPUTED),
+    **dict.fromkeys(("SparseTensorImpl", "SparseCsrTensorImpl"), SPARSE),
+}
+"""What to say of errors of torch by what stands in them."""
+
+
+FOREIGN: Final = (
+    "KeyError of a parameter, which torch raises as well: an optimizer holds one that the model no longer "
+    "has, as FSDP1 puts its own in place; make the optimizer after wrapping, or pass use_orig_params=True"
+)
+"""What to say where a parameter is looked for among others, as for the state of an optimizer."""
+
+
+def hint(error: BaseException, words: str, spec: Mapping[str, Any]) -> str:
+    """Return what to say of *error* instead of its *words*, empty if they say it; *spec* as ``explain``."""
+    if isinstance(error, KeyError) and words.startswith("Parameter("):
+        return FOREIGN
+    if isinstance(error, KeyError) and (what := missing(str(error.args[0]) if error.args else "", spec)):
+        return f"KeyError of {words}, {what}"
+    return next((hint for sign, hint in HINTS.items() if sign in words), "")
+
+
+# Which errors a number may have caused that a script was told. This module does not import torch.
+
+NOT_OF_NUMBERS: Final = (
+    OSError,
+    ImportError,
+    NameError,
+    SyntaxError,
+    UnicodeError,
+    NotImplementedError,
+    EOFError,
+)
+"""Errors that no number has caused, except a variable that was not set because a branch was not taken."""
+
+
+def may_come_of_numbers(error: BaseException) -> bool:
+    """Whether *error* may have come about because a number was another one than in a real run.
+
+    Not where it is about a file, a module, a name, or the arguments or attributes of something.
+
+    >>> may_come_of_numbers(IndexError("list index out of range")), may_come_of_numbers(KeyError("lr"))
+    (True, False)
+    """
+    if isinstance(error, KeyError):
+        return not (error.args and isinstance(error.args[0], str))
+    if isinstance(error, AttributeError):
+        return "NoneType" in str(error)
+    if isinstance(error, TypeError):
+        return " argument" not in str(error) or "NoneType" in str(error)
+    is_unbound = isinstance(error, UnboundLocalError)
+    return is_unbound or not isinstance(error, NOT_OF_NUMBERS)
+
 
 DEPENDS: Final = frozenset({"DataDependentOutputException", "DynamicOutputShapeException"})
 """Errors of fake tensors where an operator needs numbers."""
@@ -57,13 +180,7 @@ def _behind(error: ModuleNotFoundError) -> BaseException:
 
 
 def ending(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = ()) -> str:
-    """Return what to say of an *error* that has ended the script, or that the script has caught.
-
-    Args:
-        error: that was raised.
-        spec: as ``explain`` takes it.
-        told: as ``explain`` takes it.
-    """
+    """Return what to say of an *error* that has ended the script, or that the script has caught."""
     if isinstance(error, SystemExit):
         if isinstance(caught := error.__cause__ or error.__context__, Exception):
             return f"{ending(caught, spec, told)}; the script caught that, and ended with {error.code}"
@@ -86,10 +203,8 @@ def _said(log: str) -> str:
 def explain(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = ()) -> str:
     """Return what went wrong, for a person who knows the script.
 
-    Args:
-        error: what was raised.
-        spec: what was to be done; ``log`` names the file that has the whole story.
-        told: what the script was told of numbers that nobody has, which may be why.
+    *spec* is what was to be done, of which ``log`` names the file with the whole story; *told* is what the
+    script was told of numbers that nobody has, which may be why.
     """
     kind, where = type(error).__name__, place(error)
     if kind in DEPENDS:
@@ -265,3 +380,68 @@ def asker() -> str:
     """Return the innermost line of a script's as a person names it."""
     name, line = asked_at()
     return f"{Path(name).name}:{line}"
+
+
+# Remembers errors that only a rehearsal raises, in case the script catches them.
+
+
+CAUGHT: Final = "the script has caught an error of an operator, so work after it may be missing: {}"
+"""Note about an error that a real run may have too."""
+
+
+MOST_RAISED: Final = 1000
+"""Errors after which a script that catches them is said to try again for ever."""
+
+AGAIN: Final = "the script has caught {n_times:,} errors without a step, the last one {what}"
+"""Ends a rehearsal of a script that tries again for ever, as after every error."""
+
+
+class Failures:
+    """Errors raised while the script of one rank ran, in order; the session gets notes about caught ones."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._of_operators: list[Exception] = []
+        self._n_before = len(RehearsalError.raised)
+        RehearsalError.most = self._n_before + MOST_RAISED
+
+    def add(self, error: Exception) -> None:
+        """Note that an operator raised *error*; the same error may be noted several times.
+
+        Raises:
+            RehearsalError: there is no end of them.
+        """
+        if _is_for_the_script(error):
+            return
+        self._of_operators.append(error)
+        if len(self._of_operators) >= MOST_RAISED:
+            what = f"{type(error).__name__}: {_short(error)}"
+            raise RehearsalError(AGAIN.format(n_times=MOST_RAISED, what=what)) from error
+
+    def refusal(self) -> Exception | None:
+        """Return the first error that a real run would not have, whether or not the script has caught it."""
+        refused = [error for error in self._of_operators if is_of_fakes(error)]
+        found = next(iter([*RehearsalError.raised[self._n_before :], *refused]), None)
+        if found is not None:
+            RehearsalError.most = float("inf")  # it is about to be said
+        return found
+
+    def step_ended(self) -> None:
+        """A step ends, so the script has caught all errors raised before.
+
+        Raises:
+            Finished: it has caught an error that must end the rehearsal.
+        """
+        if self.refusal() is not None:
+            raise Finished
+        for error in self._of_operators:
+            said = f"{place(error)}: {type(error).__name__}: {_short(error)}"
+            self._session.warn(CAUGHT.format(said[:200]))
+        self._of_operators.clear()
+
+
+def _is_for_the_script(error: Exception) -> bool:
+    """Whether scripts may continue after *error*: the device is full."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)

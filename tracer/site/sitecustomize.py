@@ -58,6 +58,14 @@ class _Finder:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         """Find ``foretrace``; have us told of what is expected when it is loaded; know nothing of others."""
+        try:
+            return self._found(name)
+        except BaseException as error:  # Ctrl-C: what is shown is as without us
+            raise error.with_traceback(None)  # noqa: B904
+
+    find_spec.__code__ = find_spec.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
+
+    def _found(self, name: str) -> object:
         if name == "foretrace":
             from importlib.machinery import PathFinder
 

@@ -28,7 +28,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.arrivals import COMMUNICATION, arrivals
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.analysis.offloaded import (
     HOST,
     HOST_OPTIMIZER,
@@ -38,7 +39,7 @@ from foretrace.traces.analysis.offloaded import (
     is_work,
     offloaded_states,
 )
-from foretrace.traces.analysis.windows import Window, windows
+from foretrace.traces.analysis.windows import Window, windows_of
 from foretrace.traces.columns import BoolArray, Int64Array, distinct, flags, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import rank_list
@@ -98,7 +99,8 @@ class Sweep:
         moving: by axis, a communication span is past the last arrival; by ``HOST``, copies of
             offloaded data.
         communicating: by axis, a communication span is running, waiting included.
-        pass_start_ns, pass_end_ns: starts and ends of the forward and backward spans.
+        pass_start_ns, pass_end_ns: starts and ends of the forward and backward spans, by start.
+        pass_until_ns: by when each of them and all before it have ended.
     """
 
     point_ns: Int64Array
@@ -109,6 +111,7 @@ class Sweep:
     communicating: dict[str, BoolArray]
     pass_start_ns: Int64Array
     pass_end_ns: Int64Array
+    pass_until_ns: Int64Array
 
     def inside(self, window: Window) -> slice:
         """Return the intervals that make up *window*, whose edges are points."""
@@ -134,9 +137,9 @@ def activity(run: Run, rank: int, step: int) -> Activity:
     if rank not in run.ranks:
         raise RunError(f"no spans of rank {rank} in {run.path}; it has ranks {rank_list(run.ranks)}")
     stored = run.source(rank)
-    window = next((w for w in windows(run) if (w.rank, w.step) == (stored, step)), None)
+    window = next((w for w in windows_of(run, stored) if w.step == step), None)
     if window is None:
-        steps = sorted({w.step for w in windows(run) if w.rank == stored})
+        steps = sorted({w.step for w in windows_of(run, stored)})
         raise RunError(f"no step {step} on rank {rank} in {run.path}; it has steps {rank_list(steps)}")
     recent = run.derived(_recent)
     if stored not in recent:
@@ -159,11 +162,15 @@ def window_state(run: Run, swept: Sweep, window: Window) -> StateArray:
     """Return the state of each interval of *window*, with the bubbles at its two ends."""
     part = swept.inside(window)
     state = swept.state[part].copy()
-    within = (swept.pass_end_ns > window.start_ns) & (swept.pass_start_ns < window.end_ns)
+    near = slice(
+        int(np.searchsorted(swept.pass_until_ns, window.start_ns, side="right")),
+        int(np.searchsorted(swept.pass_start_ns, window.end_ns)),
+    )
+    within = swept.pass_end_ns[near] > window.start_ns
     if is_pipelined(run) and within.any():
         start = swept.point_ns[part]
-        begun = swept.pass_start_ns[within].min()
-        finished = swept.pass_end_ns[within].max()
+        begun = swept.pass_start_ns[near][within].min()
+        finished = swept.pass_end_ns[near][within].max()
         unoccupied = swept.idle[part]
         if "world" in axes(run):  # a norm over all gradients waits for the last stage to finish
             unoccupied = unoccupied | (state == states(run).index("wait:world"))
@@ -199,7 +206,11 @@ def stage_of(run: Run, rank: int) -> int:
     """Return the pipeline stage of *rank*: by the layout, else the first in its spans; -1 if none."""
     if run.info.layout is not None:
         return run.info.layout.coord(rank).pp
-    said = int64(run.spans([rank], ["stage"]), "stage")
+    return run.once(_own_stage, rank)
+
+
+def _own_stage(table: pa.Table) -> int:
+    said = int64(table, "stage")
     return int(said[said >= 0][0]) if (said >= 0).any() else -1
 
 
@@ -209,35 +220,39 @@ def sweep(run: Run, rank: int) -> Sweep:
     start = int64(table, "start_ns")
     end = start + int64(table, "duration_ns")
     last = arrivals(run).last_ns[rank]
-    edges = [edge for w in windows(run) if w.rank == rank for edge in (w.start_ns, w.end_ns)]
+    edges = [edge for w in windows_of(run, rank) for edge in (w.start_ns, w.end_ns)]
     point = distinct(np.concatenate([start, end, last, np.array(edges, np.int64)]))
 
-    def covered(rows: BoolArray, begin: Int64Array, until: Int64Array) -> BoolArray:
-        return covered_by(point, begin[rows], until[rows])
+    starts, ends, lasts = (np.searchsorted(point, times) for times in (start, end, last))
 
-    computing = covered(is_work(table), start, end)
+    def covered(rows: BoolArray, opens: NDArray[np.intp], closes: NDArray[np.intp]) -> BoolArray:
+        return _covered(len(point), opens[rows], closes[rows])
+
+    computing = covered(is_work(table), starts, ends)
     communication = is_one_of(table, "category", COMMUNICATION) & ~flags(table, "is_bound")
     blocked = is_one_of(table, "category", ("wait",)) & ~is_one_of(table, "axis", ("",))
     of_axis = {axis: _on_axis(table, axis) for axis in axes(run)}
-    moving = {axis: covered(communication & rows, last, end) for axis, rows in of_axis.items()}
+    moving = {axis: covered(communication & rows, lasts, ends) for axis, rows in of_axis.items()}
     waiting = {
-        axis: covered(communication & rows, start, last) | covered(blocked & rows, start, end)
+        axis: covered(communication & rows, starts, lasts) | covered(blocked & rows, starts, ends)
         for axis, rows in of_axis.items()
     }
     communicating = {axis: moving[axis] | waiting[axis] for axis in of_axis}
-    named, on_host = states(run), covered(is_host_optimizer(table), start, end)
+    named, on_host = states(run), covered(is_host_optimizer(table), starts, ends)
     if OFFLOADING in named:
-        moving[HOST] = covered(is_offloading(table), start, end)
-    passes = is_one_of(table, "kind", PASSES) & is_one_of(table, "category", ("compute",))
+        moving[HOST] = covered(is_offloading(table), starts, ends)
+    passes = np.flatnonzero(is_one_of(table, "kind", PASSES) & is_one_of(table, "category", ("compute",)))
+    passes = passes[np.argsort(start[passes], kind="stable")]
     return Sweep(
         point_ns=point,
         state=_ranked(named, computing, moving, waiting, on_host),
         computing=computing,
-        idle=~covered(~is_one_of(table, "category", MARKS), start, end),
+        idle=~covered(~is_one_of(table, "category", MARKS), starts, ends),
         moving=moving,
         communicating=communicating,
         pass_start_ns=start[passes],
         pass_end_ns=end[passes],
+        pass_until_ns=np.maximum.accumulate(end[passes]),
     )
 
 
@@ -272,9 +287,14 @@ def covered_by(point: Int64Array, start: Int64Array, end: Int64Array) -> BoolArr
     Returns:
         Mask of shape ``(n_points - 1,)``.
     """
-    opened = np.bincount(np.searchsorted(point, start), minlength=len(point))
-    closed = np.bincount(np.searchsorted(point, end), minlength=len(point))
-    return np.cumsum(opened - closed)[:-1] > 0
+    return _covered(len(point), np.searchsorted(point, start), np.searchsorted(point, end))
+
+
+def _covered(n_points: int, opens: NDArray[np.intp], closes: NDArray[np.intp]) -> BoolArray:
+    """Return which intervals between points lie in any of the spans that open and close at some of them."""
+    opened = np.bincount(opens, minlength=n_points)
+    opened -= np.bincount(closes, minlength=n_points)
+    return np.cumsum(opened)[:-1] > 0
 
 
 def _on_axis(table: pa.Table, axis: str) -> BoolArray:
@@ -283,15 +303,16 @@ def _on_axis(table: pa.Table, axis: str) -> BoolArray:
 
 
 def _axes(run: Run) -> tuple[str, ...]:
-    found: set[str] = set()
-    for rank in run.stored_ranks:
-        table = run.spans([rank], ["category", "axis"])
-        codes, names = labels(table, "axis")
-        communication = is_one_of(table, "category", COMMUNICATION)
-        found |= {names[code] or UNNAMED_AXIS for code in np.unique(codes[communication])}
-        blocked = is_one_of(table, "category", ("wait",))
-        found |= {names[code] for code in np.unique(codes[blocked]) if names[code]}
+    found = {axis for rank in run.stored_ranks for axis in run.once(_own_axes, rank)}
     return tuple(sorted(found, key=lambda axis: (AXES.index(axis) if axis in AXES else len(AXES), axis)))
+
+
+def _own_axes(table: pa.Table) -> set[str]:
+    codes, names = labels(table, "axis")
+    communication = is_one_of(table, "category", COMMUNICATION)
+    blocked = is_one_of(table, "category", ("wait",))
+    found = {names[code] or UNNAMED_AXIS for code in distinct(codes[communication].astype(np.int64))}
+    return found | {names[code] for code in distinct(codes[blocked].astype(np.int64)) if names[code]}
 
 
 def _recent(_run: Run) -> dict[int, Sweep]:

@@ -1,22 +1,14 @@
-"""When each communication really began: the arrival of its last participant, found by joining ranks.
-
-A collective is joined on ``(group, sequence)``. A point-to-point transfer is joined on ``(group, sender,
-receiver, sequence)``: its two ends are the ``send`` of one rank and the ``recv`` of the other.
-"""
+"""When each communication really began: the arrival of its last participant, found by joining ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of
+from foretrace.traces.analysis.communications import Part, came_last, communications
+from foretrace.traces.columns import Int64Array, int64
 from foretrace.traces.run import Run
-
-COMMUNICATION = ("collective", "p2p")
-"""Categories of spans that several ranks take part in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +18,12 @@ class Arrivals:
     Attributes:
         last_ns: by rank, for each span in stored order: time of the last arrival, within the span. For a
             span that is not communication, or whose partners are not known, its own start.
+        like: by rank, the first one that does the same and waits for the same times as it does.
         n_joined: number of spans that found at least one partner.
     """
 
     last_ns: dict[int, Int64Array]
+    like: dict[int, int]
     n_joined: int
 
 
@@ -43,52 +37,30 @@ def arrivals(run: Run) -> Arrivals:
 
 
 def _arrivals(run: Run) -> Arrivals:
-    last = {rank: int64(run.spans([rank], ["start_ns"]), "start_ns").copy() for rank in run.stored_ranks}
-    tables = {rank: run.spans([rank]) for rank in run.stored_ranks}
-    rows = {
-        rank: np.flatnonzero(is_one_of(table, "category", COMMUNICATION)) for rank, table in tables.items()
-    }
-    known = [_keys(tables[rank], rank, rows[rank]) for rank in run.stored_ranks]
-    group, sender, receiver, sequence, start, end = (
-        np.concatenate(part) for part in zip(*known, strict=True)
-    )
-    joinable = sequence >= 0
-    joined = start.copy()
-    joined[joinable], n_joined = _last_of_key(
-        factorized(*(key[joinable] for key in (group, sender, receiver, sequence))), start[joinable]
-    )
+    joined = communications(run)
+    latest, _ = came_last(joined.n_numbers, ((part, _meeting(part)) for part in joined))
+    count = np.zeros(joined.n_numbers, np.int64)
     slack_ns = 2 * max((clock.uncertainty_ns for clock in run.info.clock.values()), default=0)
-    joined = np.where(joined <= end + slack_ns, np.minimum(joined, end), start)
-    done = 0
-    for rank in run.stored_ranks:
-        n_rows = len(rows[rank])
-        last[rank][rows[rank]] = joined[done : done + n_rows]
-        done += n_rows
-    return Arrivals(last, n_joined)
+    last_ns: dict[int, Int64Array] = {}
+    like: dict[int, int] = {}
+    same: dict[tuple[int, int], list[int]] = {}
+    for part in joined:
+        number = _meeting(part)
+        meets = number >= 0
+        came = part.start_ns.copy()
+        came[meets] = latest[number[meets]]
+        np.add.at(count, number[meets], 1)
+        came = np.where(came <= part.end_ns + slack_ns, np.minimum(came, part.end_ns), part.start_ns)
+        ranks = same.setdefault((run.like(part.rank), hash(came.tobytes())), [])
+        first = next((one for one in ranks if np.array_equal(last_ns[one][part.rows], came)), part.rank)
+        if first == part.rank:
+            ranks.append(first)
+            last_ns[first] = int64(run.spans([first], ["start_ns"]), "start_ns").copy()
+            last_ns[first][part.rows] = came
+        last_ns[part.rank], like[part.rank] = last_ns[first], first
+    return Arrivals(last_ns, like, int(count[count > 1].sum()))
 
 
-def _keys(table: pa.Table, rank: int, rows: NDArray[np.intp]) -> tuple[Int64Array, ...]:
-    """Return group, sender, receiver, sequence, start and end of *rows*; collectives have no sender."""
-    picked = table.take(rows)
-    peer = int64(picked, "peer")
-    own = np.full(len(rows), rank, np.int64)
-    is_send = is_one_of(picked, "kind", ("send",))
-    is_p2p = is_one_of(picked, "category", ("p2p",)) & (peer >= 0)
-    sender = np.where(is_p2p, np.where(is_send, own, peer), -1)
-    receiver = np.where(is_p2p, np.where(is_send, peer, own), -1)
-    is_lonely = is_one_of(picked, "category", ("p2p",)) & (peer < 0)
-    sequence = np.where((int64(picked, "group") < 0) & ~is_p2p | is_lonely, -1, int64(picked, "sequence"))
-    start = int64(picked, "start_ns")
-    return int64(picked, "group"), sender, receiver, sequence, start, start + int64(picked, "duration_ns")
-
-
-def _last_of_key(key: Int64Array, start: Int64Array) -> tuple[Int64Array, int]:
-    """Return for each row the latest *start* of its *key*, and how many rows share their key."""
-    if not len(key):
-        return start, 0
-    order = np.argsort(key, kind="stable")
-    first = np.flatnonzero(np.diff(key[order], prepend=-1))
-    count = np.diff(first, append=len(key))
-    last = np.empty_like(start)
-    last[order] = np.repeat(np.maximum.reduceat(start[order], first), count)
-    return last, int(count[count > 1].sum())
+def _meeting(part: Part) -> Int64Array:
+    """Return the number of each row of *part*; -1 for a transfer that does not say with whom."""
+    return np.where(part.is_apart, -1, part.number)

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.traces.columns import Int64Array, factorized
 from foretrace.traces.errors import RunError
 from foretrace.traces.run import Run
 
@@ -59,9 +63,19 @@ def _bandwidth(link: object) -> float | None:
     return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
-def group_limits(run: Run, given: float | None) -> dict[int, float]:
-    """Return the highest bus bandwidth by group: the limit that the user states, else that of the links."""
-    limits: dict[int, Any] = {
-        group.id: given if given is not None else bus_limit(run, group.ranks) for group in run.info.groups
-    }
-    return {number: limit for number, limit in limits.items() if limit is not None}
+def bus_limits(run: Run, group: Int64Array, ends: Int64Array) -> NDArray[np.float64]:
+    """Return what the links of each *group* allow, or of the two *ends* where they are known; 0 if unknown.
+
+    Args:
+        run: an open run.
+        group: numbers of groups.
+        ends: sender and receiver, -1 where there are none, of shape ``(n, 2)``.
+    """
+    members = {known.id: known.ranks for known in run.info.groups}
+    key = factorized(group, *ends.T)
+    _, first = np.unique(key, return_index=True)
+    limits = []
+    for row in first.tolist():
+        ranks = ends[row].tolist() if ends[row].min() >= 0 else members.get(int(group[row]), ())
+        limits.append((bus_limit(run, ranks) if ranks else None) or 0.0)
+    return np.array(limits, np.float64)[key]

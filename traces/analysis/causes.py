@@ -18,7 +18,8 @@ from foretrace.traces.analysis.activity import (
     sweep,
     window_state,
 )
-from foretrace.traces.analysis.arrivals import COMMUNICATION, arrivals
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.analysis.metrics import represented
 from foretrace.traces.analysis.offloaded import is_work
 from foretrace.traces.analysis.windows import Window, windows

@@ -8,17 +8,31 @@ agree. Where the times of a member are bounds only, there is none.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from foretrace.traces.analysis.arrivals import COMMUNICATION
-from foretrace.traces.analysis.bus_limits import group_limits
+from foretrace.traces.analysis.bus_limits import bus_limits
+from foretrace.traces.analysis.communications import COMMUNICATION, Part, came_last, communications
+from foretrace.traces.analysis.kernels import peaks_of
 from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import Int64Array, factorized, flags, int64, is_one_of, labels
+from foretrace.traces.columns import (
+    BoolArray,
+    Int64Array,
+    factorized,
+    flags,
+    int64,
+    is_one_of,
+    labels,
+    summed,
+)
 from foretrace.traces.run import Run
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
@@ -53,15 +67,27 @@ class Joined:
 
     Attributes:
         rows: one row per communication, of the schema ``COLLECTIVES``.
-        row: row of each span, shape ``(n_spans,)``.
-        rank: rank of each span.
-        end_ns: when each span ends.
+        group: whose links each row uses, -1 where only two unknown members of a group do.
+        ends: sender and receiver of each row, -1 where it has none or they are unknown, of shape ``(n, 2)``.
+        row: by number of ``communications``, behind the spans that are joined with no other.
+        n_alone: how many of these there are.
     """
 
     rows: pa.Table
+    group: Int64Array
+    ends: Int64Array
     row: Int64Array
-    rank: Int64Array
-    end_ns: Int64Array
+    n_alone: int
+
+    def parts(self, run: Run) -> Iterator[tuple[Part, Int64Array]]:
+        """Yield the communications of each rank, and in which row each of them is."""
+        for part, number in _counted(run, self.n_alone):
+            yield part, self.row[number]
+
+
+ABOVE: Final = 1.2
+"""A bandwidth so many times what links promise is none. Where switches reduce, bus bandwidth is up to 1.07
+times that of a link (nccl-tests on 8 H100s: 480 of 450 GB/s)."""
 
 
 def bus_factor(kind: str, n_ranks: int) -> float:
@@ -103,15 +129,17 @@ def bandwidths(
     ``n_bounds`` of them have times that are bounds, and are in no other figure than ``count``.
     ``transfer_s`` counts each communication once. ``rank_s`` is how long ranks are busy with them, added up
     over ranks: what a rank transfers at the same time counts once.
-    ``limit_bytes_per_s`` is the bus bandwidth that the links of the slowest of their groups allow, and
-    ``share_of_limit`` the median over it; None where nobody knows.
+    ``limit_bytes_per_s`` is the bus bandwidth that the links of a group allow, or of the two ends of a
+    transfer: the middle one of the known ones. ``share_of_limit`` is the median of each over its own; None
+    where nobody knows. What is above its links is refused, and in no bandwidth but ``refused_bytes_per_s``:
+    the median of what it would be if groups and sizes were as the run says.
 
     Args:
         run: an open run.
         averaged: leave out what is not in the steps that averages are over.
-        limit_bytes_per_s: what the links allow, if the run does not describe them.
+        limit_bytes_per_s: what the links allow, if the run does not describe them; nothing below is refused.
     """
-    joined = run.derived(_joined)
+    joined, peaks = run.derived(_joined), peaks_of(run)
     chosen = run.derived(_averaged) if averaged else np.arange(joined.rows.num_rows)
     if not len(chosen):
         return []
@@ -124,14 +152,18 @@ def bandwidths(
     busbw = table["busbw_bytes_per_s"].to_numpy()
     transfer, waiting = int64(table, "transfer_ns"), int64(table, "waiting_ns")
     is_bound = flags(table, "is_bound")
-    group, limits = int64(table, "group"), group_limits(run, limit_bytes_per_s)
+    limits = bus_limits(run, joined.group[chosen], joined.ends[chosen])
+    bounds = np.where(limits > 0, limits, peaks.link_bytes_per_s if peaks is not None else 0.0)
+    if limit_bytes_per_s is not None:
+        limits, bounds = np.full(len(chosen), limit_bytes_per_s), bounds.clip(min=limit_bytes_per_s)
+    is_refused = (bounds > 0) & (busbw > bounds * ABOVE)
+    busy_ns = _busy_ns(run, joined, chosen[~is_bound], key[~is_bound])
     weight, found = len(run.ranks) / max(len(run.stored_ranks), 1), []
     for number in range(int(key.max()) + 1):
         rows = np.flatnonzero(key == number)
-        known = busbw[rows][busbw[rows] > 0]
-        median = float(np.median(known)) if len(known) else None
-        of_groups = [limits[one] for one in np.unique(group[rows]).tolist() if one in limits]
-        limit = min(of_groups) if of_groups else None
+        known = rows[(busbw[rows] > 0) & ~is_refused[rows]]
+        limited = known[limits[known] > 0]
+        allowed = np.sort(limits[rows][limits[rows] > 0])
         found.append(
             {
                 "kind": kind_names[kinds[rows[0]]],
@@ -141,98 +173,174 @@ def bandwidths(
                 "n_bounds": int(is_bound[rows].sum()),
                 "transfer_s": float(transfer[rows].sum()) / 1e9,
                 "waiting_s": float(waiting[rows].sum()) / 1e9,
-                "rank_s": _busy_ns(joined, chosen[rows[~is_bound[rows]]]) * weight / 1e9,
-                "median_busbw_bytes_per_s": median,
-                "best_busbw_bytes_per_s": float(known.max()) if len(known) else None,
-                "limit_bytes_per_s": limit,
-                "share_of_limit": median / limit if median is not None and limit else None,
+                "rank_s": busy_ns.get(number, 0) * weight / 1e9,
+                "median_busbw_bytes_per_s": _median(busbw[known]),
+                "best_busbw_bytes_per_s": float(busbw[known].max()) if len(known) else None,
+                "refused_bytes_per_s": _median(busbw[rows[is_refused[rows]]]),
+                "limit_bytes_per_s": float(allowed[(len(allowed) - 1) // 2]) if len(allowed) else None,
+                "share_of_limit": _median(busbw[limited] / limits[limited]),
             }
         )
     return sorted(found, key=lambda row: -float(row["transfer_s"]))
 
 
-def _busy_ns(joined: Joined, rows: Int64Array) -> int:
-    """Return how long ranks transfer any of the communications *rows*, added up over ranks, in ns."""
-    spans = np.flatnonzero(np.isin(joined.row, rows))
-    if not len(spans):
-        return 0
-    end = joined.end_ns[spans] - joined.end_ns.min()
-    start = end - int64(joined.rows, "transfer_ns")[joined.row[spans]]
-    apart = joined.rank[spans] * (
-        int(end.max()) - int(start.min()) + 1
-    )  # ranks one after another, on one axis
+def _median(values: NDArray[np.float64]) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _busy_ns(run: Run, joined: Joined, rows: Int64Array, bucket: Int64Array) -> Mapping[int, int]:
+    """Return by *bucket* how long ranks transfer any of its *rows*, added up over ranks, in ns."""
+    of_row = np.full(joined.rows.num_rows, -1, np.int64)
+    of_row[rows] = bucket
+    transfer_ns = int64(joined.rows, "transfer_ns")
+    total: Counter[int] = Counter()
+    known: dict[tuple[int, bytes], dict[int, int]] = {}
+    for part, row in joined.parts(run):
+        counts = np.flatnonzero(of_row[row] >= 0)
+        lasts, group = transfer_ns[row[counts]], of_row[row[counts]]
+        which = run.like(part.rank), blake2b(np.stack([lasts, group, counts]).tobytes()).digest()
+        if which not in known:
+            known[which] = _covered_ns(part.end_ns[counts] - lasts, part.end_ns[counts], group)
+        total.update(known[which])
+    return total
+
+
+def _covered_ns(start: Int64Array, end: Int64Array, bucket: Int64Array) -> dict[int, int]:
+    """Return by *bucket* how long any of its spans from *start* to *end* runs."""
+    if not len(start):
+        return {}
+    apart = bucket * (int(end.max()) - int(start.min()) + 1)  # one after another, on one axis
     order = np.argsort(start + apart, kind="stable")
     start, end = (start + apart)[order], (end + apart)[order]
     until = np.maximum.accumulate(end)
-    return int((until - np.maximum(start, np.append(start[0], until[:-1]))).clip(min=0).sum())
+    covered = (until - np.maximum(start, np.append(start[0], until[:-1]))).clip(min=0)
+    total = np.zeros(int(bucket.max()) + 1, np.int64)
+    np.add.at(total, bucket[order], covered)
+    return dict(enumerate(total.tolist()))
 
 
-def _joined(run: Run) -> Joined:
-    table = run.spans()
-    table = table.take(np.flatnonzero(is_one_of(table, "category", COMMUNICATION)))
-    if not table.num_rows:
-        none = np.empty(0, np.int64)
-        return Joined(COLLECTIVES.empty_table(), none, none, none)
-    key, sender = _keys(table)
-    order = np.lexsort((int64(table, "start_ns"), key))
-    first = np.flatnonzero(np.diff(key[order], prepend=-1))
-    columns = _columns(run, table, sender, order, first)
-    found = pa.table({name: columns[name] for name in COLLECTIVES.names}).cast(COLLECTIVES)
-    by_arrival = np.argsort(columns["last_arrival_ns"], kind="stable")
-    place = np.argsort(by_arrival, kind="stable")
-    return Joined(
-        found.take(by_arrival).combine_chunks(),
-        np.repeat(place, columns["n_seen"]),
-        int64(table, "rank")[order],
-        (int64(table, "start_ns") + int64(table, "duration_ns"))[order],
+class _Said(NamedTuple):
+    """What the communication spans of a rank say, whoever takes part; labels as codes and their names."""
+
+    numbers: Mapping[str, Int64Array]
+    codes: Mapping[str, NDArray[np.int32]]
+    names: Mapping[str, list[str]]
+    is_bound: BoolArray
+    is_p2p: BoolArray
+
+
+def _said(table: pa.Table) -> _Said:
+    rows = np.flatnonzero(is_one_of(table, "category", COMMUNICATION))
+    labelled = {name: labels(table, name) for name in ("kind", "axis")}
+    return _Said(
+        {name: int64(table, name)[rows] for name in ("step", "sequence", "size_bytes")},
+        {name: codes[rows] for name, (codes, _) in labelled.items()},
+        {name: names for name, (_, names) in labelled.items()},
+        flags(table, "is_bound")[rows],
+        is_one_of(table, "category", ("p2p",))[rows],
     )
 
 
-def _columns(
-    run: Run, table: pa.Table, sender: Int64Array, order: Int64Array, first: Int64Array
-) -> dict[str, Any]:
-    """Return the columns of ``COLLECTIVES`` of the communications in *table*.
+def _counted(run: Run, n_alone: int) -> Iterator[tuple[Part, Int64Array]]:
+    """Yield each rank's communications with numbers from 0 on: those of single spans, and then the others."""
+    done = 0
+    for part in communications(run):
+        alone = part.number < 0
+        number = part.number + n_alone
+        number[alone] = done + np.arange(int(alone.sum()))
+        done += int(alone.sum())
+        yield part, number
 
-    Args:
-        run: whose they are.
-        table: one span per rank that took part.
-        sender: the rank that sends in a transfer, -1 in a collective; by span.
-        order: spans by communication, and then by arrival.
-        first: where each communication begins in *order*.
-    """
-    rank, group, start = (int64(table, name) for name in ("rank", "group", "start_ns"))
-    duration = int64(table, "duration_ns")
-    last = np.append(first[1:], len(order)) - 1
-    came, n_seen = order[last], last - first + 1
-    is_bound = np.logical_or.reduceat(flags(table, "is_bound")[order], first)
-    transfer = np.where(is_bound, 0, np.minimum.reduceat(duration[order], first))
-    stands_for = represented(run)
-    weight = np.array([stands_for[r] for r in rank.tolist()], np.int64)
-    wait = np.maximum(duration - np.repeat(transfer, n_seen)[np.argsort(order, kind="stable")], 0)
-    members = _members(run, group[came], sender[came] >= 0)
-    size = int64(table, "size_bytes")[came]
-    kinds, kind_names = labels(table, "kind")
-    factor = [bus_factor(kind_names[k], int(n)) for k, n in zip(kinds[came], members, strict=True)]
-    speed = np.where((transfer > 0) & (size > 0), size / np.maximum(transfer, 1) * 1e9, 0.0)
-    return {
-        "step": int64(table, "step")[came],
-        "kind": table["kind"].take(came),
-        "axis": table["axis"].take(came),
-        "group": group[came],
-        "sequence": int64(table, "sequence")[came],
-        "n_ranks": members,
+
+def _joined(run: Run) -> Joined:
+    n_alone = sum(int((part.number < 0).sum()) for part in communications(run))
+    n, most = communications(run).n_numbers + n_alone, np.iinfo(np.int64).max
+    first, shortest, end_ns = np.full(n, most), np.full(n, most), np.full(n, -most)
+    n_seen, is_bound = np.zeros(n, np.int64), np.zeros(n, np.bool_)
+    for part, number in _counted(run, n_alone):
+        np.minimum.at(first, number, part.start_ns)
+        np.maximum.at(end_ns, number, part.end_ns)
+        np.minimum.at(shortest, number, part.end_ns - part.start_ns)
+        np.add.at(n_seen, number, 1)
+        is_bound[number[run.once(_said, part.rank).is_bound]] = True
+    transfer = np.where(is_bound, 0, shortest)
+    waiting = _waiting_ns(run, n_alone, transfer)
+    last, last_rank = came_last(n, _counted(run, n_alone))
+    came, names = _said_last(run, n_alone, last, last_rank)
+    columns = came | {
+        "last_rank": last_rank,
         "n_seen": n_seen,
-        "size_bytes": size,
-        "first_arrival_ns": start[order[first]],
-        "last_arrival_ns": start[came],
-        "last_rank": rank[came],
-        "end_ns": np.maximum.reduceat((start + duration)[order], first),
+        "first_arrival_ns": first,
+        "last_arrival_ns": last,
+        "end_ns": end_ns,
         "transfer_ns": transfer,
-        "waiting_ns": np.where(is_bound, 0, np.add.reduceat((wait * weight)[order], first)),
-        "algbw_bytes_per_s": speed,
-        "busbw_bytes_per_s": speed * np.array(factor, np.float64),
+        "waiting_ns": np.where(is_bound, 0, waiting),
         "is_bound": is_bound,
     }
+    used = np.flatnonzero(n_seen)
+    used = used[np.argsort(last[used], kind="stable")]
+    row = np.empty(n, np.int64)
+    row[used] = np.arange(len(used))
+    columns = {name: values[used] for name, values in columns.items()}
+    joined, ends = used >= n_alone, np.full((len(used), 2), -1, np.int64)
+    met = communications(run)
+    ends[joined] = met.channels[met.channel[used[joined] - n_alone], 1:]
+    group = np.where(columns["is_p2p"] & (ends.min(axis=1) < 0), -1, columns["group"])
+    table = pa.table(_columns(run, columns, names), schema=COLLECTIVES)
+    return Joined(table, group, ends, row, n_alone)
+
+
+def _columns(run: Run, found: dict[str, Any], names: Mapping[str, list[str]]) -> list[Any]:
+    """Return the columns of ``COLLECTIVES``: what was *found* of each communication, and its speed."""
+    members = _members(run, found["group"], found["is_transfer"])
+    kinds, kind = found["kind"], names["kind"]
+    at = factorized(kinds, members)
+    first, _, _ = summed(at, at)
+    factor = np.array([bus_factor(kind[kinds[row]], int(members[row])) for row in first], np.float64)[at]
+    size, transfer = found["size_bytes"], found["transfer_ns"]
+    speed = np.where((transfer > 0) & (size > 0), size / np.maximum(transfer, 1) * 1e9, 0.0)
+    found |= {"n_ranks": members, "algbw_bytes_per_s": speed, "busbw_bytes_per_s": speed * factor}
+    for name, said in names.items():
+        codes = pa.array(found[name].astype(np.int32))
+        found[name] = pa.DictionaryArray.from_arrays(codes, pa.array(said, pa.string()))
+    return [pa.array(found[field.name]).cast(field.type) for field in COLLECTIVES]
+
+
+def _waiting_ns(run: Run, n_alone: int, transfer_ns: Int64Array) -> Int64Array:
+    """Return by number what the members of each communication wait for the last one, added up."""
+    waiting, stands_for = np.zeros(len(transfer_ns), np.int64), represented(run)
+    for part, number in _counted(run, n_alone):
+        waited = np.maximum(part.end_ns - part.start_ns - transfer_ns[number], 0)
+        np.add.at(waiting, number, waited * stands_for[part.rank])
+    return waiting
+
+
+def _said_last(
+    run: Run, n_alone: int, last_ns: Int64Array, last_rank: Int64Array
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return by number what the span says that began at *last_ns* on *last_rank*.
+
+    Labels are codes; the second mapping names them.
+    """
+    names = ("step", "sequence", "size_bytes", "kind", "axis", "group", "is_p2p", "is_transfer")
+    found = {name: np.zeros(len(last_ns), np.int64) for name in names}
+    spelled: dict[str, dict[str, int]] = {"kind": {}, "axis": {}}
+    for part, number in _counted(run, n_alone):
+        said = run.once(_said, part.rank)
+        is_last = np.flatnonzero((last_rank[number] == part.rank) & (part.start_ns == last_ns[number]))
+        said_by_rank = {
+            **said.numbers,
+            "group": int64(run.spans([part.rank], ["group"]), "group")[part.rows],
+            "is_p2p": said.is_p2p,
+            "is_transfer": said.is_p2p & ~part.is_apart,
+        }
+        for name, codes in said.codes.items():
+            known = spelled[name]
+            place = [known.setdefault(one, len(known)) for one in said.names[name]]
+            said_by_rank[name] = np.array(place, np.int64)[codes]
+        for name, values in said_by_rank.items():
+            found[name][number[is_last]] = values[is_last]
+    return found, {name: list(known) for name, known in spelled.items()}
 
 
 def _averaged(run: Run) -> Int64Array:
@@ -253,21 +361,9 @@ def _averaged(run: Run) -> Int64Array:
     return np.flatnonzero((at >= 0) & (int64(table, "end_ns") <= ends[at]))
 
 
-def _keys(table: pa.Table) -> tuple[Int64Array, Int64Array]:
-    """Return a number per communication for each span, and the sender of a transfer, -1 elsewhere."""
-    rank, peer, group = (int64(table, name) for name in ("rank", "peer", "group"))
-    sequence = int64(table, "sequence")
-    p2p = is_one_of(table, "category", ("p2p",)) & (peer >= 0)
-    sends = is_one_of(table, "kind", ("send",))
-    sender = np.where(p2p, np.where(sends, rank, peer), -1)
-    receiver = np.where(p2p, np.where(sends, peer, rank), -1)
-    alone = (sequence < 0) | ((group < 0) & ~p2p)
-    own = np.where(alone, np.arange(len(rank)), -1)
-    return factorized(*(np.where(alone, -1, k) for k in (group, sender, receiver, sequence)), own), sender
-
-
-def _members(run: Run, group: Int64Array, is_transfer: Any) -> Int64Array:
+def _members(run: Run, group: Int64Array, is_transfer: BoolArray) -> Int64Array:
     """Return how many ranks take part; 1 where that is not known."""
     sizes = {known.id: len(known.ranks) for known in run.info.groups}
-    count = np.array([sizes.get(number, 1) for number in group.tolist()], np.int64)
+    each, at = np.unique(group, return_inverse=True)
+    count = np.array([sizes.get(number, 1) for number in each.tolist()], np.int64)[at]
     return np.where(is_transfer, 2, count)

@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.communications import Part, came_last, communications
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of
+from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
-from foretrace.traces.replay.work import instances
 from foretrace.traces.run import Run
 
 GAP: Final = "gap"
@@ -76,17 +75,16 @@ class CriticalPath:
         return sum((p.end_ns - p.start_ns) * factors.get(p.kind, 1.0) for p in self.pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
+class _Ends(NamedTuple):
     """The spans of one rank in one step by their ends; arrays of shape ``(n_spans,)``, times in ns."""
 
+    rows: NDArray[np.intp]  # in the spans of the rank
     start_ns: Int64Array
     end_ns: Int64Array
     begins_ns: Int64Array  # of the part that depends on nothing else: behind the last arrival
     last_rank: Int64Array  # that arrived last, -1 if nothing is waited for
     work_start_ns: Int64Array  # of compute and copies, ascending; shape (n_work,)
     work_row: NDArray[np.intp]  # the span that each of these is
-    table: pa.Table
 
 
 def critical_path(run: Run, step: int) -> CriticalPath:
@@ -99,10 +97,10 @@ def critical_path(run: Run, step: int) -> CriticalPath:
     if not extent:
         raise RunError(f"no step {step} in {run.path}; it has {', '.join(map(str, _steps(run)))}")
     first, last = min(a for a, _ in extent), max(b for _, b in extent)
-    ranks = _by_rank(run, first, last)
-    if not ranks:
+    happening = _Step(run, first, last)
+    if happening.ends_on is None:
         raise RunError(f"{run.path}: nothing happens in step {step}")
-    return CriticalPath(step, tuple(reversed(_walk(ranks, first, last, _slack_ns(run)))))
+    return CriticalPath(step, tuple(reversed(_walk(happening, happening.ends_on, _slack_ns(run)))))
 
 
 def _slack_ns(run: Run) -> int:
@@ -115,14 +113,13 @@ def _slack_ns(run: Run) -> int:
     return 2 * min(clocks, default=0)
 
 
-def _walk(ranks: dict[int, _Ends], first: int, last: int, slack_ns: int) -> list[Piece]:
-    """Return the pieces of the path, last first."""
-    rank = max(ranks, key=lambda r: int(ranks[r].end_ns[-1]))
-    now = last
+def _walk(step: _Step, rank: int, slack_ns: int) -> list[Piece]:
+    """Return the pieces of the path, last first; it ends on *rank*."""
+    first, now = step.first, step.last
     pieces: list[Piece] = []
     visited: set[tuple[int, int]] = set()
     while now > first:
-        ends = ranks[rank]
+        ends = step.ends(rank)
         row = _before(ends, now, slack_ns)
         if row < 0:
             pieces.append(Piece(rank, first, now, GAP, "before the first span"))
@@ -132,11 +129,11 @@ def _walk(ranks: dict[int, _Ends], first: int, last: int, slack_ns: int) -> list
             pieces.append(Piece(rank, end, now, GAP, "nothing running"))
         begin = max(int(ends.begins_ns[row]), first)
         other = int(ends.last_rank[row])
-        jumps = other in ranks and other != rank and begin <= end and (other, begin) not in visited
+        jumps = other >= 0 and other != rank and begin <= end and (other, begin) not in visited
         if not jumps:
             begin = max(int(ends.start_ns[row]), first)
         if end > begin:
-            pieces.append(Piece(rank, begin, end, *_said(ends.table, row)))
+            pieces.append(Piece(rank, begin, end, *_said(step.run, rank, int(ends.rows[row]))))
         if jumps:
             visited.add((rank, end))
             rank = other
@@ -162,61 +159,90 @@ def _before(ends: _Ends, now: int, slack_ns: int) -> int:
     return row
 
 
-def _by_rank(run: Run, first: int, last: int) -> dict[int, _Ends]:
-    """Return what happens on each rank between *first* and *last*, by end; ends are cut at *last*."""
-    whole = run.spans()
-    category: BoolArray = is_one_of(whole, "category", ("compute", "copy", "collective", "p2p", "host"))
-    start = int64(whole, "start_ns")
-    end = start + int64(whole, "duration_ns")
-    inside = (
-        category & (end > first) & (start < last) & (end > start) & ~is_one_of(whole, "stream", ("idle",))
-    )
-    table = whole.take(np.flatnonzero(inside))
-    start, end, rank = start[inside], np.minimum(end[inside], last), int64(table, "rank")
-    begins, last_rank = _arrivals(table, start, end, rank)
-    is_work = is_one_of(table, "category", ("compute", "copy"))
-    found = {}
-    for number in np.unique(rank).tolist():
-        rows: NDArray[np.intp] = np.flatnonzero(rank == number)
-        rows = rows[np.lexsort((start[rows], end[rows]))]
-        work = np.flatnonzero(is_work[rows])
-        work = work[np.argsort(start[rows][work], kind="stable")]
-        found[int(number)] = _Ends(
-            start_ns=start[rows],
-            end_ns=end[rows],
-            begins_ns=begins[rows],
-            last_rank=last_rank[rows],
-            work_start_ns=start[rows][work],
-            work_row=work,
-            table=table.take(rows),
+class _Step:
+    """What happens from *first* to *last*; that of one rank is put in order when the path comes there.
+
+    Attributes:
+        run, first, last: whose step it is, and when it begins and ends.
+        ends_on: rank on which something ends last, None if nothing happens.
+    """
+
+    def __init__(self, run: Run, first: int, last: int) -> None:
+        self.run, self.first, self.last = run, first, last
+        self._inside: dict[int, BoolArray] = {}
+        self._ends: dict[int, _Ends] = {}
+        until: dict[int, int] = {}
+        for rank in run.stored_ranks:
+            like = run.like(rank)
+            if like not in self._inside:
+                self._inside[like] = _inside(run.spans([like]), first, last)
+            until[rank] = until[like] if like in until else self._until_ns(rank)
+        latest = max(until.values())
+        self.ends_on = next((rank for rank, ns in until.items() if ns == latest > first), None)
+        self._joined = communications(run, by_step=True)
+        self._came_ns, self._came = came_last(
+            self._joined.n_numbers,
+            ((part, np.where(self._happens(part), part.number, -1)) for part in self._joined),
         )
-    return found
+
+    def ends(self, rank: int) -> _Ends:
+        """Return what happens on *rank*, by end; ends are cut at that of the step."""
+        if rank not in self._ends:
+            self._ends[rank] = self._ordered(rank)
+        return self._ends[rank]
+
+    def _happens(self, part: Part) -> BoolArray:
+        """Return which communications of *part* are in the step."""
+        return self._inside[self.run.like(part.rank)][part.rows]
+
+    def _until_ns(self, rank: int) -> int:
+        """Return when the last span of *rank* in the step ends; the start of the step if there is none."""
+        table, inside = self.run.spans([rank]), self._inside[self.run.like(rank)]
+        end = (int64(table, "start_ns") + int64(table, "duration_ns"))[inside]
+        return min(int(end.max(initial=self.first)), self.last)
+
+    def _ordered(self, rank: int) -> _Ends:
+        table, inside = self.run.spans([rank]), self._inside[self.run.like(rank)]
+        start = int64(table, "start_ns")
+        end = np.minimum(start + int64(table, "duration_ns"), self.last)
+        begins, last_rank = start.copy(), np.full(len(start), -1, np.int64)
+        part = self._joined.of(rank)
+        joins = np.flatnonzero((part.number >= 0) & self._happens(part))
+        rows, latest = part.rows[joins], self._came_ns[part.number[joins]]
+        waited = (latest <= end[rows]) & (latest >= start[rows])
+        begins[rows] = np.where(waited, latest, start[rows])
+        last_rank[rows] = np.where(waited, self._came[part.number[joins]], -1)
+        order = np.flatnonzero(inside)
+        order = order[np.lexsort((start[order], end[order]))]
+        work = np.flatnonzero(is_one_of(table, "category", ("compute", "copy"))[order])
+        work = work[np.argsort(start[order][work], kind="stable")]
+        return _Ends(
+            rows=order,
+            start_ns=start[order],
+            end_ns=end[order],
+            begins_ns=begins[order],
+            last_rank=last_rank[order],
+            work_start_ns=start[order][work],
+            work_row=work,
+        )
 
 
-def _arrivals(
-    table: pa.Table, start: Int64Array, end: Int64Array, rank: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Return when the last participant of each communication came, and which; own start and -1 elsewhere."""
-    begins, last_rank = start.copy(), np.full(len(start), -1, np.int64)
-    communication = is_one_of(table, "category", COMMUNICATION)
-    instance = np.where(communication, instances(table), -1)
-    rows = np.flatnonzero(instance >= 0)
-    if not len(rows):
-        return begins, last_rank
-    order = rows[np.lexsort((start[rows], instance[rows]))]
-    final = np.append(np.flatnonzero(np.diff(instance[order])), len(order) - 1)
-    came = dict(zip(instance[order[final]].tolist(), order[final].tolist(), strict=True))
-    latest = np.array([came[number] for number in instance[rows].tolist()], np.int64)
-    waited = (start[latest] <= end[rows]) & (start[latest] >= start[rows])
-    begins[rows] = np.where(waited, start[latest], start[rows])
-    last_rank[rows] = np.where(waited, rank[latest], -1)
-    return begins, last_rank
+def _inside(table: pa.Table, first: int, last: int) -> BoolArray:
+    """Return which spans of a rank are work or communication between *first* and *last*."""
+    start = int64(table, "start_ns")
+    end = start + int64(table, "duration_ns")
+    happens = is_one_of(table, "category", ("compute", "copy", "collective", "p2p", "host"))
+    return happens & (end > first) & (start < last) & (end > start) & ~is_one_of(table, "stream", ("idle",))
 
 
-def _said(table: pa.Table, row: int) -> tuple[str, str]:
+def _said(run: Run, rank: int, row: int) -> tuple[str, str]:
     """Return kind and name of a span; communication with its axis."""
-    kind, axis, name = (str(table[column][row].as_py()) for column in ("kind", "axis", "name"))
+    kind, axis, name = (names[codes[row]] for codes, names in run.once(_labels, rank))
     return f"{kind} {axis}".strip(), name
+
+
+def _labels(table: pa.Table) -> list[tuple[NDArray[np.int32], list[str]]]:
+    return [labels(table, name) for name in ("kind", "axis", "name")]
 
 
 def _steps(run: Run) -> list[int]:

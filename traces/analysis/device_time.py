@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrace.traces.analysis.activity import covered_by
-from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.columns import BoolArray, distinct, flags, int64, is_one_of
 from foretrace.traces.run import Run
 

@@ -9,13 +9,17 @@ itself if it raised. They are put together here, the newest of each, and the ran
 * If ranks are only a moment apart, as in every training, that says nothing. Then whoever ended by itself
   comes before those that a launcher ended, and a process that was killed before those that raised: a rank
   whose peer is gone raises, too.
-* If all have ended alike, nobody is named.
+* Who raised once a communication of its had failed, or inside of one that others have not come to, or call
+  differently, is no cause of it. A call behind which it has gone on is none of these.
+* Who came to a communication that others had given up after a long wait has made them fail.
+* Whom somebody else than its launcher killed before any gave up has ended the job, be it while it waited.
+* If all have ended alike, or all for the sake of others, nobody is named.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +28,7 @@ import numpy as np
 
 from foretrace.traces.analysis.mismatch import Mismatch, mismatches
 from foretrace.traces.columns import int64, is_one_of
-from foretrace.traces.errors import TraceError
-from foretrace.traces.info import Process, RunInfo, merged, rank_list
+from foretrace.traces.info import Process, RunInfo, merged, rank_list, read_info
 from foretrace.traces.pending import P2P, Ended, Key, Pending, communication, read_ended, read_pending
 from foretrace.traces.report.format import format_si, format_time
 from foretrace.traces.run import Run
@@ -38,6 +41,9 @@ LONG_NS: Final = 1_000_000_000
 
 MOST_CLAUSES: Final = 3
 """Most calls in which ranks wait that a sentence lists."""
+
+MOST_CALLS: Final = 64
+"""Last calls of a rank that are kept (section 8 of docs/timeline-format.md)."""
 
 MOST_LETTERS: Final = 120
 """Most characters of an exception that a sentence shows."""
@@ -107,7 +113,8 @@ class Evidence:
     @property
     def ended_itself(self) -> bool:
         """Whether it is known to have ended badly for a reason of its own."""
-        return bool(self.process.error) or (self.ended_by is not None and not self.was_sent_away)
+        has_failed = self.ended_by is not None and self.ended_by.status != 0 and not self.was_sent_away
+        return bool(self.process.error) or has_failed
 
     @property
     def end(self) -> str:
@@ -115,7 +122,7 @@ class Evidence:
         status = None if self.ended_by is None else self.ended_by.status
         if self.process.error:
             said = self.process.error
-            return f"ended with {said[:MOST_LETTERS]}{'...' if len(said) > MOST_LETTERS else ''}"
+            return f"ended with {said[:MOST_LETTERS].rstrip('.')}{'...' if len(said) > MOST_LETTERS else ''}"
         if status is None:
             return "had ended its recording" if self.process.is_finished else ""
         if -status in CRASHES:
@@ -141,7 +148,7 @@ class Evidence:
     def add(self, row: Mapping[str, Any], at_ns: int) -> None:
         """Take note of one communication that it has issued at *at_ns*."""
         key = communication(self.rank, row)
-        self.rows[key] = row
+        self.rows[key] = {**self.rows.get(key, {}), **row}  # only spans tell how long
         if key[1] >= 0:
             self.reach(_track(key), key[1] + 1)
         if at_ns > self.last_ns:
@@ -179,6 +186,8 @@ class Wait:
         age_s: how long the first of them had waited when one of the ranks last gave a sign of life.
         state: how far the device is with it, "" if nobody says.
         places: by missing rank, where it is.
+        is_open: whether the group may have members of which nobody tells.
+        late_ns: by missing rank that came once another one had given up, how long after that.
     """
 
     kind: str
@@ -194,6 +203,8 @@ class Wait:
     age_s: float
     state: str
     places: Mapping[int, str]
+    is_open: bool = False
+    late_ns: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def call(self) -> str:
@@ -211,13 +222,20 @@ class Wait:
         said += f", step {self.step}" if self.step >= 0 else ""
         if self.sequence < 0 and not self.missing:  # a receive from anybody
             return f"{said}; no rank has sent to it"
-        if self.missing:
+        if self.late_ns:
+            said += (
+                f"; rank {rank_list(self.late_ns)} came {format_time(max(self.late_ns.values()) / 1e9)} later"
+            )
+        elif self.missing:
             said += f"; rank {rank_list(self.missing)} {'has' if len(self.missing) == 1 else 'have'} not come"
             at = sorted({place for place in self.places.values() if place})
             said += f": {'; '.join(at[:2])}" if at else ""
         if self.silent:
             said += f"; nothing is known of rank {rank_list(self.silent)}"
-        if not self.missing and not self.silent:
+        if self.is_open and not self.missing:
+            others = " and any others" if self.silent else "; nothing is known of any ranks but these"
+            said += f"{others}: the members are not listed"
+        elif not self.missing and not self.silent:
             said += "; all have come, so that data moves or a link is stuck"
         return said
 
@@ -292,6 +310,7 @@ def judge(
     differing: Sequence[Mismatch] = (),
     *,
     is_stuck: bool = False,
+    unlisted: Collection[int] = (),
 ) -> Diagnosis:
     """Return why ranks hang or have died.
 
@@ -300,22 +319,40 @@ def judge(
         groups: by number of a process group, its members; of one that is not in it everybody is a member.
         differing: where ranks do not agree, which explains that nothing goes on in that group.
         is_stuck: nothing went on any more when all of it was written, and every rank was there to write it.
+        unlisted: groups that may have more members than *groups* says.
     """
     ends = [one for one in known.values() if one.ended_itself]
     until_ns = min(
         (one.process.error_ns or one.seen_ns for one in ends),
         default=0 if is_stuck else max((one.seen_ns for one in known.values()), default=0),
     )
-    settled = {one.group: one.sequence for one in differing}
-    found = [
-        wait
-        for wait in _waits(known, groups, until_ns)
-        if wait.sequence < settled.get(wait.group, wait.sequence + 1)
+    blocking = [one for one in differing if is_stuck or _blocks(known, one)]
+    settled = {one.group: one.sequence for one in blocking}
+    waits = [
+        replace(one, is_open=one.group in unlisted and one.kind not in P2P)
+        for one in _waits(known, groups, until_ns)
     ]
+    found = [wait for wait in waits if wait.sequence < settled.get(wait.group, wait.sequence + 1)]
     roots = _roots(found)
-    failed, text = ((), "") if is_stuck else _failure(known, found, roots)
+    # Waits behind a call that does not agree are due to it, however short.
+    caught = {rank for one in blocking for _, who in one.calls for rank in who if rank in known}
+    caught |= {rank for rank, one in known.items() if one.process.call_failed}
+    caught |= {
+        r for wait in waits if wait not in found or _is_long(wait) for r in wait.waiting if wait.missing
+    }
+    caught = {rank for rank in caught if known[rank].process.error}
+    late = set() if _killed_first(known) else {rank for wait in found for rank in wait.late_ns} & roots
+    failed: tuple[int, ...] = ()
+    text = ""
+    if not is_stuck:
+        failed, text = _sentence(known, found, late) if late else _failure(known, found, roots, caught)
+        text = text or (
+            ""
+            if blocking or any(map(_is_long, waits))
+            else _all_caught([one for one in ends if one.process.call_failed])
+        )
     stuck = {rank for wait in found for rank in wait.waiting}
-    long = [wait for wait in found if is_stuck or wait.age_s * 1e9 >= LONG_NS]
+    long = [wait for wait in found if is_stuck or _is_long(wait)]
     shown = [wait for wait in long if wait.missing or wait.silent] or long
     shown.sort(key=lambda wait: (bool(set(wait.missing) & stuck), -wait.age_s))
     return Diagnosis(
@@ -327,32 +364,68 @@ def judge(
     )
 
 
+def _is_long(wait: Wait) -> bool:
+    """Whether the first that came to it has waited for longer than ranks are apart in any training."""
+    return wait.age_s * 1e9 >= LONG_NS
+
+
+def _blocks(known: Mapping[int, Evidence], one: Mismatch) -> bool:
+    """Whether those that call *one* differently have not gone on after it: some go on with wrong numbers."""
+    callers = [known[rank] for _, who in one.calls for rank in who if rank in known]
+    track = (one.group, one.sender, one.receiver)
+    if any(caller.counts.get(track, 0) <= one.sequence + 1 for caller in callers):
+        return True
+    steps = {-1 if caller.last is None else int(caller.last["step"]) for caller in callers}
+    return one.step >= 0 and steps == {one.step}  # more may be issued before the first is waited for
+
+
+def _killed_first(known: Mapping[int, Evidence]) -> bool:
+    """Whether somebody else than its launcher has killed a rank before, for all we know, any had raised."""
+    first_ns = min((one.process.error_ns for one in known.values() if one.process.error), default=None)
+    killed = [one.seen_ns for one in known.values() if one.is_killed and not one.was_sent_away]
+    return any(first_ns is None or seen_ns < first_ns for seen_ns in killed)
+
+
 def _failure(
-    known: Mapping[int, Evidence], found: Sequence[Wait], roots: set[int]
+    known: Mapping[int, Evidence], found: Sequence[Wait], roots: set[int], caught: set[int]
 ) -> tuple[tuple[int, ...], str]:
-    """Return the ranks that failed first, and the sentence about them; no rank if nobody is known to."""
+    """Return the ranks that failed first, and the sentence about them; no rank if nobody is known to.
+
+    *caught* are those that raised where others did not do their part.
+    """
     everybody = sorted(known)
     long_ns = max((wait.age_s * 1e9 for wait in found if set(wait.missing) & roots), default=0.0)
     came_ns = min((known[rank].last_ns for wait in found for rank in wait.waiting), default=0)
     # Who lives on while others wait for it has not died then, however it ended later.
     lived = any(known[rank].seen_ns - came_ns >= LONG_NS for rank in roots)
-    ended = {rank for rank, one in known.items() if one.ended_itself}
+    failed = {rank for rank, one in known.items() if one.ended_itself}
+    ended = failed - caught
     if alike := _end_of_all(known):
+        if len(everybody) == 1:
+            return _sentence(known, found, set(everybody))
         if long_ns < LONG_NS:
-            who = f"ranks {rank_list(everybody)}" if len(everybody) > 1 else f"rank {everybody[0]}"
-            first = "" if len(everybody) == 1 else ": no rank is known to have gone first"
-            return (), f"{who} {alike}{first}"
-        raised = {rank for rank in roots if known[rank].process.error}
-        return ((), "") if lived and not raised else _sentence(known, found, raised or roots)
+            return (), f"ranks {rank_list(everybody)} {alike}: no rank is known to have gone first"
+        erred = {rank for rank in roots if known[rank].process.error}
+        return ((), "") if lived and not erred else _sentence(known, found, erred or roots)
     # While others say how they ended, or their launcher does, one that says nothing was killed or is stuck.
-    suspects = ended | {rank for rank, one in known.items() if ended and one.is_wordless}
+    suspects = ended | {rank for rank, one in known.items() if failed and one.is_wordless}
     killed = {rank for rank in suspects if known[rank].is_killed_by_others}
     over = {rank for rank in roots if known[rank].process.is_finished and not known[rank].ended_itself}
     if chosen := (roots & killed) or (roots & suspects) or over:
         return _sentence(known, found, (killed & chosen) or _first_to_end(known, chosen))
-    if roots and long_ns >= LONG_NS:
-        return ((), "") if lived else _sentence(known, found, roots)
+    if roots and long_ns >= LONG_NS and not _killed_first(known):
+        # Who stands still while its launcher looks on is a hang; the launcher that ends it ends that, too.
+        is_over = bool(caught) and all(known[rank].was_sent_away for rank in roots)
+        return ((), "") if lived and not is_over else _sentence(known, found, roots)
     return _sentence(known, found, killed or _first_to_end(known, ended)) if ended else ((), "")
+
+
+def _all_caught(ranks: Sequence[Evidence]) -> str:
+    """Return what is to be said of *ranks* whose communication had failed, and nobody knows why."""
+    calls = {_called(one.last) for one in ranks if one.last is not None}
+    where = calls.pop() if len(calls) == 1 else "communication"
+    who = f"rank{'s' if len(ranks) > 1 else ''} {rank_list(one.rank for one in ranks)}"
+    return f"{who} ended as {where} failed: no rank is known to have gone first" if ranks else ""
 
 
 def _first_to_end(known: Mapping[int, Evidence], ended: set[int]) -> set[int]:
@@ -381,18 +454,37 @@ def _end_of_all(known: Mapping[int, Evidence]) -> str:
 def _sentence(
     known: Mapping[int, Evidence], found: Sequence[Wait], failed: set[int]
 ) -> tuple[tuple[int, ...], str]:
-    """Return *failed* and who they are, how they ended, after which call, and where the others waited."""
+    """Return *failed* and who they are, how they ended, after which call, and where the others waited.
+
+    Of those that came late it says to which call and by how much.
+    """
+    late = {rank: (wait.call, ns) for wait in found for rank, ns in wait.late_ns.items()}
     alike: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in sorted(failed):
         one = known[rank]
-        end = one.end or ("ended without a word" if one.is_gone else "fell silent")
+        is_silent = one.was_sent_away and not one.process.error  # what its launcher did came later
+        end = "" if is_silent else one.end
+        end = end or ("ended without a word" if one.is_gone and not is_silent else "fell silent")
+        came_ns = min((known[other].last_ns for wait in found for other in wait.waiting), default=one.seen_ns)
+        if is_silent and one.seen_ns - came_ns >= LONG_NS:
+            end = "stood still"
         after = ""
         if one.last is not None:
-            step = int(one.last.get("step", -1))
-            after = f" after {_called(one.last)}" + (f", step {step}" if step >= 0 else "")
+            held = [wait for wait in found if rank in wait.waiting and wait.missing and _is_long(wait)]
+            step = held[0].step if held else int(one.last.get("step", -1))
+            after = f" {'in' if held else 'after'} {held[0].call if held else _called(one.last)}"
+            after += f", step {step}" if step >= 0 else ""
             after += "" if one.is_exact else ", the last that is known of it"
+            after += f", for which rank {rank_list(held[0].missing)} had not come" if held else ""
         elif one.is_exact:
             after = " before its first communication"
+        if is_silent:
+            signal = f" (signal {-one.ended_by.status})" if one.ended_by and one.ended_by.status < 0 else ""
+            after += f" ({one.place})" if one.place else ""
+            after += f", until ended by the launcher{signal}"
+        if rank in late:
+            call, ns = late[rank]
+            end, after = f"came to {call} {format_time(ns / 1e9)} after others had given up", ""
         alike[end, after].append(rank)
     clauses = []
     for (end, after), ranks in list(alike.items())[:MOST_CLAUSES]:
@@ -434,16 +526,33 @@ def _waits(known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], u
     sees = {rank: one for rank, one in known.items() if not one.is_blind}
     tracks = sorted({track for one in sees.values() for track in one.counts})
     keys: dict[Key, set[int]] = {}
+    late_ns: dict[Key, dict[int, int]] = {}
+    gave_up = {rank: one.process.error_ns for rank, one in sees.items() if one.process.call_failed}
+    counted: dict[Track, dict[int, int]] = {}
+    common: dict[Track, int] = {}
     for track in tracks:
         group, sender, receiver = track
         members = (sender, receiver) if sender >= 0 else groups.get(group) or sorted(sees)
         told = [sees[rank] for rank in members if rank in sees and track not in sees[rank].unseen]
-        counts = {one.rank: one.counts.get(track, 0) for one in told}
+        counted[track] = {one.rank: one.counts.get(track, 0) for one in told}
+        if told and len(told) == len(members):
+            common[track] = min(counted[track].values())
+    went_on = {
+        rank: [_issued_ns(row) for key, row in one.rows.items() if 0 <= key[1] < common.get(_track(key), 0)]
+        for rank, one in sees.items()
+    }
+    went_ns = {rank: max(times, default=-1) for rank, times in went_on.items()}
+    for track, counts in counted.items():
+        group, sender, receiver = track
         placed: set[int] = set()
+        if gave_up and track in common:
+            key, behind_ns = _late(sees, gave_up, track, common[track])
+            if behind_ns:
+                late_ns[key], keys[key] = behind_ns, set(counts) - set(behind_ns)
         for number in sorted(set(counts.values()))[:-1]:
             key = (group, number, sender, receiver)
             come = {rank for rank, count in counts.items() if count > number} - placed
-            waiting = {rank for rank in come if _is_held(sees, sees[rank], key, come)}
+            waiting = {rank for rank in come if _is_held(sees, sees[rank], key, come, went_ns[rank])}
             placed |= waiting
             if waiting:
                 keys[key] = waiting
@@ -451,11 +560,45 @@ def _waits(known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], u
         for key in one.under_way:
             if key[1] < 0 or key[1] >= one.ended.get(_track(key), 0):
                 keys.setdefault(key, set()).add(rank)
-    return [_wait(key, waiting, sees, groups, until_ns) for key, waiting in keys.items()]
+    return [
+        _wait(key, waiting, sees, groups, until_ns=until_ns, late_ns=late_ns.get(key, {}))
+        for key, waiting in keys.items()
+    ]
 
 
-def _is_held(sees: Mapping[int, Evidence], one: Evidence, key: Key, come: set[int]) -> bool:
-    """Whether a rank that has issued *key* cannot go on before others have."""
+def _late(
+    sees: Mapping[int, Evidence], gave_up: Mapping[int, int], track: Track, n_common: int
+) -> tuple[Key, dict[int, int]]:
+    """Return the first of the *n_common* calls of a track to which some came when others had given it up.
+
+    Args:
+        sees: what is known of the ranks.
+        gave_up: when each rank of whom a communication had failed has raised.
+        track: the track, to whose first *n_common* calls all have come.
+        n_common: how many these are.
+
+    Returns:
+        Its key, and by rank how long after the first had given up, in ns; none: no call is so.
+    """
+    group, sender, receiver = track
+    for number in range(max(n_common - MOST_CALLS, 0), n_common):
+        key = (group, number, sender, receiver)
+        issued = {rank: _issued_ns(one.rows[key]) for rank, one in sees.items() if key in one.rows}
+        waited = [at for rank, at in gave_up.items() if rank in issued and at - issued[rank] >= LONG_NS]
+        if late := {rank: at - min(waited) for rank, at in issued.items() if waited and at > min(waited)}:
+            return key, late
+    return (group, -1, sender, receiver), {}
+
+
+def _is_held(sees: Mapping[int, Evidence], one: Evidence, key: Key, come: set[int], went_ns: int) -> bool:
+    """Whether a rank that has issued *key* cannot go on before others have.
+
+    At *went_ns* it issued the last call to which all have come: none that was over by then holds it, be it
+    that it had failed and the training caught that.
+    """
+    own = one.rows.get(key, {})
+    if "duration_ns" in own and int(own["start_ns"]) + int(own["duration_ns"]) <= went_ns:
+        return False
     row = one.rows.get(key) or next((sees[rank].rows[key] for rank in come if key in sees[rank].rows), None)
     if row is not None and str(row["kind"]) not in ONE_SIDED:
         return True  # whatever its span says: a communication that failed is over, too
@@ -468,9 +611,11 @@ def _wait(
     waiting: set[int],
     sees: Mapping[int, Evidence],
     groups: Mapping[int, Sequence[int]],
+    *,
     until_ns: int,
+    late_ns: Mapping[int, int],
 ) -> Wait:
-    """Return what is known of one communication in which *waiting* are."""
+    """Return what is known of one communication in which *waiting* are, *late_ns* as in ``Wait``."""
     group, sequence, sender, receiver = key
     rows = [row for rank in sorted(waiting) if (row := sees[rank].rows.get(key)) is not None]
     row = rows[0] if rows else {}
@@ -482,7 +627,7 @@ def _wait(
     silent: list[int] = []
     for rank in members:
         one = sees.get(rank)
-        if one is not None and one.counts.get(_track(key), 0) > sequence:
+        if one is not None and one.counts.get(_track(key), 0) > sequence and rank not in late_ns:
             continue
         # Counts of a note or a batch tell nothing of what came after it.
         is_known = one is not None and (one.is_exact or one.seen_ns >= min(times, default=-1))
@@ -504,6 +649,7 @@ def _wait(
         age_s=max(until_ns - min(times, default=until_ns), 0) / 1e9,
         state=", ".join(sorted({str(one["state"]) for one in rows if one.get("state")})),
         places={rank: sees[rank].place for rank in missing},
+        late_ns=late_ns,
     )
 
 
@@ -528,8 +674,8 @@ def _described(path: str | Path) -> RunInfo | None:
     folder = Path(path) / "ranks"
     for file in sorted(folder.glob("rank-?????.json")) if folder.is_dir() else ():
         try:
-            parts[int(file.stem[5:])] = RunInfo.from_json(file.read_text(encoding="utf-8"), str(file))
-        except (OSError, ValueError, TraceError):
+            parts[int(file.stem[5:])] = read_info(file)
+        except ValueError:
             continue
     return merged(None, parts) if parts else None
 
@@ -542,16 +688,22 @@ def _came_to_its_end(info: RunInfo, run: Run | None) -> bool:
 
 def _evidence(path: str | Path, run: Run | None, info: RunInfo | None) -> dict[int, Evidence]:
     """Return what the ranks of the recording at *path* have left."""
-    notes = {one.rank: one for one in read_pending(path)[0]}
+    notes = {one.rank: one for one in read_pending(path)}
     ends = read_ended(path)
     processes = {} if info is None else info.processes
     stored = () if run is None else run.stored_ranks
-    return {
+    found = {
         rank: _of_rank(
             rank, notes.get(rank), run if rank in stored else None, processes.get(rank), ends.get(rank)
         )
         for rank in sorted({*notes, *processes, *stored})
     }
+    # A launcher that notes how ranks end leaves out those that end well.
+    hosts = {one.process.host for one in found.values() if one.ended_by is not None}
+    for one in found.values():
+        if one.ended_by is None and one.process.is_finished and one.process.host in hosts and one.is_gone:
+            one.ended_by = Ended(status=0)
+    return found
 
 
 def _of_rank(
@@ -597,7 +749,7 @@ def _add_spans(found: Evidence, run: Run) -> int:
     for (g, a, b), number in zip(tracks.T.tolist(), most.tolist(), strict=True):
         found.ended[g, a, b] = number + 1
         found.reach((g, a, b), number + 1)
-    last = int(at[np.argmax(int64(table, "start_ns")[at])])
-    row = table.slice(last, 1).to_pylist()[0]
-    found.add(row, int(row["start_ns"]))
+    lately = at[np.argsort(int64(table, "start_ns")[at], kind="stable")[-MOST_CALLS:]]
+    for row in table.take(lately).to_pylist():
+        found.add(row, int(row["start_ns"]))
     return end_ns

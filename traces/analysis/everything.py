@@ -10,7 +10,8 @@ from foretrace.traces.analysis.collectives import bandwidths
 from foretrace.traces.analysis.critical_path import critical_path
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
-from foretrace.traces.analysis.kernels import kernel_groups
+from foretrace.traces.analysis.kernels import kernel_groups, kernels
+from foretrace.traces.analysis.launching import held_memory, launches
 from foretrace.traces.analysis.roots import roots
 from foretrace.traces.analysis.stragglers import stragglers
 from foretrace.traces.compare import typical_step
@@ -37,6 +38,10 @@ def analysis(
         roots: whose own work is at the root of that: who comes last may have waited itself.
         gaps: why devices were idle.
         kernels: compute by group.
+        kernel_table: compute by name: times, calls, what it reached against the device; copies: the same.
+        launches: by rank how the host launches, if the trace tells: how many, how long each takes, how long
+            until it starts, and how many wait in the queue, on average over time and at most.
+        memory: by rank the most that its device held and reserved, when, and what it has.
         critical_path: for the step of median length: length, what it is made of, and by kind how long it
             would be if that took half the time or none; the step cannot become shorter than that; by cause
             what of its gaps the trace explains.
@@ -52,11 +57,15 @@ def analysis(
     path = critical_path(run, step)
     return {
         "findings": [one.to_dict() for one in said],
-        "collectives": bandwidths(run, limit_bytes_per_s=limit_bytes_per_s)[:MOST_ROWS],
+        "collectives": bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)[:MOST_ROWS],
         "stragglers": [one.to_dict() for one in stragglers(run)[:MOST_ROWS]],
         "roots": [one.to_dict() for one in roots(run)[:MOST_ROWS]],
         "gaps": gaps(run)[:MOST_ROWS],
         "kernels": kernel_groups(run)[:MOST_ROWS],
+        "kernel_table": kernels(run, copies=False)[:MOST_ROWS],
+        "copies": kernels(run, copies=True)[:MOST_ROWS],
+        "launches": launches(run),
+        "memory": held_memory(run)[:MOST_ROWS],
         "critical_path": {
             "step": step,
             "length_s": path.length_ns / 1e9,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from foretrace.traces.analysis.collectives import bandwidths
-from foretrace.traces.analysis.gaps import gaps
+from foretrace.traces.analysis.gaps import CAUSES, HELD_BACK, ON_ITS_WAY, UNNAMED, gaps
 from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.launching import launching_share
-from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.analysis.metrics import assumptions, breakdown, summarize
 from foretrace.traces.analysis.offloaded import HOST_OPTIMIZER
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.whatif import what_if
@@ -32,6 +33,13 @@ SHORT_S: Final = 1e-3
 """Longest collective of unknown size that may be small. A convention: with nobody late, 1 MiB takes less than
 that on any link above 2 GB/s."""
 
+MOST_DOING: Final = 3
+LEAST_DOING: Final = 0.05
+"""What the host did in idle time, of one cause: most that a sentence tells, and least share of it."""
+
+SELF_EVIDENT: Final = ("", ON_ITS_WAY, HELD_BACK)
+"""Names of idle time that say no more than its cause."""
+
 VARIATIONS: Final = ("stragglers", "compute_jitter", "network_jitter", "rank_jitter")
 """Settings of a simulated job that make like operations take unlike times."""
 
@@ -43,6 +51,7 @@ class Finding:
     Attributes:
         what: short name of the cause, for programs.
         text: one sentence for a person.
+        advice: what to do about it, "" if that is another matter.
         cost_s: time of a step that it takes on the mean rank.
         share: the same, of the step.
         usd_per_hour: the same, of the price of all GPUs; None without a price.
@@ -52,6 +61,7 @@ class Finding:
     text: str
     cost_s: float
     share: float
+    advice: str = ""
     usd_per_hour: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,13 +97,19 @@ def findings(
     said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_on_host(summary)]
     said += _launching(run)
     said += _unlike(run) if replay else []
-    said += [*_idle(run), *_small(run, averaged_s, len(averaged))]
-    said += _slow(run, summary, averaged_s, limit_bytes_per_s)
+    moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
+    said += [
+        *_idle(run),
+        *_small(run, moved, averaged_s, len(averaged)),
+        *_slow(run, moved, summary, averaged_s),
+    ]
+    each = " a step" if summary["has_steps"] else ""
     rate = None if usd_per_gpu_hour is None else usd_per_gpu_hour * run.info.world_size
     found = [
         Finding(
             what=what,
-            text=f"{text}: {_bound(what)}{format_time(share * step_s)} a step, {format_share(share)}",
+            text=f"{text}: {_bound(what)}{format_time(share * step_s)}{each}, {format_share(share)}",
+            advice=CAUSES[what.removeprefix("idle:")].advice if what.startswith("idle:") else "",
             cost_s=share * step_s,
             share=share,
             usd_per_hour=None if rate is None else rate * share,
@@ -147,9 +163,15 @@ def _exposed(run: Run, summary: dict[str, Any]) -> list[tuple[str, str, float]]:
     if run.missing_ranks:
         text = "communication {} while nobody computes, be it transfer or waiting for a missing rank"
     return [
-        (f"exposed:{axis}", text.format(along(axis)), share)
+        (f"exposed:{axis}", text.format(_along(run, axis)), share)
         for axis, share in summary["exposed_by_axis"].items()
     ]
+
+
+def _along(run: Run, axis: str) -> str:
+    """Return between whom an axis communicates, and whether that is only assumed."""
+    assumed = axis == "world" and "group" in assumptions(run)
+    return along(axis) + (" (assumed: the file names no group)" if assumed else "")
 
 
 def _bubble(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
@@ -167,35 +189,37 @@ def _launching(run: Run) -> list[tuple[str, str, float]]:
 
 
 def _idle(run: Run) -> list[tuple[str, str, float]]:
-    """Say what the host did while devices were idle: the three worst causes."""
-    window_s = sum(row.window_ns * row.represents for row in breakdown(run)) / 1e9
-    said = {
-        "host": "the device is idle because the host is late, in {}",
-        "launch": "the device is idle between launches and the starts of kernels",
-        "queued": "the device is idle although work is queued",
-        "unknown": "the device is idle, and nothing in the file launched what follows",
-    }
-    rows = [row for row in gaps(run) if row["cause"] in said][:3]
+    """Say why devices were idle: each cause with what the host did most of that time."""
+    by_cause: dict[str, dict[str, float]] = {}
+    for row in gaps(run):
+        by_cause.setdefault(row["cause"], {})[row["doing"]] = row["share"]
     return [
-        (f"idle:{row['cause']}", said[row["cause"]].format(_doing(row["doing"])), row["total_s"] / window_s)
-        for row in rows
+        (f"idle:{cause}", f"{CAUSES[cause].text}{_doing(shares)}", sum(shares.values()))
+        for cause, shares in by_cause.items()
+        if cause in CAUSES
     ]
 
 
-def _doing(name: str) -> str:
-    """Return what the host was doing, in words where nothing in the file says."""
-    return "code that no annotation names" if name == "host" else name
+def _doing(shares: Mapping[str, float]) -> str:
+    """Return what the host did most of the time, of shares of the steps by what it did."""
+    total = sum(shares.values())
+    said = [
+        f"{format_share(share, '.0f')} {'in code that nothing names' if name == UNNAMED else name}"
+        for name, share in list(shares.items())[:MOST_DOING]
+        if name not in SELF_EVIDENT and share >= max(LEAST_SHARE, total * LEAST_DOING)
+    ]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _slow(
-    run: Run, summary: dict[str, Any], window_s: float, limit_bytes_per_s: float | None
+    run: Run, moved: list[dict[str, Any]], summary: dict[str, Any], window_s: float
 ) -> list[tuple[str, str, float]]:
     """Say where large collectives use less than half of what their links allow.
 
     What it costs is at most what is exposed along their axis, whichever of its collectives that is.
     """
     said = []
-    for row in bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s):
+    for row in moved:
         share = row["share_of_limit"]
         if share is None or share >= SLOW_SHARE or row["size_bytes"] < SMALL_BYTES:
             continue
@@ -204,7 +228,7 @@ def _slow(
         )
         size = format_si(row["size_bytes"], "B")
         text = (
-            f"{row['kind']} of about {size} {along(row['axis'])} reaches {reached} "
+            f"{row['kind']} of about {size} {_along(run, row['axis'])} reaches {reached} "
             f"of the {limit} of its links"
         )
         lost = row["rank_s"] / window_s * (1 - share)
@@ -214,20 +238,24 @@ def _slow(
     return said
 
 
-def _small(run: Run, window_s: float, n_steps: int) -> list[tuple[str, str, float]]:
+def _small(
+    run: Run, moved: list[dict[str, Any]], window_s: float, n_steps: int
+) -> list[tuple[str, str, float]]:
     """Say where many small collectives take the time of few large ones."""
     said = []
-    for row in bandwidths(run, averaged=True):
+    for row in moved:
         per_step, n_timed = row["count"] / n_steps, row["count"] - row["n_bounds"]
         if not row["size_bytes"] and per_step >= MANY and row["transfer_s"] < n_timed * SHORT_S:
-            each = format_time(row["transfer_s"] / n_timed)
+            each, between = format_time(row["transfer_s"] / n_timed), _along(run, row["axis"])
             text = (
-                f"{per_step:,.0f} {row['kind']} {along(row['axis'])}, {each} each on average, of unknown size"
+                f"{per_step:,.0f} {row['kind']} {between}, {each} each on average, of unknown size"
                 ": if they are small, fewer and larger ones cost less"
             )
             said.append((f"small:{row['axis']}", text, row["rank_s"] / window_s))
         elif row["size_bytes"] and row["size_bytes"] < SMALL_BYTES and per_step >= MANY:
             each = format_si(row["size_bytes"], "B")
-            text = f"{per_step:,.0f} {row['kind']} of about {each} {along(row['axis'])} cost their latency"
+            text = (
+                f"{per_step:,.0f} {row['kind']} of about {each} {_along(run, row['axis'])} cost their latency"
+            )
             said.append((f"small:{row['axis']}", text, row["rank_s"] / window_s))
     return said

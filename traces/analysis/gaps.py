@@ -1,45 +1,167 @@
-"""Why a device was idle: what the host was doing before the launch that ended each pause.
+"""Why devices were idle: every nanosecond of a step in which nothing runs on a device has one cause.
 
-A trace that knows launches says so itself, in spans of stream ``idle``: ``host`` (not launched yet, and what
-the host was doing), ``launch`` (from the launch to the start), ``queued`` (launched before, held back on the
-device).
+A trace that knows launches says so itself, in spans of stream ``idle`` whose kinds are ``CAUSES``; what they
+leave of the idle time are pauses between kernels that are too short to have a span.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from foretrace.traces.analysis.activity import covered_by
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath
-from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import factorized, int64, is_one_of, labels, summed
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
+from foretrace.traces.analysis.windows import windows_of
+from foretrace.traces.columns import distinct, int64, is_one_of, labels
 from foretrace.traces.run import Run
 
 
+class Cause(NamedTuple):
+    """Why a device is idle: in few words, in a sentence, and what to do about it."""
+
+    short: str
+    text: str
+    advice: str
+
+
+CAUSES: Final[Mapping[str, Cause]] = MappingProxyType(
+    {
+        "before": Cause(
+            "before the first kernel",
+            "the device waits for the first kernel of the step, which the host prepares",
+            "prepare the next input while the device computes, on workers or on the device",
+        ),
+        "after": Cause(
+            "after the last kernel",
+            "the device has finished the step, the host has not",
+            "read results of the device (item, print, logging) less often, or later",
+        ),
+        "host": Cause(
+            "launch-bound",
+            "launch-bound: the queue is empty, the host launches more slowly than the device computes",
+            "launch less: CUDA graphs, torch.compile, fused optimizers, larger batches",
+        ),
+        "blocked": Cause(
+            "host blocked",
+            "the host is blocked in a call of the runtime, and nothing is queued",
+            "leave out what synchronises (item, nonzero, allocations, first use of a kernel) or warm up",
+        ),
+        "pageable": Cause(
+            "pageable memory",
+            "the host copies memory that is not pinned, and nothing is queued",
+            "pin memory (pin_memory=True) and copy with non_blocking=True",
+        ),
+        "loading": Cause(
+            "loading data",
+            "the host loads data, and nothing is queued",
+            "more loader workers, prefetching, or preprocessing beforehand",
+        ),
+        "launch": Cause(
+            "launching",
+            "kernels are on their way from the launch to the start",
+            "launch ahead: the queue was empty; CUDA graphs start kernels without the host",
+        ),
+        "event": Cause(
+            "waiting for an event",
+            "a stream waits for an event of another, and nothing runs",
+            "record the event earlier, or wait for it later",
+        ),
+        "graph": Cause(
+            "within a graph",
+            "pauses between kernels of a graph that the device starts itself",
+            "fuse its small kernels",
+        ),
+        "queued": Cause(
+            "queued",
+            "kernels are queued, and held back for a reason that the file does not tell",
+            "look at what runs before on other streams, and whether the profiler itself holds up",
+        ),
+        "short": Cause(
+            "between kernels",
+            "pauses between kernels, each too short to have a cause of its own",
+            "fewer and larger kernels: torch.compile, fused operators",
+        ),
+        "unknown": Cause(
+            "cause unknown",
+            "nothing in the file launched what follows",
+            "record the host's activities, too",
+        ),
+    }
+)
+"""Causes by the kinds of the spans, which docs/ingest.md describes; ``short`` has no spans."""
+
+ON_ITS_WAY: Final = "from the launch to the start"
+HELD_BACK: Final = "held back on the device"
+UNNAMED: Final = "host"
+"""What a span of ``launch`` and of ``queued`` is called, and one in which nothing in the file names what the
+host does."""
+
+
 def gaps(run: Run) -> list[dict[str, Any]]:
-    """Return by cause how long devices were idle, over all stored ranks, longest first; empty if unknown."""
-    table = run.spans()
-    numbered = any(window.step >= 0 for window in windows(run))
-    inside = (int64(table, "step") >= 0) | (not numbered)
-    table = table.take(np.flatnonzero(is_one_of(table, "stream", ("idle",)) & inside))
-    if not table.num_rows:
-        return []
-    kinds, kind_names = labels(table, "kind")
-    codes, names = labels(table, "name")
-    key = factorized(kinds, codes)
-    first, count, total_ns = summed(key, int64(table, "duration_ns"))
-    found = [
+    """Return why devices were idle in the averaged steps, over all ranks, longest first; empty if unknown.
+
+    ``total_s`` adds up to the idle time of the devices exactly, ``share`` to that of the steps.
+    """
+    averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
+    weights = represented(run)
+    total: Counter[tuple[str, str]] = Counter()
+    count: Counter[tuple[str, str]] = Counter()
+    window_ns = 0
+    for rank, weight in weights.items():
+        if not run.once(_has_idle, rank):
+            continue
+        table = run.spans([rank])
+        start = int64(table, "start_ns")
+        end = start + int64(table, "duration_ns")
+        idle = np.flatnonzero(is_one_of(table, "stream", ("idle",)))
+        idle = idle[np.argsort(start[idle], kind="stable")]
+        begun, until = start[idle], np.maximum.accumulate(end[idle])
+        own = [window for window in windows_of(run, rank) if window.step in averaged]
+        of_device = is_one_of(table, "category", ("compute", "copy", *COMMUNICATION))
+        kinds, kind_names = labels(table, "kind")
+        codes, names = labels(table, "name")
+        edges = np.array([edge for window in own for edge in (window.start_ns, window.end_ns)], np.int64)
+        point = distinct(np.concatenate([start[of_device], end[of_device], edges]))
+        lengths = np.diff(point)
+        lengths[covered_by(point, start[of_device], end[of_device])] = 0
+        for window in own:
+            first, last = np.searchsorted(point, (window.start_ns, window.end_ns))
+            short = lengths[first:last]
+            left, pauses = int(short.sum()), int((short > 0).sum())
+            low = np.searchsorted(until, window.start_ns, side="right")
+            rows = idle[low : np.searchsorted(begun, window.end_ns)]
+            rows = rows[end[rows] > window.start_ns]
+            inside = np.minimum(end[rows], window.end_ns) - np.maximum(start[rows], window.start_ns)
+            for row, ns in zip(rows.tolist(), inside.tolist(), strict=True):
+                key = kind_names[kinds[row]], names[codes[row]]
+                total[key] += ns * weight
+                count[key] += weight
+                left -= ns
+            total["short", ""] += left * weight
+            count["short", ""] += max(pauses - len(rows), 0) * weight
+            window_ns += window.duration_ns * weight
+    return [
         {
-            "cause": kind_names[kinds[row]],
-            "doing": names[codes[row]],
-            "count": int(count[i]),
-            "total_s": int(total_ns[i]) / 1e9,
+            "cause": cause,
+            "doing": doing,
+            "count": count[cause, doing],
+            "total_s": ns / 1e9,
+            "share": ns / window_ns,
         }
-        for i, row in enumerate(first)
+        for (cause, doing), ns in total.most_common()
+        if ns
     ]
-    return sorted(found, key=lambda row: -float(row["total_s"]))
+
+
+def _has_idle(table: pa.Table) -> bool:
+    return bool(is_one_of(table, "stream", ("idle",)).any())
 
 
 def gaps_on_path(run: Run, path: CriticalPath) -> dict[str, int]:

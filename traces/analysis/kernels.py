@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from foretrace.traces.columns import factorized, int64, is_one_of, labels, summed
 from foretrace.traces.run import Run
 
@@ -25,7 +29,7 @@ GROUPS: Final = (
 )
 """Groups and what the names of their kernels hold; the first that fits, ignoring case."""
 
-_OTHER: Final = "other"
+OTHER: Final = "other"
 
 
 def group_of(name: str) -> str:
@@ -34,7 +38,27 @@ def group_of(name: str) -> str:
     >>> group_of("ampere_sgemm_128x64_tn"), group_of("vectorized_elementwise_kernel<4, FillFunctor>")
     ('gemm', 'copy and layout')
     """
-    return next((group for group, words in GROUPS if re.search(words, name, re.IGNORECASE)), _OTHER)
+    return next((group for group, words in GROUPS if re.search(words, name, re.IGNORECASE)), OTHER)
+
+
+class Peaks(NamedTuple):
+    """What a device can do at most."""
+
+    flops_per_s: Mapping[str, float]  # by data type
+    memory_bytes_per_s: float
+    link_bytes_per_s: float  # of the fastest machine with this device, 0 if none is known
+
+
+def peaks_of(run: Run) -> Peaks | None:
+    """Return what the device of *run* can do, as its description says; None where nobody knows."""
+    device = (run.info.cluster or {}).get("device")
+    said = device if isinstance(device, Mapping) else {}
+    flops, memory = said.get("peak_flops_per_s"), said.get("memory_bytes_per_s")
+    if not isinstance(flops, Mapping) or not isinstance(memory, int | float):
+        return None
+    known = {str(name): float(peak) for name, peak in flops.items() if isinstance(peak, int | float)}
+    link = said.get("link_bytes_per_s")
+    return Peaks(known, float(memory), float(link) if isinstance(link, int | float) else 0.0)
 
 
 def kernel_groups(run: Run) -> list[dict[str, Any]]:
@@ -53,29 +77,111 @@ def kernel_groups(run: Run) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda one: -float(one["total_s"]))
 
 
-def kernels(run: Run) -> list[dict[str, Any]]:
-    """Return compute and copy spans by name and kind: count, total, mean, longest, longest total first."""
-    table = run.spans()
-    table = table.take(np.flatnonzero(is_one_of(table, "category", ("compute", "copy"))))
-    if not table.num_rows:
-        return []
-    codes, names = labels(table, "name")
-    kinds, kind_names = labels(table, "kind")
-    key = factorized(codes, kinds)
-    duration_ns = int64(table, "duration_ns")
-    first, count, total_ns = summed(key, duration_ns)
-    longest_ns = np.zeros(len(count), np.int64)
-    np.maximum.at(longest_ns, key, duration_ns)
-    found = [
-        {
-            "name": names[codes[row]] or kind_names[kinds[row]],
-            "kind": kind_names[kinds[row]],
-            "group": group_of(names[codes[row]] or kind_names[kinds[row]]),
-            "count": int(count[i]),
-            "total_s": int(total_ns[i]) / 1e9,
-            "mean_s": int(total_ns[i]) / int(count[i]) / 1e9,
-            "longest_s": int(longest_ns[i]) / 1e9,
-        }
-        for i, row in enumerate(first)
-    ]
+def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
+    """Return compute and copy spans of the averaged steps by name, kind and data type, longest total first.
+
+    Keys:
+        name, kind, group, dtype: what it is.
+        count, total_s, mean_s, longest_s: how often it ran, and how long, on all stored ranks.
+        share: of the time of the steps.
+        flops_per_s, bytes_per_s: what it reached, over calls of known FLOPs or bytes; None without any.
+        of_peak: the larger of the two over what the device can do, None where nobody knows.
+
+    Args:
+        run: an open run.
+        copies: only copies, or only what is none.
+    """
+    averaged, peaks = averaged_steps(run, step_times_ns(breakdown(run))), peaks_of(run)
+    wanted = {None: ("compute", "copy"), True: ("copy",), False: ("compute",)}[copies]
+    own = _OwnKernels(wanted, tuple(averaged))
+    total: dict[tuple[str, ...], _Kernel] = {}
+    for rank in run.stored_ranks:
+        for key, one in run.once(own, rank).items():
+            total[key] = total[key].with_more(one) if key in total else one
+    window_ns = sum(row.window_ns for row in breakdown(run) if row.step in averaged)
+    found = []
+    for (name, kind, dtype), one in total.items():
+        flops, moved = _rate(one.flops, one.flops_ns), _rate(one.bytes_moved, one.bytes_ns)
+        found.append(
+            {
+                "name": name or kind,
+                "kind": kind,
+                "group": group_of(name or kind),
+                "dtype": dtype,
+                "count": one.n,
+                "total_s": one.total_ns / 1e9,
+                "mean_s": one.total_ns / one.n / 1e9,
+                "longest_s": one.longest_ns / 1e9,
+                "share": one.total_ns / window_ns,
+                "flops_per_s": flops,
+                "bytes_per_s": moved,
+                "of_peak": _of_peak(flops, moved, dtype, kind, peaks),
+            }
+        )
     return sorted(found, key=lambda row: -float(row["total_s"]))
+
+
+class _Kernel(NamedTuple):
+    """Calls of one kernel: how many, how long; FLOPs and bytes, and the time of calls that say them."""
+
+    n: int
+    total_ns: int
+    longest_ns: int
+    flops: int
+    flops_ns: int
+    bytes_moved: int
+    bytes_ns: int
+
+    def with_more(self, other: _Kernel) -> _Kernel:
+        """Return both together."""
+        sums = (a + b for a, b in zip(self, other, strict=True))
+        return _Kernel(*sums)._replace(longest_ns=max(self.longest_ns, other.longest_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnKernels:
+    """Finds the kernels of one rank, in some categories and steps; equal where it finds the same."""
+
+    categories: tuple[str, ...]
+    steps: tuple[int, ...]
+
+    def __call__(self, table: pa.Table) -> dict[tuple[str, ...], _Kernel]:
+        """Return the calls by name, kind and data type."""
+        is_wanted = is_one_of(table, "category", self.categories) & np.isin(int64(table, "step"), self.steps)
+        rows = np.flatnonzero(is_wanted)
+        codes, spelled = zip(*(labels(table, name) for name in ("name", "kind", "dtype")), strict=True)
+        key = factorized(*(one[rows] for one in codes))
+        duration_ns = int64(table, "duration_ns")[rows]
+        first, count, total_ns = summed(key, duration_ns)
+        longest_ns = np.zeros(len(count), np.int64)
+        np.maximum.at(longest_ns, key, duration_ns)
+        sums = []
+        for name in ("flops", "bytes_moved"):
+            amount = int64(table, name)[rows]
+            is_known = amount > 0
+            sums += [summed(key, np.where(is_known, some, 0))[2] for some in (amount, duration_ns)]
+        return {
+            tuple(said[one[rows[row]]] for one, said in zip(codes, spelled, strict=True)): _Kernel(
+                *(int(column[at]) for column in (count, total_ns, longest_ns, *sums))
+            )
+            for at, row in enumerate(first.tolist())
+        }
+
+
+def _rate(amount: int, took_ns: int) -> float | None:
+    return amount / took_ns * 1e9 if took_ns else None
+
+
+def _of_peak(
+    flops: float | None, moved: float | None, dtype: str, kind: str, peaks: Peaks | None
+) -> float | None:
+    """Return the share of what the device can do; copies from and to the host are bound by another link."""
+    if peaks is None:
+        return None
+    shares = []
+    if flops and (peak := peaks.flops_per_s.get(dtype)):
+        shares.append(flops / peak)
+    if moved and peaks.memory_bytes_per_s and kind not in ("host_to_device", "device_to_host"):
+        each = 2 if kind == "device_to_device" else 1  # read and written
+        shares.append(each * moved / peaks.memory_bytes_per_s)
+    return max(shares, default=None)

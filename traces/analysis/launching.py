@@ -1,19 +1,53 @@
-"""How long devices do nothing because their host has yet to launch what comes next."""
+"""What a host launches and what its device holds: how long devices wait for launches, and peaks of memory."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from foretrace.traces.analysis.activity import in_window, sweep
+from foretrace.traces.analysis.arrivals import arrivals
 from foretrace.traces.analysis.metrics import breakdown, represented
-from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import Int64Array, int64, is_one_of
+from foretrace.traces.analysis.windows import windows_of
+from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
 from foretrace.traces.run import Run
+
+HELD: Final = {"total": "peak_bytes", "reserved": "reserved_bytes"}
+"""Categories of memory over time that are sums, and what their peaks are called."""
 
 LAUNCH: Final = "launch"
 """Kind of the spans in which a host launches; a simulated one has them where its device is faster."""
+
+
+def launches(run: Run) -> dict[str, Any]:
+    """Return by rank how its host launches, as the reader of its trace noted it; empty if nobody did."""
+    said = (run.info.job or {}).get("launches")
+    return dict(said) if isinstance(said, Mapping) else {}
+
+
+def held_memory(run: Run) -> list[dict[str, Any]]:
+    """Return by stored rank the most that its device held in total, and reserved, in bytes, and when, in s.
+
+    Empty where the run does not say; what it does not say of a rank is None.
+    """
+    table = run.memory()
+    names, labelled = labels(table, "category") if table.num_rows else (np.zeros(0, np.int32), [])
+    rank, held, t_ns = (int64(table, name) for name in ("rank", "bytes", "t_ns"))
+    limit = ((run.info.cluster or {}).get("device") or {}).get("memory_bytes")
+    found: dict[int, dict[str, Any]] = {}
+    for code, name in enumerate(labelled):
+        if name not in HELD:
+            continue
+        for one in np.unique(rank[names == code]).tolist():
+            own = np.flatnonzero((names == code) & (rank == one))
+            most = own[held[own].argmax()]
+            row = found.setdefault(one, {"rank": one, "limit_bytes": limit, **dict.fromkeys(HELD.values())})
+            row[HELD[name]] = int(held[most])
+            if name == "total":
+                row["at_s"] = int(t_ns[most]) / 1e9
+    return [found[one] for one in sorted(found)]
 
 
 def launching_share(run: Run) -> float:
@@ -25,7 +59,9 @@ def launching_share(run: Run) -> float:
     rows = breakdown(run)
     stands_for = represented(run)
     total_ns = sum(row.window_ns * row.represents for row in rows)
-    found_ns = sum(stands_for[rank] * _launching_ns(run, rank) for rank in run.stored_ranks)
+    like = arrivals(run).like
+    own_ns = {rank: _launching_ns(run, rank) for rank in set(like.values())}
+    found_ns = sum(stands_for[rank] * own_ns[like[rank]] for rank in run.stored_ranks)
     return found_ns / total_ns
 
 
@@ -40,12 +76,11 @@ def _launching_ns(run: Run, rank: int) -> int:
     order = np.argsort(start)
     start, end = start[order], (start + int64(table, "duration_ns")[rows])[order]
     swept, found_ns = sweep(run, rank), 0
-    for window in windows(run):
-        if window.rank == rank:
-            done = in_window(run, swept, window, rank)
-            other = done.state == done.states.index("other")
-            launched_ns = _until(done.end_ns, start, end) - _until(done.start_ns, start, end)
-            found_ns += int(launched_ns[other].sum())
+    for window in windows_of(run, rank):
+        done = in_window(run, swept, window, rank)
+        other = done.state == done.states.index("other")
+        launched_ns = _until(done.end_ns, start, end) - _until(done.start_ns, start, end)
+        found_ns += int(launched_ns[other].sum())
     return found_ns
 
 

@@ -6,7 +6,7 @@ for at once, the one that lets it go last has the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import UNNAMED_AXIS, states, sweep, window_state
 from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import Communications, came_last, communications
 from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from foretrace.traces.analysis.windows import windows
+from foretrace.traces.analysis.windows import windows, windows_of
 from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
-from foretrace.traces.replay.work import instances
 from foretrace.traces.run import Run
 
 CAUSES: Final = ("compute", "transfer", "other")
@@ -56,100 +56,109 @@ class Waits(NamedTuple):
 def followed(run: Run, names: Sequence[str]) -> tuple[dict[int, Did], Waits]:
     """Return what each rank did, and its waits, along which of the axes *names*, and since when."""
     did: dict[int, Did] = {}
-    whole = run.spans()
-    instance, rank_of = instances(whole), int64(whole, "rank")
-    start = int64(whole, "start_ns")
-    end = start + int64(whole, "duration_ns")
-    blocked_ns = np.zeros(len(start), np.int64)
-    last = start.copy()
-    for rank in run.stored_ranks:
-        rows = np.flatnonzero(rank_of == rank)
-        last[rows] = arrivals(run).last_ns[rank]
-        did[rank], blocked_ns[rows] = _rank(run, rank, last[rows])
-    rows = np.flatnonzero(instance >= 0)
-    rows = rows[np.lexsort((start[rows], instance[rows]))]
-    found = _met(run, rows, instance[rows], _Spans(start, end, rank_of, blocked_ns))
-    found = found[np.lexsort((start[found[:, 0]], start[found[:, 1]]))]
-    row, late_row = found[:, 0], found[:, 1]
+    blocked: dict[int, Int64Array] = {}
+    for rank, like in arrivals(run).like.items():
+        did[rank], blocked[rank] = (did[like], blocked[like]) if like in did else _rank(run, rank)
+    joined = communications(run, by_step=True)
+    place = {rank: at for at, rank in enumerate(run.stored_ranks)}
+    late_ns, last_rank = came_last(joined.n_numbers, ((part, part.number) for part in joined))
+    stored = np.array(run.stored_ranks, np.int64)
+    late = np.searchsorted(stored, last_rank)
+    asked = [np.empty((0, 5), np.int64)]
+    for part in joined:
+        waited, who = blocked[part.rank][part.rows], place[part.rank]
+        rows = np.flatnonzero((part.number >= 0) & (waited > 0))
+        rows = rows[late[part.number[rows]] != who]
+        if len(rows):
+            axis = _axes(run.spans([part.rank], ["axis"]), names)[part.rows[rows]]
+            columns = np.full(len(rows), who), part.number[rows], part.start_ns[rows], waited[rows], axis
+            asked.append(np.stack(columns, axis=1))
+    who, number, start, waited, axis = _by_start(np.concatenate(asked)).T
+    pairs = np.stack([who, late[number]])
+    left = _left(run, joined, place, pairs, arrived_ns=start)
+    order = np.lexsort((start, late_ns[number]))
     return did, Waits(
-        rank=rank_of[row],
-        late=rank_of[late_row],
-        axis=_axes(whole, names)[row],
-        until_ns=start[late_row],
-        waited_ns=blocked_ns[row],
-        since_ns=found[:, 2],
-        late_since_ns=found[:, 3],
+        rank=stored[pairs[0][order]],
+        late=stored[pairs[1][order]],
+        axis=axis[order],
+        until_ns=late_ns[number][order],
+        waited_ns=waited[order],
+        since_ns=left[0][order],
+        late_since_ns=left[1][order],
     )
 
 
-class _Spans(NamedTuple):
-    """Columns of all spans; ``blocked_ns`` is how long the rank waits for it and does nothing else."""
-
-    start_ns: Int64Array
-    end_ns: Int64Array
-    rank: Int64Array
-    blocked_ns: Int64Array
+def _by_start(asked: Int64Array) -> Int64Array:
+    """Return rows of place, number, start and more by start, and at one start by number."""
+    asked = asked[np.lexsort((asked[:, 2], asked[:, 1]))]
+    return asked[np.argsort(asked[:, 2], kind="stable")]
 
 
-def _met(run: Run, rows: NDArray[np.intp], instance: Int64Array, spans: _Spans) -> Int64Array:
-    """Return the waits: row, row of the late one, and when each left their last meeting; shape ``(n, 4)``.
-
-    *rows* are those of each communication, one after the other by *instance*, each by arrival.
-    """
-    stored = np.array(run.stored_ranks)
-    order = np.argsort(stored)
-    place = order[np.searchsorted(stored[order], spans.rank[rows])]
-    edges = np.append(np.flatnonzero(np.diff(instance, prepend=-1)), len(rows))
-    last = np.repeat(edges[1:] - 1, np.diff(edges))  # of each row's communication
-    asked = np.flatnonzero((spans.blocked_ns[rows] > 0) & (place != place[last]))
-    asked = asked[np.argsort(spans.start_ns[rows[asked]], kind="stable")]
-    pairs = np.stack([asked, last[asked]])
-    left = _left(run, edges, place, spans.end_ns[rows], place[pairs], arrived_ns=spans.start_ns[rows[asked]])
-    return np.stack([*rows[pairs], *left], axis=1)
+def _meetings(
+    joined: Communications, place: Mapping[int, int], pairs: NDArray[np.intp]
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return number, place and end of all that takes part where some of the *pairs* of places can meet."""
+    wanted = np.zeros((len(place), len(place)), np.bool_)
+    wanted[pairs[0], pairs[1]] = True
+    wanted |= wanted.T
+    members: list[list[int]] = [[] for _ in joined.channels]
+    for part in joined:
+        for channel in part.channels.tolist():
+            members[channel].append(place[part.rank])
+    meets = np.array([wanted[np.ix_(one, one)].any() for one in members], np.bool_)
+    found = [np.empty((3, 0), np.int64)]
+    for part in joined:
+        rows = np.flatnonzero(part.slot >= 0)
+        rows = rows[meets[part.channels[part.slot[rows]]]]
+        who = np.full(len(rows), place[part.rank])
+        found.append(np.stack([part.number[rows], who, part.end_ns[rows]]))
+    number, who, end_ns = np.concatenate(found, axis=1)
+    order = np.argsort(number, kind="stable")
+    return number[order], who[order], end_ns[order]
 
 
 def _left(
     run: Run,
-    edges: NDArray[np.intp],
-    place: NDArray[np.intp],
-    end_ns: Int64Array,
+    joined: Communications,
+    place: Mapping[int, int],
     pairs: NDArray[np.intp],
     *,
     arrived_ns: Int64Array,
 ) -> Int64Array:
     """Return when each of the *pairs* of places left the last meeting of both; shape ``(2, n_pairs)``.
 
-    A meeting, the rows between two *edges*, counts if it was over when the first of a pair arrived; pairs
-    come in that order. Before the first meeting, the two met at the start of their first step.
+    A meeting counts if it was over when the first of a pair arrived; pairs come in that order. Before the
+    first meeting, the two met at the start of their first step.
     """
+    number, who, end_ns = _meetings(joined, place, pairs)
+    edges = np.append(np.flatnonzero(np.diff(number, prepend=-1)), len(number))
     over = np.maximum.reduceat(end_ns, edges[:-1]) if len(end_ns) else end_ns
     ended = np.argsort(over, kind="stable")
     known = np.searchsorted(over[ended], arrived_ns, side="right")
     first = {window.rank: window.start_ns for window in reversed(windows(run))}
-    begun = np.array([first.get(rank, 0) for rank in run.stored_ranks], np.int64)
+    begun = np.array([first.get(rank, 0) for rank in place], np.int64)
     left = np.repeat(begun[:, None], len(begun), axis=1)
     found = np.empty(pairs.shape, np.int64)
     changes = np.append(np.flatnonzero(np.diff(known, prepend=-1)), len(known))
     done = 0
     for low, high in pairwise(changes.tolist()):
-        for number in ended[done : known[low]].tolist():
-            here = slice(edges[number], edges[number + 1])
-            left[place[here, None], place[here]] = end_ns[here, None]
+        for one in ended[done : known[low]].tolist():
+            here = slice(edges[one], edges[one + 1])
+            left[who[here, None], who[here]] = end_ns[here, None]
         done = known[low]
         own, other = pairs[:, low:high]
         found[:, low:high] = left[own, other], left[other, own]
     return found
 
 
-def _rank(run: Run, rank: int, last: Int64Array) -> tuple[Did, Int64Array]:
+def _rank(run: Run, rank: int) -> tuple[Did, Int64Array]:
     """Return what *rank* did, and for each of its spans how long it waited for it and did nothing else."""
-    swept = sweep(run, rank)
+    swept, last = sweep(run, rank), arrivals(run).last_ns[rank]
     table = run.spans([rank])
     start = int64(table, "start_ns")
     state = swept.state.copy()
-    for window in windows(run):
-        if window.rank == rank:
-            state[swept.inside(window)] = window_state(run, swept, window)
+    for window in windows_of(run, rank):
+        state[swept.inside(window)] = window_state(run, swept, window)
     kind = np.array([_column(name) for name in states(run)], np.int64)[state]
     length = np.diff(swept.point_ns)
     before = np.zeros((len(swept.point_ns), len(CAUSES) + 1), np.int64)
@@ -157,14 +166,19 @@ def _rank(run: Run, rank: int, last: Int64Array) -> tuple[Did, Int64Array]:
     np.cumsum(before, axis=0, out=before)
     waits = np.flatnonzero((last > start) & is_one_of(table, "category", ("collective", "p2p")))
     sends = is_one_of(table, "kind", ("send",))[waits]
-    waits = waits[np.lexsort((~sends, last[waits]))]  # the one that lets go last is painted last
-    holder = np.full(len(length), -1, np.int64)
+    waits = waits[np.lexsort((~sends, last[waits]))]
     low, high = (np.searchsorted(swept.point_ns, t[waits]) for t in (start, last))
-    for row, a, b in zip(waits.tolist(), low.tolist(), high.tolist(), strict=True):
-        holder[a:b] = row
-    counted = (holder >= 0) & (kind == len(CAUSES)) & _in_averaged(run, rank, swept.point_ns)
+    holder = np.full(len(length), -1, np.int64)
+    np.maximum.at(holder, low, np.arange(len(waits)))
+    holder = np.maximum.accumulate(holder)  # of those that have begun, the one that lets go last
+    counted = (
+        (holder >= 0)
+        & (np.append(high, 0)[holder] > np.arange(len(holder)))
+        & (kind == len(CAUSES))
+        & _in_averaged(run, rank, swept.point_ns)
+    )
     blocked = np.zeros(len(start), np.int64)
-    np.add.at(blocked, holder[counted], length[counted])
+    np.add.at(blocked, waits[holder[counted]], length[counted])
     return Did(swept.point_ns, before), blocked
 
 
@@ -187,8 +201,8 @@ def _in_averaged(run: Run, rank: int, point_ns: Int64Array) -> NDArray[np.bool_]
     """Return which intervals between *point_ns* lie in steps that averages are over."""
     averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
     inside = np.zeros(len(point_ns) - 1, np.bool_)
-    for window in windows(run):
-        if window.rank == rank and window.step in averaged:
+    for window in windows_of(run, rank):
+        if window.step in averaged:
             low, high = np.searchsorted(point_ns, (window.start_ns, window.end_ns))
             inside[low:high] = True
     return inside

@@ -8,22 +8,32 @@ counted as often as it stands for a rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from foretrace.traces.analysis.activity import in_window, sweep
-from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import factorized, flags, int64, is_one_of, labels
+from foretrace.traces.analysis.activity import covered_by, in_window, sweep
+from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.windows import windows, windows_of
+from foretrace.traces.columns import Int64Array, distinct, factorized, flags, int64, is_one_of, labels, summed
 from foretrace.traces.errors import RunError
 from foretrace.traces.run import Run
 
 WARM_STEPS = 3
-"""From this many steps on, the first recorded one is left out of averages: it fills caches and compiles."""
+"""From this many steps on, a first recorded one that warms up is left out of averages."""
+
+WARM_FACTOR = 1.05
+"""A first step that takes longer than all others, and so many times their median, fills caches or compiles: a
+convention."""
+
+
+AWAITED = 0.05
+"""Share of a step that a rank waits beside a phase of another, from which it is left out: our choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +74,9 @@ def summarize(run: Run) -> dict[str, Any]:
 
     Keys:
         origin, name, world_size, n_ranks_stored, n_spans: what the run is; folded ranks are counted.
-        steps: ``[{step, step_time_s, averaged}]``, where a step takes as long as on its slowest rank.
+        assumed: what nothing tells and the figures assume, by what it is about.
+        has_steps: whether anything marks steps; else the one step, of number -1, is all that there is.
+        steps: ``[{step, step_time_s, averaged, why_not}]``; a step takes as long as on its slowest rank.
         step_time_s: median over the averaged steps.
         left_out: what is no training, as ``left_out`` returns it.
         shares: state to its share of step time, mean over ranks and averaged steps; adds up to 1.
@@ -83,7 +95,8 @@ def summarize(run: Run) -> dict[str, Any]:
     if not rows:
         raise RunError(f"{run.path} holds no span with a length: nothing to analyse")
     times_ns = step_times_ns(rows)
-    averaged = averaged_steps(run, times_ns)
+    why_not = unaveraged(run, times_ns)
+    averaged = set(times_ns) - set(why_not)
     counted = [row for row in rows if row.step in averaged]
     shares = _mean(counted, [row.shares for row in counted])
     return {
@@ -91,10 +104,13 @@ def summarize(run: Run) -> dict[str, Any]:
         "name": run.info.name,
         "world_size": run.info.world_size,
         "n_ranks_stored": len(run.stored_ranks),
-        "n_spans": sum(run.spans([rank]).num_rows * n for rank, n in represented(run).items()),
+        "n_spans": sum(run.once(len, rank) * n for rank, n in represented(run).items()),
+        "has_steps": has_steps(run),
+        "assumed": assumptions(run),
         "step_time_s": median_low([times_ns[step] for step in averaged]) / 1e9,
         "steps": [
             {"step": step, "step_time_s": ns / 1e9, "averaged": step in averaged}
+            | ({} if step in averaged else {"why_not": why_not[step]})
             for step, ns in times_ns.items()
         ],
         "left_out": left_out(run),
@@ -106,10 +122,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "hidden_by_axis": _mean(
             counted, [{axis: ns / row.window_ns for axis, ns in row.hidden_ns.items()} for row in counted]
         ),
-        "n_bounds": sum(
-            int(flags(run.spans([rank], ["is_bound"]), "is_bound").sum()) * n
-            for rank, n in represented(run).items()
-        ),
+        "n_bounds": sum(run.once(_own_bounds, rank) * n for rank, n in represented(run).items()),
         "kinds": kinds(run),
     }
 
@@ -123,9 +136,100 @@ def step_times_ns(rows: Iterable[Breakdown]) -> dict[int, int]:
 
 
 def averaged_steps(run: Run, times_ns: Mapping[int, int]) -> list[int]:
-    """Return the steps that averages are over: all, but not the warm-up step of a recording."""
-    steps = sorted(times_ns)
-    return steps if run.info.origin == "simulated" or len(steps) < WARM_STEPS else steps[1:]
+    """Return the steps that averages are over: all but those that ``unaveraged`` says."""
+    return sorted(set(times_ns) - set(unaveraged(run, times_ns)))
+
+
+def unaveraged(run: Run, times_ns: Mapping[int, int]) -> dict[int, str]:
+    """Return the steps that averages leave out, and why.
+
+    They run nothing, the first one warms up, or other ranks wait in them for one that saves or evaluates.
+    """
+    busy = {row.step for row in breakdown(run) if sum(row.ns.values()) > row.ns["other"]}
+    found = {step: "runs nothing" for step in times_ns if step not in busy} if busy else {}
+    kept = [step for step in sorted(times_ns) if step not in found]
+    others = [times_ns[step] for step in kept[1:]]
+    is_recorded = run.info.origin != "simulated" and len(kept) >= WARM_STEPS
+    if is_recorded and times_ns[kept[0]] > max(*others, WARM_FACTOR * median_low(others)):
+        found[kept[0]] = "warms up"
+    awaiting = _awaiting(run) - set(found)
+    if awaiting < set(times_ns) - set(found):  # where every step does so, it is part of them
+        found |= dict.fromkeys(sorted(awaiting), "waits for a rank that saves or evaluates")
+    return found
+
+
+def grouped(whys: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the steps that averages leave out by the reason."""
+    found: dict[str, list[int]] = {}
+    for step, why in whys.items():
+        found.setdefault(why, []).append(step)
+    return found
+
+
+def in_plural(why: str) -> str:
+    """Return the reason of one step, as it is said of several.
+
+    >>> in_plural("warms up")
+    'warm up'
+    """
+    verb, _, rest = why.partition(" ")
+    return f"{verb.removesuffix('s')} {rest}"
+
+
+def _awaiting(run: Run) -> set[int]:
+    """Return the steps in which a rank waits in a communication while another is in a phase between steps."""
+    return run.derived(_waiting_beside_phases)
+
+
+def _waiting_beside_phases(run: Run) -> set[int]:
+    bounds = np.concatenate([run.once(_phase_bounds, rank) for rank in run.stored_ranks])
+    if not len(bounds):
+        return set()
+    point = distinct(bounds.ravel())
+    covered = np.concatenate([[0], np.cumsum(np.diff(point) * covered_by(point, bounds[:, 0], bounds[:, 1]))])
+    found, last_ns = set[int](), arrivals(run).last_ns
+    for rank in run.stored_ranks:
+        table = run.spans([rank], ["step", "start_ns"])
+        start, step = int64(table, "start_ns"), int64(table, "step")
+        beside_ns = np.interp(last_ns[rank], point, covered) - np.interp(start, point, covered)
+        number, group = np.unique(step, return_inverse=True)
+        longest_ns = np.zeros(len(number))
+        np.maximum.at(longest_ns, group, beside_ns)
+        longest = dict(zip(number.tolist(), longest_ns.tolist(), strict=True))
+        found |= {
+            window.step
+            for window in windows_of(run, rank)
+            if longest.get(window.step, 0) > AWAITED * window.duration_ns
+        }
+    return found
+
+
+def _phase_bounds(table: pa.Table) -> Int64Array:
+    """Return starts and ends of the phases of a rank that are in none of its steps, of shape (n, 2)."""
+    rows = is_one_of(table, "category", ("phase",)) & (int64(table, "step") < 0)
+    start = int64(table, "start_ns")[rows]
+    return np.stack([start, start + int64(table, "duration_ns")[rows]], axis=1)
+
+
+def assumptions(run: Run) -> dict[str, str]:
+    """Return what of a run nothing tells and its figures assume, by what it is about."""
+    said = (run.info.job or {}).get("assumed")
+    return {str(what): str(text) for what, text in said.items()} if isinstance(said, Mapping) else {}
+
+
+def has_steps(run: Run) -> bool:
+    """Whether anything marks the steps of a run; else its only window is all that there is.
+
+    A recording numbers spans from the first forward on, and marks each step that has ended.
+    """
+    steps = {window.step for window in windows(run)}
+    if run.info.origin == "recorded" and len(steps) == 1:
+        return any(run.once(_has_marks, rank) for rank in run.stored_ranks)
+    return max(steps, default=-1) >= 0
+
+
+def _has_marks(table: pa.Table) -> bool:
+    return bool(is_one_of(table, "category", ("step",)).any())
 
 
 def left_out(run: Run) -> list[dict[str, Any]]:
@@ -138,14 +242,8 @@ def left_out(run: Run) -> list[dict[str, Any]]:
     """
     found: dict[str, tuple[int, int, int, int]] = {}
     for rank in run.stored_ranks:
-        table = run.spans([rank], ["category", "kind", "step", "duration_ns"])
-        table = table.filter(pa.array(is_one_of(table, "category", ("phase",))))
-        codes, names = labels(table, "kind")
-        step, ns = int64(table, "step"), int64(table, "duration_ns")
-        for code in np.unique(codes).tolist():
-            outside, inside = ((codes == code) & there for there in (step < 0, step >= 0))
-            sums = int(ns[outside].sum()), int(ns[inside].sum()), int(outside.sum()), int(inside.sum())
-            found[names[code]] = max(found.get(names[code], sums), sums)
+        for kind, sums in run.once(_own_phases, rank).items():
+            found[kind] = max(found.get(kind, sums), sums)
     return [
         {
             "kind": kind,
@@ -158,68 +256,154 @@ def left_out(run: Run) -> list[dict[str, Any]]:
     ]
 
 
+def _own_bounds(table: pa.Table) -> int:
+    return int(flags(table, "is_bound").sum())
+
+
+def _own_phases(table: pa.Table) -> dict[str, tuple[int, int, int, int]]:
+    """Return by kind of phase the time outside of and inside of steps, and how many there are."""
+    table = table.select(["category", "kind", "step", "duration_ns"])
+    table = table.filter(pa.array(is_one_of(table, "category", ("phase",))))
+    codes, names = labels(table, "kind")
+    step, ns = int64(table, "step"), int64(table, "duration_ns")
+    found = {}
+    for code in np.unique(codes).tolist():
+        outside, inside = ((codes == code) & there for there in (step < 0, step >= 0))
+        sums = int(ns[outside].sum()), int(ns[inside].sum()), int(outside.sum()), int(inside.sum())
+        found[names[code]] = sums
+    return found
+
+
 def represented(run: Run) -> dict[int, int]:
     """Return by stored rank how many ranks of the world it stands for, itself included."""
+    return run.derived(_represented)
+
+
+def _represented(run: Run) -> dict[int, int]:
     count = Counter(run.source(rank) for rank in run.ranks)
     return {rank: count[rank] for rank in run.stored_ranks}
 
 
 def kinds(run: Run) -> list[dict[str, Any]]:
     """Return sums by category, kind and axis over all spans; folded ranks counted as often as they stand."""
-    total: Counter[tuple[str, str, str, str]] = Counter()
-    for rank, weight in represented(run).items():
-        table = run.spans([rank])
-        columns = [labels(table, name) for name in ("category", "kind", "axis")]
-        if not table.num_rows:
-            continue
-        key = factorized(*(codes for codes, _ in columns))
-        _, first = np.unique(key, return_index=True)
-        sums = {"count": np.bincount(key)} | {
-            name: _sums(key, int64(table, name)) for name in ("duration_ns", "size_bytes", "flops")
-        }
-        for number, row in enumerate(first):
-            category, kind, axis = (names[codes[row]] for codes, names in columns)
-            for name, values in sums.items():
-                total[category, kind, axis, name] += int(values[number]) * weight
+    found = sums_by_label(run, _own_kinds, represented(run))
     return [
         {
             "category": category,
             "kind": kind,
             "axis": axis,
-            "count": total[category, kind, axis, "count"],
-            "total_s": total[category, kind, axis, "duration_ns"] / 1e9,
-            "size_bytes": total[category, kind, axis, "size_bytes"],
-            "flops": total[category, kind, axis, "flops"],
+            "count": sums.n_spans,
+            "total_s": sums.total["duration_ns"] / 1e9,
+            "size_bytes": sums.total["size_bytes"],
+            "flops": sums.total["flops"],
         }
-        for category, kind, axis in sorted({key[:3] for key in total})
+        for (category, kind, axis), sums in sorted(found.items())
     ]
 
 
-def _breakdown(run: Run) -> list[Breakdown]:
-    found: list[Breakdown] = []
-    weights = represented(run)
+class Sums(NamedTuple):
+    """How many spans there are, what columns add up to, and the longest duration, in ns."""
+
+    n_spans: int
+    total: dict[str, int]
+    longest_ns: int
+
+
+class Labelled(NamedTuple):
+    """Sums of the spans of one rank by their labels, and in which order it spells each label."""
+
+    sums: dict[tuple[str, ...], Sums]
+    spelled: tuple[list[str], ...]
+
+
+def labelled(
+    table: pa.Table, rows: NDArray[np.intp], names: Sequence[str], columns: Sequence[str]
+) -> Labelled:
+    """Return the sums of *columns* over some *rows* of a rank by the labels in the columns *names*."""
+    codes, spelled = zip(*(labels(table, name) for name in names), strict=True)
+    key = factorized(*(one[rows] for one in codes))
+    sums = {name: summed(key, int64(table, name)[rows]) for name in columns}
+    first, count, _ = sums["duration_ns"]
+    longest = np.zeros(len(count), np.int64)
+    np.maximum.at(longest, key, int64(table, "duration_ns")[rows])
+    found = {
+        tuple(said[one[rows[row]]] for one, said in zip(codes, spelled, strict=True)): Sums(
+            int(count[at]), {name: int(total[at]) for name, (_, _, total) in sums.items()}, int(longest[at])
+        )
+        for at, row in enumerate(first.tolist())
+    }
+    return Labelled(found, spelled)
+
+
+def sums_by_label(
+    run: Run, own: Callable[[pa.Table], Labelled], weights: Mapping[int, int] | None = None
+) -> dict[tuple[str, ...], Sums]:
+    """Return the sums that *own* finds of each stored rank, added up, in the order in which labels come.
+
+    Args:
+        run: an open run.
+        own: returns the sums of one rank.
+        weights: how often each rank counts; None: once.
+    """
+    total: dict[tuple[str, ...], Sums] = {}
+    order: list[dict[str, int]] = []
     for rank in run.stored_ranks:
-        swept = sweep(run, rank)
-        for window in (window for window in windows(run) if window.rank == rank):
-            part = swept.inside(window)
-            lengths = swept.lengths_ns(part)
-            computing = swept.computing[part]
-            found.append(
-                Breakdown(
-                    rank=rank,
-                    step=window.step,
-                    represents=weights[rank],
-                    window_ns=window.duration_ns,
-                    ns=in_window(run, swept, window, rank).total_ns(),
-                    hidden_ns={
-                        axis: int(lengths[mask[part] & computing].sum())
-                        for axis, mask in swept.moving.items()
-                    },
-                    communication_ns={
-                        axis: int(lengths[mask[part]].sum()) for axis, mask in swept.communicating.items()
-                    },
-                )
+        one, weight = run.once(own, rank), 1 if weights is None else weights[rank]
+        order = order or [{} for _ in one.spelled]
+        for known, said in zip(order, one.spelled, strict=True):
+            for label in said:
+                known.setdefault(label, len(known))
+        for key, sums in one.sums.items():
+            before = total.get(key, Sums(0, {}, 0))
+            total[key] = Sums(
+                before.n_spans + sums.n_spans * weight,
+                {name: before.total.get(name, 0) + ns * weight for name, ns in sums.total.items()},
+                max(before.longest_ns, sums.longest_ns),
             )
+    spelled = [[known[label] for known, label in zip(order, key, strict=True)] for key in total]
+    return {key: total[key] for _, key in sorted(zip(spelled, total, strict=True))}
+
+
+def _own_kinds(table: pa.Table) -> Labelled:
+    columns = ("duration_ns", "size_bytes", "flops")
+    return labelled(table, np.arange(table.num_rows), ("category", "kind", "axis"), columns)
+
+
+def _breakdown(run: Run) -> list[Breakdown]:
+    weights, like = represented(run), arrivals(run).like
+    found: dict[int, list[Breakdown]] = {}
+    for rank in run.stored_ranks:
+        alike = found.get(like[rank])
+        found[rank] = (
+            [replace(row, rank=rank, represents=weights[rank]) for row in alike]
+            if alike is not None
+            else _steps_of(run, rank, weights[rank])
+        )
+    return [row for rows in found.values() for row in rows]
+
+
+def _steps_of(run: Run, rank: int, represents: int) -> list[Breakdown]:
+    """Return what each step of the stored *rank* is made of."""
+    swept, found = sweep(run, rank), []
+    for window in windows_of(run, rank):
+        part = swept.inside(window)
+        lengths = swept.lengths_ns(part)
+        computing = swept.computing[part]
+        found.append(
+            Breakdown(
+                rank=rank,
+                step=window.step,
+                represents=represents,
+                window_ns=window.duration_ns,
+                ns=in_window(run, swept, window, rank).total_ns(),
+                hidden_ns={
+                    axis: int(lengths[mask[part] & computing].sum()) for axis, mask in swept.moving.items()
+                },
+                communication_ns={
+                    axis: int(lengths[mask[part]].sum()) for axis, mask in swept.communicating.items()
+                },
+            )
+        )
     return found
 
 
@@ -234,10 +418,3 @@ def _mean(rows: Sequence[Breakdown], values: Sequence[Mapping[str, float]]) -> d
 def _by_axis(shares: Mapping[str, float], state: str) -> dict[str, float]:
     """Return the shares of ``state:<axis>`` by axis."""
     return {name.partition(":")[2]: share for name, share in shares.items() if name.startswith(f"{state}:")}
-
-
-def _sums(key: np.ndarray[Any, np.dtype[np.int64]], values: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
-    """Return the sum of *values* by *key*, in whole numbers."""
-    total = np.zeros(int(key.max()) + 1, np.int64)
-    np.add.at(total, key, values)
-    return total

@@ -74,7 +74,7 @@ def mismatches(path: str | Path, run: Run | None) -> list[Mismatch]:
     """
     if run is not None and run.info.origin != "recorded":
         return []
-    pending = read_pending(path)[0]
+    pending = read_pending(path)
     suspects = _differing(run) if run is not None else set()
     calls = _told(pending)
     keys = suspects | set(calls)

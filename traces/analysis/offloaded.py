@@ -39,9 +39,9 @@ def is_host_optimizer(table: pa.Table) -> BoolArray:
 
 def offloaded_states(run: Run) -> frozenset[str]:
     """Return which of the states that the host causes occur."""
-    found: set[str] = set()
-    for rank in run.stored_ranks:
-        table = run.spans([rank], ["category", "kind"])
-        found |= {OFFLOADING} if is_offloading(table).any() else set()
-        found |= {HOST_OPTIMIZER} if is_host_optimizer(table).any() else set()
-    return frozenset(found)
+    return frozenset(state for rank in run.stored_ranks for state in run.once(_own_states, rank))
+
+
+def _own_states(table: pa.Table) -> set[str]:
+    applies = {OFFLOADING: is_offloading(table), HOST_OPTIMIZER: is_host_optimizer(table)}
+    return {state for state, rows in applies.items() if rows.any()}

@@ -10,7 +10,7 @@ Parallel Applications", ICPP 2010: the shares of a wait add up to it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -138,31 +138,51 @@ def _traced(
     blame, direct = np.zeros((n, len(CAUSES), n + n_axes)), np.zeros((n, n))
     of_rank = {rank: np.flatnonzero(waits.rank == rank) for rank in place}
     before, until = _earlier(waits, of_rank)
-    sums = {rank: np.append(0, np.cumsum(waits.waited_ns[rows])) for rank, rows in of_rank.items()}
-    turn = {rank: len(rows) for rank, rows in of_rank.items()}
+    stored = np.array(list(place), np.int64)
+    who, whom = np.searchsorted(stored, waits.rank), np.searchsorted(stored, waits.late)
+    turn = np.array([len(rows) for rows in of_rank.values()])
+    base = np.cumsum(turn + 1) - turn - 1  # of each rank in ``sums``: its waits, added up
+    sums = np.concatenate([np.append(0, np.cumsum(waits.waited_ns[rows])) for rows in of_rank.values()])
     carried = np.zeros((n, n + n_axes))  # by rank: what its waits have to carry, per ns of their length
     ends: defaultdict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(n + n_axes))
-    for first, last in reversed(_together(waits)):
-        rows, late = np.arange(first, last), int(waits.late[first])
-        me, other = [place[rank] for rank in waits.rank[rows].tolist()], place[late]
-        waited = waits.waited_ns[rows].astype(np.float64)
+    for groups in _at_once(who, whom, _together(waits)):
+        rows = np.concatenate([np.arange(*one) for one in groups])
+        ends_at = np.array([last - first for first, last in groups], np.int64).cumsum()
+        starts, each = np.append(0, ends_at[:-1]), np.arange(len(rows))
+        me, late, waited = who[rows], whom[rows], waits.waited_ns[rows].astype(np.float64)
         load = carried[me] * waited[:, None]
-        for rank, i in zip(waits.rank[rows].tolist(), me, strict=True):
-            turn[rank] -= 1
-            if (ended := ends.pop((rank, turn[rank]), None)) is not None:
-                carried[i] -= ended
-        load[rows - first, me] += waited
-        load[rows - first, n + waits.axis[rows]] += waited
+        turn[me] -= 1
+        for key in zip(me.tolist(), turn[me].tolist(), strict=True):
+            if (ended := ends.pop(key, None)) is not None:
+                carried[key[0]] -= ended
+        load[each, me] += waited
+        load[each, n + waits.axis[rows]] += waited
         low, high = before[rows], np.maximum(np.minimum(until[rows], turn[late]), before[rows])
-        length, own = sums[late][high] - sums[late][low], shares[rows]
+        length, own = sums[base[late] + high] - sums[base[late] + low], shares[rows]
         own[:, -1] += np.where(length, 0.0, passed_on[rows])  # it waited for nobody that is known
-        rate = load * np.divide(passed_on[rows], length, out=np.zeros(len(rows)), where=length > 0)[:, None]
-        carried[other] += rate.sum(axis=0)
-        for number in set(low[rate.any(axis=1)].tolist()):
-            ends[late, number] += rate[low == number].sum(axis=0)
-        blame[other] += own.T @ load
-        direct[other, me] += own.sum(axis=1) * waited
+        factor = np.divide(passed_on[rows], length, out=np.zeros(len(rows)), where=length > 0)
+        rate, other = load * factor[:, None], late[starts]
+        carried[other] += np.add.reduceat(rate, starts)
+        for row in np.flatnonzero(factor).tolist():
+            ends[int(late[row]), int(low[row])] += rate[row]
+        for cause in range(len(CAUSES)):
+            blame[other, cause] += np.add.reduceat(load * own[:, cause, None], starts)
+        direct[late, me] += own.sum(axis=1) * waited
     return blame, direct
+
+
+def _at_once(
+    who: NDArray[np.intp], whom: NDArray[np.intp], together: Sequence[tuple[int, int]]
+) -> Iterable[list[tuple[int, int]]]:
+    """Return ranges of waits from the last to the first; those of no common rank are in one list."""
+    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    turn: defaultdict[int, int] = defaultdict(int)
+    for first, last in reversed(together):
+        ranks = [*who[first:last].tolist(), int(whom[first])]
+        now = max(turn[rank] for rank in ranks)
+        found[now].append((first, last))
+        turn.update(dict.fromkeys(ranks, now + 1))
+    return (found[now] for now in range(len(found)))
 
 
 def _together(waits: Waits) -> list[tuple[int, int]]:

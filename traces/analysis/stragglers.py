@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.traces.analysis.collectives import in_averaged_steps
-from foretrace.traces.columns import int64, labels
+from foretrace.traces.columns import distinct, factorized, int64, labels
 from foretrace.traces.run import Run
 
 
@@ -56,23 +56,21 @@ def stragglers(run: Run) -> list[Straggler]:
     step, members = int64(table, "step"), int64(table, "n_ranks")
     axes, axis_names = labels(table, "axis")
     kinds, kind_names = labels(table, "kind")
-    found = []
-    for axis in np.unique(axes).tolist():
-        of_axis = axes == axis
-        for number in np.unique(rank[of_axis]).tolist():
-            rows = np.flatnonzero(of_axis & (rank == number))
-            by_kind = np.bincount(kinds[rows], weights=caused[rows].astype(np.float64))
-            found.append(
-                Straggler(
-                    rank=int(number),
-                    axis=axis_names[axis],
-                    n_last=len(rows),
-                    n_joined=int(of_axis.sum()),
-                    n_others=int(members[rows].max()) - 1,
-                    n_steps=len(np.unique(step[rows])),
-                    caused_ns=int(caused[rows].sum()),
-                    longest_ns=int(skew[rows].max()),
-                    worst_kind=kind_names[int(by_kind.argmax())],
-                )
+    n_joined, key, found = np.bincount(axes), factorized(axes, rank), []
+    order = np.argsort(key, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
+        by_kind = np.bincount(kinds[rows], weights=caused[rows].astype(np.float64))
+        found.append(
+            Straggler(
+                rank=int(rank[rows[0]]),
+                axis=axis_names[axes[rows[0]]],
+                n_last=len(rows),
+                n_joined=int(n_joined[axes[rows[0]]]),
+                n_others=int(members[rows].max()) - 1,
+                n_steps=len(distinct(step[rows])),
+                caused_ns=int(caused[rows].sum()),
+                longest_ns=int(skew[rows].max()),
+                worst_kind=kind_names[int(by_kind.argmax())],
             )
+        )
     return sorted(found, key=lambda one: -one.caused_ns)

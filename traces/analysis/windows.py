@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from foretrace.traces.columns import int64, is_one_of
+from foretrace.traces.columns import BoolArray, int64, is_one_of
 from foretrace.traces.run import Run
 from foretrace.traces.timeline import MARKS
 
@@ -35,10 +38,19 @@ def windows(run: Run) -> list[Window]:
     return run.derived(_windows)
 
 
+def windows_of(run: Run, rank: int) -> Sequence[Window]:
+    """Return the windows of the stored *rank*, by step."""
+    return run.derived(_by_rank).get(rank, ())
+
+
+def _by_rank(run: Run) -> dict[int, list[Window]]:
+    return {rank: list(own) for rank, own in groupby(windows(run), key=lambda window: window.rank)}
+
+
 def _windows(run: Run) -> list[Window]:
-    marked = {rank: _extents(run, rank, marked=True) for rank in run.stored_ranks}
+    marked = {rank: run.once(_marked, rank) for rank in run.stored_ranks}
     if not any(marked.values()):
-        numbered = {rank: _extents(run, rank, marked=False) for rank in run.stored_ranks}
+        numbered = {rank: run.once(_worked, rank) for rank in run.stored_ranks}
         steps = {step for extents in numbered.values() for step in extents}
         shared = _hull(
             [{s: e for s, e in extents.items() if s >= 0 or steps == {-1}} for extents in numbered.values()]
@@ -53,10 +65,16 @@ def _windows(run: Run) -> list[Window]:
     ]
 
 
-def _extents(run: Run, rank: int, *, marked: bool) -> dict[int, tuple[int, int]]:
-    """Return first start and last end by step, of the step rows if *marked*, else of all that is work."""
-    table = run.spans([rank])
-    chosen = is_one_of(table, "category", ("step",)) if marked else ~is_one_of(table, "category", MARKS)
+def _marked(table: pa.Table) -> dict[int, tuple[int, int]]:
+    return _extents(table, is_one_of(table, "category", ("step",)))
+
+
+def _worked(table: pa.Table) -> dict[int, tuple[int, int]]:
+    return _extents(table, ~is_one_of(table, "category", MARKS))
+
+
+def _extents(table: pa.Table, chosen: BoolArray) -> dict[int, tuple[int, int]]:
+    """Return first start and last end by step of the *chosen* rows."""
     step = int64(table, "step")[chosen]
     start = int64(table, "start_ns")[chosen]
     end = start + int64(table, "duration_ns")[chosen]

@@ -13,6 +13,7 @@ from foretrace.traces.errors import RunError, reason
 from foretrace.traces.export.chakra import write_chakra
 from foretrace.traces.export.chrome import write_chrome, write_kineto
 from foretrace.traces.export.perfetto import write_perfetto
+from foretrace.traces.export.snapshot import write_snapshot
 from foretrace.traces.export.tables import write_csv, write_parquet
 from foretrace.traces.info import rank_list
 from foretrace.traces.replacing import replacing
@@ -26,6 +27,7 @@ FORMATS: Final[Mapping[str, Writer]] = MappingProxyType(
         "kineto": write_kineto,  # as torch.profiler writes it: Holistic Trace Analysis
         "chrome": write_chrome,  # chrome://tracing, Perfetto, speedscope: JSON
         "chakra": write_chakra,  # https://github.com/mlcommons/chakra, for ASTRA-sim and others
+        "memory": write_snapshot,  # https://pytorch.org/memory_viz
         "csv": write_csv,
         "parquet": write_parquet,
     }
@@ -38,6 +40,7 @@ ENDINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "kineto": (".pt.trace.json", ".pt.trace.json.gz"),
         "chrome": (".json", ".json.gz"),
         "chakra": (".et", ".et.zip"),
+        "memory": (".pickle",),
         "csv": (".csv", ".csv.gz"),
         "parquet": (".parquet",),
     }
@@ -64,7 +67,7 @@ def export(
             the run, or the file cannot be written.
     """
     target = Path(path)
-    said = _format(target, kind)
+    said = format_of(target, kind)
     writer = FORMATS[said]
     chosen = run.stored_ranks if ranks is None else tuple(sorted(set(ranks)))
     if said == "chakra" and len(chosen) > 1 and target.suffix != ".zip":
@@ -86,7 +89,7 @@ def export(
     return target
 
 
-def _format(target: Path, kind: str | None) -> str:
+def format_of(target: Path, kind: str | None) -> str:
     """Return the format that is asked for, or that the name of the file says; they must not contradict."""
     if kind is not None and kind not in FORMATS:
         raise RunError(f"unknown format {kind!r}: one of {', '.join(FORMATS)}")

@@ -10,19 +10,27 @@ by which tools for its traces, such as Holistic Trace Analysis, tell them apart.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import BinaryIO, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.communications import COMMUNICATION
+from foretrace.traces.columns import int64
 from foretrace.traces.export.scene import Scene, by_arguments, counters, origin_ns, scene
 from foretrace.traces.run import Run
+from foretrace.traces.sealed import file_options
 
 _SLICE: Final = '{"ph":"X","cat":"%s","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"args":{'
 _ARROW: Final = '{"ph":"%s","pid":%d,"tid":%d,"ts":%.3f,"id":"%x","name":"transfer","cat":"p2p"%s}'
+WHOLE: Final = "foretrace"
+"""Key in the header of a file that was exported, and of all of the run, for ``ingest``, at its end."""
+
 _FIRST_THREAD: Final = 1 << 24
 """Added to the numbers of tracks: above every rank."""
 _KINETO: Final = {
@@ -52,7 +60,8 @@ def write_kineto(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
 
 def _write(run: Run, ranks: tuple[int, ...], file: BinaryIO, prefixes: Mapping[str, str]) -> None:
     """Write the spans of *ranks*; names of a category begin with its prefix."""
-    file.write(b'{"displayTimeUnit":"ms","otherData":%s,"traceEvents":[\n' % _about(run).encode())
+    about, own = _about(run, ranks)
+    file.write(b'{%s"displayTimeUnit":"ms","otherData":%s,"traceEvents":[\n' % (own.encode(), about.encode()))
     zero_ns = origin_ns(run)
     separator = b""
     arrows: tuple[list[str], list[str]] = ([], [])
@@ -66,13 +75,35 @@ def _write(run: Run, ranks: tuple[int, ...], file: BinaryIO, prefixes: Mapping[s
     for line in (*arrows[False], *arrows[True], *_counters(run, ranks, zero_ns)):
         file.write(separator + line.encode())
         separator = b",\n"
-    file.write(b"\n]}\n")
+    file.write(b'\n],"%s":%s}\n' % (WHOLE.encode(), json.dumps(_whole(run, ranks)).encode()))
 
 
-def _about(run: Run) -> str:
-    """Return what the file says about the run as a whole."""
+def _about(run: Run, ranks: tuple[int, ...]) -> tuple[str, str]:
+    """Return what the file says about the run as a whole, and further keys: of one rank, as Kineto does."""
     known = {"origin": run.info.origin, "name": run.info.name, "world_size": run.info.world_size}
-    return json.dumps(known | {"warnings": list(run.warnings)})
+    own = ""
+    if len(ranks) == 1:
+        groups = [{"pg_name": str(g.id), "pg_desc": g.axis, "ranks": list(g.ranks)} for g in run.info.groups]
+        told = {"rank": ranks[0], "world_size": run.info.world_size, "pg_config": groups}
+        own = f'"distributedInfo":{json.dumps(told)},'
+    return json.dumps({WHOLE: True} | known | {"warnings": list(run.warnings)}), own
+
+
+def _whole(run: Run, ranks: tuple[int, ...]) -> dict[str, str]:
+    """Return description, timeline and memory of *ranks* as ``ingest`` takes them: events lose some."""
+    sources = sorted({run.source(rank) for rank in ranks})
+    clock = {rank: replace(one, applied=True) for rank, one in run.info.clock.items()}
+    tables = {"spans": run.spans(sources)}
+    memory = run.memory()
+    if memory.num_rows:
+        tables["memory"] = memory.filter(pa.array(np.isin(int64(memory, "rank"), sources)))
+    found = {"run": replace(run.info, clock=clock).to_json()}
+    for name, table in tables.items():
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema, options=file_options()) as writer:
+            writer.write_table(table)
+        found[name] = base64.b64encode(sink.getvalue()).decode()
+    return found
 
 
 def _descriptions(drawn: Scene) -> Iterator[str]:

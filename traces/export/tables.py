@@ -29,6 +29,6 @@ def write_csv(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
 def write_parquet(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
     """Write one row group per rank; the file carries ``run.json``, so that it can be opened as a run."""
     schema = TIMELINE.with_metadata({**TIMELINE.metadata, INFO_KEY: run.info.to_json().encode()})
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
         for rank in ranks:
             writer.write_table(run.spans([rank]).replace_schema_metadata(schema.metadata))

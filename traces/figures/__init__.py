@@ -5,8 +5,30 @@ are longer belong into a report, which has no such limit.
 """
 
 from foretrace.traces.figures.communication import links, overlap
-from foretrace.traces.figures.comparisons import accuracy, compare
+from foretrace.traces.figures.comparisons import accuracy, compare, operations
 from foretrace.traces.figures.sweeps import pareto
-from foretrace.traces.figures.timelines import breakdown, memory, schedule
+from foretrace.traces.figures.timelines import (
+    breakdown,
+    critical_path,
+    history,
+    lanes,
+    memory,
+    overview,
+    schedule,
+)
 
-__all__ = ["accuracy", "breakdown", "compare", "links", "memory", "overlap", "pareto", "schedule"]
+__all__ = [
+    "accuracy",
+    "breakdown",
+    "compare",
+    "critical_path",
+    "history",
+    "lanes",
+    "links",
+    "memory",
+    "operations",
+    "overlap",
+    "overview",
+    "pareto",
+    "schedule",
+]

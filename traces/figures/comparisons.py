@@ -12,8 +12,9 @@ import plotly.graph_objects as go
 from foretrace.traces.compare import compare as compare_runs
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures.drawing import empty_figure, heading
-from foretrace.traces.report.colours import palette
+from foretrace.traces.report.colours import fill, palette
 from foretrace.traces.report.compare import cause_name
+from foretrace.traces.report.compare import operations as joined_operations
 from foretrace.traces.report.format import format_share, format_time
 from foretrace.traces.report.kinds import Kinds
 from foretrace.traces.run import Run
@@ -64,6 +65,33 @@ def compare(a: Run, b: Run, *, theme: str = "light") -> go.Figure:
     )
     figure.update_layout(xaxis_title="ms", showlegend=False)
     figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def operations(a: Run, b: Run, *, theme: str = "light") -> go.Figure:
+    """Draw each joined operation of two runs: its time in the second over that in the first, without waiting.
+
+    Arguments and errors as for ``compare``; also FigureError if no operation was joined.
+    """
+    kinds = Kinds((a, b))
+    a_ns, b_ns, kind, _ = joined_operations(compare_runs(a, b), kinds)
+    if not len(a_ns):
+        raise FigureError(f"{a.path} and {b.path} have no operation in common")
+    said = f"{b.info.origin} ÷ {a.info.origin}, {len(a_ns):,} operations"
+    figure = empty_figure(heading("Operation by operation", said), theme, height=460)
+    figure.add_hline(y=1, line={"color": palette()[theme]["surface"]["ink"], "width": 1})
+    for number in np.unique(kind):
+        ours, entry = kind == number, kinds.entries[int(number)]
+        figure.add_scattergl(
+            x=a_ns[ours] / 1e6,
+            y=b_ns[ours] / a_ns[ours],
+            mode="markers",
+            name=entry["label"],
+            marker={"color": fill(entry, palette(), theme).colour, "size": 4, "opacity": 0.6},
+            hovertemplate="%{x:.4g} ms, × %{y:.3f}",
+        )
+    figure.update_xaxes(type="log", title=f"ms, {html.escape(a.info.origin)}")
+    figure.update_yaxes(type="log", title="ratio")
     return figure
 
 

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from foretrace.traces.errors import FigureError
 from foretrace.traces.info import rank_list
-from foretrace.traces.report.colours import fill, palette
+from foretrace.traces.report.colours import fill, mix, palette
 from foretrace.traces.report.rows import picks, rows_of
 from foretrace.traces.run import Run
 
@@ -44,7 +44,7 @@ def marker(entry: Mapping[str, Any], theme: str) -> dict[str, Any]:
     """Return plotly's marker for a kind."""
     look = fill(entry, palette(), theme)
     found: dict[str, Any] = {"color": look.colour, "line": {"width": 0 if look.hatch else 0.6}}
-    found["line"]["color"] = palette()[theme]["surface"]["bg"]
+    found["line"]["color"] = mix(look.colour, "#000000", 0.3)  # of the ground it would take area from the bar
     if look.hatch:
         found["pattern"] = {"shape": look.hatch, "fgcolor": look.line, "size": 6, "solidity": 0.2}
     return found

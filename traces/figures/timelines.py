@@ -9,41 +9,54 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from foretrace.traces.analysis.windows import windows
+from foretrace.traces.analysis.memory import curves
+from foretrace.traces.analysis.metrics import breakdown as step_breakdown
+from foretrace.traces.analysis.metrics import step_times_ns
+from foretrace.traces.analysis.windows import Window, windows
 from foretrace.traces.compare import typical_step
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures.drawing import chosen_ranks, empty_figure, heading, marker, row_names
-from foretrace.traces.report.cells import RankStep, rank_step
-from foretrace.traces.report.colours import palette
+from foretrace.traces.join import rank_pairs
+from foretrace.traces.report.cells import COMPUTE_LANE, RankStep, rank_step
+from foretrace.traces.report.colours import fill, palette
+from foretrace.traces.report.findings import critical_chain
 from foretrace.traces.report.format import format_si
-from foretrace.traces.report.kinds import Kinds
+from foretrace.traces.report.kinds import Kinds, axis_label
 from foretrace.traces.report.labels import Labels
-from foretrace.traces.report.memory import curves
-from foretrace.traces.report.naming import subtitle, title
+from foretrace.traces.report.lanes import lane_order
+from foretrace.traces.report.naming import run_labels, subtitle, title
+from foretrace.traces.report.overview import NOTHING
+from foretrace.traces.report.overview import overview as report_overview
+from foretrace.traces.report.rows import reading_order
+from foretrace.traces.report.view import View
 from foretrace.traces.report.words import memory_limit_bytes
 from foretrace.traces.run import Run
 
 MOST_CELLS: Final = 3_000
 """Cells of a schedule; with 10,000 a zoom takes plotly about a second."""
 
-_PLACES: Final = {"row": (-0.4, 0.8), "upper": (-0.4, 0.4), "lower": (0.0, 0.4)}
-"""Top and height of a cell, in rows, from the middle of its row."""
+MOST_LINES: Final = 512
+"""Ranks in the picture of all of them; of more, every n-th is drawn."""
+
+_HEIGHT: Final = 0.8
+"""Height of a row's bars, in rows."""
 
 _SHORT_GAP: Final = 1 / 100
-"""Share of the step; a shorter gap within one pass over a micro-batch is drawn as part of the pass."""
+"""Share of the step; shorter gaps within one pass over a micro-batch are drawn together, behind its work."""
 
 
 class _Cell(NamedTuple):
-    """One pass over a micro-batch, or one gap; times from the start of the step.
+    """The work of one pass over a micro-batch, or time without any; from the start of the step.
 
-    Of two passes that take turns, one is drawn in the upper half of the row and one in the lower.
+    Two passes that take turns are drawn one above the other, each as high as its share of their time.
     """
 
     kind: int
     microbatch: int
     start_ns: int
     end_ns: int
-    part: str = "row"
+    top: float = 0.0
+    height: float = 1.0
 
 
 class _Row(NamedTuple):
@@ -54,12 +67,20 @@ class _Row(NamedTuple):
 
 
 def schedule(
-    run: Run, *, step: int | None = None, ranks: Sequence[int] | None = None, theme: str = "light"
+    run: Run,
+    other: Run | None = None,
+    *,
+    step: int | None = None,
+    ranks: Sequence[int] | None = None,
+    theme: str = "light",
 ) -> go.Figure:
     """Draw what each rank does over one step: a bar per pass over a micro-batch, hatched where it waits.
 
+    The area of a colour is its time. Gaps too short to be seen stand behind the work of their pass.
+
     Args:
         run: the run.
+        other: a second run, drawn below it row by row, in its own step of median length.
         step: optimizer step; None: the one of median length.
         ranks: stored ranks to draw; None: all, or the first pipeline where there are too many for a screen.
         theme: ``"light"`` or ``"dark"``.
@@ -68,13 +89,17 @@ def schedule(
         FigureError: no such rank, step or theme; or more cells than a figure can hold.
         RunError: the run has no step with a length.
     """
-    kinds, rows, origin_ns = _rows(run, step, ranks)
-    cells = [(row.label, cell) for row in rows for cell in _passes(row.done, origin_ns)]
-    if len(cells) > MOST_CELLS:
-        raise FigureError(
-            f"{len(cells):,} cells, and a figure holds {MOST_CELLS:,}; give fewer ranks, "
-            "or draw the report, which has no limit: report_html(run)"
-        )
+    if other is None:
+        kinds, rows, origin_ns = _rows(run, step, ranks)
+        origins = [origin_ns] * len(rows)
+    else:
+        kinds, rows, origins = _rows_of_two((run, other), step, ranks)
+    cells = [
+        (row.label, cell)
+        for row, start in zip(rows, origins, strict=True)
+        for cell in _passes(row.done, start)
+    ]
+    _check(len(cells))
     figure = empty_figure(heading(title(run), subtitle(run)), theme, height=180 + 46 * len(rows))
     for kind in sorted({cell.kind for _, cell in cells}):
         ours = [(row, cell) for row, cell in cells if cell.kind == kind]
@@ -142,15 +167,216 @@ def memory(run: Run, *, ranks: Sequence[int] | None = None, theme: str = "light"
     return figure
 
 
-def _rows(run: Run, step: int | None, ranks: Sequence[int] | None) -> tuple[Kinds, list[_Row], int]:
-    """Return the kinds of *run*, its rows in *step*, and the start of the step."""
+def lanes(
+    run: Run, *, step: int | None = None, ranks: Sequence[int] | None = None, theme: str = "light"
+) -> go.Figure:
+    """Draw what is below each row of a report: further streams, and the communication of each axis.
+
+    Of a transfer, what waits for the last rank is low, what hides behind compute is pale.
+
+    Arguments and errors as for ``schedule``; also FigureError if there is nothing of the kind.
+    """
+    kinds, rows, origin_ns = _rows(run, step, ranks)
+    bars: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+    names: list[str] = []
+    for row in rows:
+        for key in sorted(row.done.lanes.keys() - {COMPUTE_LANE}, key=lane_order):
+            lane, cells = kinds.lane(*key[:2]), row.done.lanes[key]
+            names.append(f"{row.label} {lane['label']}" + (f" ({key[2] + 1})" if key[2] else ""))
+            moves = cells.start_ns + cells.waited_ns
+            for part, start, end in (
+                ("waits", cells.start_ns, moves),
+                ("hidden behind compute", moves, moves + cells.hidden_ns),
+                ("", moves + cells.hidden_ns, cells.end_ns),
+            ):
+                drawn = bars.setdefault((lane["axis"], part), [])
+                drawn += [
+                    (names[-1], (s - origin_ns) / 1e6, (e - s) / 1e6)
+                    for s, e in zip(start, end, strict=True)
+                    if e > s
+                ]
+    if not names:
+        raise FigureError(f"{run.path}: these ranks have one stream each and communicate nothing")
+    _check(sum(map(len, bars.values())))
+    figure = empty_figure(
+        heading("Streams and communication", title(run)), theme, height=160 + 26 * len(names)
+    )
+    colours = palette()[theme]
+    for (axis, part), drawn in bars.items():
+        figure.add_bar(
+            orientation="h",
+            y=[name for name, _, _ in drawn],
+            base=[start for _, start, _ in drawn],
+            x=[length for _, _, length in drawn],
+            name=" ".join(filter(None, [axis_label(axis) if axis else "streams", part])),
+            width=0.15 if part == "waits" else _HEIGHT,
+            marker={
+                "color": colours["axes"].get(
+                    axis, colours["axes"]["world"] if axis else colours["surface"]["ink"]
+                ),
+                "opacity": 0.35 if part.startswith("hidden") else 1,
+            },
+            hovertemplate="%{y}<br>from %{base:.3f} ms, %{x:.3f} ms",
+        )
+    figure.update_layout(barmode="overlay", xaxis_title="ms")
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names)
+    return figure
+
+
+def overview(run: Run, *, step: int | None = None, theme: str = "light") -> go.Figure:
+    """Draw all ranks in one picture: what each does in each thin slice of a step, a line for each.
+
+    Args:
+        run: the run.
+        step: optimizer step; None: the one of median length.
+        theme: ``"light"`` or ``"dark"``.
+
+    Raises:
+        FigureError: no such step or theme.
+        RunError: the run has no step with a length.
+    """
     kinds = Kinds((run,))
-    labels = Labels(kinds)
+    chosen, _ = _step(run, step)
+    view = View(run=run, rows=(), steps=(chosen,), default_step=0, done={}, lanes=(COMPUTE_LANE,), omitted="")
+    described, pixels, _ = report_overview(view, Labels(kinds))
+    lines = pixels.reshape(described["n_patterns"], described["bins"])[described["pattern"]]
+    every = -(-len(lines) // MOST_LINES)
+    figure = empty_figure(heading("All ranks", title(run)), theme, height=460)
+    present = [int(kind) for kind in np.unique(lines) if kind != NOTHING]
+    looks = [fill(kinds.entries[kind], palette(), theme).colour for kind in present]
+    number = np.full(NOTHING + 1, len(present), np.uint8)
+    number[present] = np.arange(len(present))
+    scale = [*looks, palette()[theme]["surface"]["bg"]]
+    edges = np.linspace(0, 1, len(scale) + 1)
+    figure.add_heatmap(
+        z=number[lines[::every]],
+        x=np.linspace(0, view.length_ns(chosen) / 1e6, described["bins"]),
+        y=[f"rank {rank}" for rank in described["order"][::every]],
+        zmin=-0.5,
+        zmax=len(present) + 0.5,
+        colorscale=[[edges[at + end], colour] for at, colour in enumerate(scale) for end in (0, 1)],
+        colorbar={
+            "tickvals": list(range(len(present))),
+            "ticktext": [kinds.entries[kind]["label"] for kind in present],
+        },
+        hovertemplate="%{y}, %{x:.2f} ms<extra></extra>",
+    )
+    figure.update_layout(xaxis_title="ms")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def critical_path(run: Run, *, step: int | None = None, theme: str = "light") -> go.Figure:
+    """Draw the chain of work and transfers that sets the length of a step, on the ranks that it goes through.
+
+    Arguments and errors as for ``overview``; also FigureError if the chain is too long for a figure.
+    """
+    kinds = Kinds((run,))
+    chain, _ = critical_chain(run, _step(run, step)[0], kinds)
+    _check(len(chain))
+    names = row_names(run)
+    ranks = [rank for rank in reading_order(run) if rank in {one.rank for one in chain}]
+    figure = empty_figure(heading("Critical path", title(run)), theme, height=180 + 34 * len(ranks))
+    for kind in sorted({one.kind for one in chain}):
+        ours = [one for one in chain if one.kind == kind]
+        figure.add_bar(
+            orientation="h",
+            y=[names[one.rank] for one in ours],
+            base=[one.start_ns / 1e6 for one in ours],
+            x=[(one.end_ns - one.start_ns) / 1e6 for one in ours],
+            name=kinds.entries[kind]["label"],
+            marker=marker(kinds.entries[kind], theme),
+            hovertemplate="%{y}<br>from %{base:.3f} ms, %{x:.3f} ms",
+        )
+    figure.add_scatter(
+        x=[at / 1e6 for one in chain for at in (one.start_ns, one.end_ns)],
+        y=[names[one.rank] for one in chain for _ in range(2)],
+        mode="lines",
+        showlegend=False,
+        hoverinfo="skip",
+        line={"color": palette()[theme]["surface"]["limit"], "width": 1.5},
+    )
+    figure.update_layout(barmode="overlay", xaxis_title="ms")
+    figure.update_yaxes(
+        autorange="reversed", categoryorder="array", categoryarray=[names[rank] for rank in ranks]
+    )
+    return figure
+
+
+def history(runs: Sequence[Run], *, theme: str = "light") -> go.Figure:
+    """Draw how long each step of each run took; simulated ones are dashed.
+
+    Raises:
+        FigureError: no run, or an unknown theme.
+        RunError: a run has no step with a length.
+    """
+    if not runs:
+        raise FigureError("no run to draw: give one or more")
+    figure = empty_figure(heading("History by step", title(runs[0])), theme, height=420)
+    series = palette()[theme]["series"]
+    names = run_labels(runs) if len(runs) > 1 else (runs[0].info.origin,)
+    for number, run in enumerate(runs):
+        times = step_times_ns(step_breakdown(run))
+        figure.add_scatter(
+            x=list(times),
+            y=[ns / 1e6 for ns in times.values()],
+            mode="lines+markers",
+            name=html.escape(names[number] if len(names) == len(runs) else run.info.name),
+            line={
+                "color": series[number % len(series)],
+                "dash": "dash" if run.info.origin == "simulated" else "solid",
+            },
+        )
+    figure.update_layout(xaxis_title="step", yaxis={"title": "ms", "rangemode": "tozero"})
+    return figure
+
+
+def _check(n_cells: int) -> None:
+    """Raise FigureError for more cells than a figure holds."""
+    if n_cells > MOST_CELLS:
+        raise FigureError(
+            f"{n_cells:,} cells, and a figure holds {MOST_CELLS:,}; give fewer ranks, "
+            "or draw the report, which has no limit: report_html(run)"
+        )
+
+
+def _step(run: Run, step: int | None) -> tuple[int, list[Window]]:
+    """Return the step to draw, and its window on each rank."""
     chosen = typical_step(run)[0] if step is None else step
     ends = [window for window in windows(run) if window.step == chosen]
     if not ends:
         steps = ", ".join(map(str, sorted({window.step for window in windows(run)})))
         raise FigureError(f"step {chosen}: {run.path} has steps {steps}")
+    return chosen, ends
+
+
+def _rows_of_two(
+    runs: tuple[Run, Run], step: int | None, ranks: Sequence[int] | None
+) -> tuple[Kinds, list[_Row], list[int]]:
+    """Return the kinds of both, the rows of each rank in turn, and where the step of each begins."""
+    kinds, names, partner = Kinds(runs), run_labels(runs), dict(rank_pairs(*runs))
+    chosen = [rank for rank in chosen_ranks(runs[0], ranks) if rank in partner]
+    both = (
+        _rows(runs[0], step, chosen, kinds),
+        _rows(runs[1], None, [partner[rank] for rank in chosen], kinds),
+    )
+    rows: list[_Row] = []
+    origins: list[int] = []
+    for pair in zip(*(rows for _, rows, _ in both), strict=False):
+        rows += [row._replace(label=f"{row.label}, {name}") for row, name in zip(pair, names, strict=True)]
+        origins += [origin for _, _, origin in both]
+    if not rows:
+        raise FigureError(f"{runs[0].path} and {runs[1].path} have no rank in common to draw")
+    return kinds, rows, origins
+
+
+def _rows(
+    run: Run, step: int | None, ranks: Sequence[int] | None, kinds: Kinds | None = None
+) -> tuple[Kinds, list[_Row], int]:
+    """Return the kinds of *run*, its rows in *step*, and the start of the step."""
+    kinds = kinds or Kinds((run,))
+    labels = Labels(kinds)
+    chosen, ends = _step(run, step)
     names = row_names(run)
     present = {window.rank for window in ends}
     rows = [
@@ -162,24 +388,36 @@ def _rows(run: Run, step: int | None, ranks: Sequence[int] | None) -> tuple[Kind
 
 
 def _passes(done: RankStep, origin_ns: int) -> Iterator[_Cell]:
-    """Yield the passes and gaps of a compute lane, in order."""
+    """Yield the cells of a compute lane, in order: of each pass its work, and then the gaps within it."""
     cells = done.compute
-    window_ns = int(cells.end_ns[-1] - cells.start_ns[0])
-    kind = done.kind_of_passes(int(window_ns * _SHORT_GAP))
-    batch = np.where(cells.row >= 0, done.microbatch, -2)
-    inner = (cells.row < 0) & (kind != done.kind)
+    length_ns = cells.end_ns - cells.start_ns
+    kind = done.kind_of_passes(int(_SHORT_GAP * length_ns.sum()))
+    works = cells.row >= 0
+    batch = np.where(works, done.microbatch, -2)
+    inner = ~works & (kind != done.kind)
     batch[inner] = batch[np.maximum.accumulate(np.where(inner, 0, np.arange(len(batch))))][inner]
     changes = (np.diff(kind, prepend=-1) != 0) | (np.diff(batch, prepend=-3) != 0)
     pair = done.pair
     first = np.flatnonzero((changes & (pair == 0)) | (np.diff(pair, prepend=0) != 0))
     last = np.append(first[1:], len(kind)) - 1
     for i, j in zip(first, last, strict=True):
-        start_ns, end_ns = int(cells.start_ns[i]) - origin_ns, int(cells.end_ns[j]) - origin_ns
-        if not pair[i]:
-            yield _Cell(int(kind[i]), int(batch[i]), start_ns, end_ns)
-            continue
-        for part, k in zip(("upper", "lower"), done.halves(int(i), int(j)), strict=True):
-            yield _Cell(int(kind[k]), int(batch[k]), start_ns, end_ns, part)
+        ns_of = np.bincount(done.kind[i : j + 1], length_ns[i : j + 1]).astype(int)
+        worked = set(done.kind[i : j + 1][works[i : j + 1]])
+        now_ns = int(cells.start_ns[i]) - origin_ns
+        if pair[i]:
+            forward, backward = done.halves(int(i), int(j))
+            until_ns, top = now_ns + sum(int(ns_of[k]) for k in worked), 0.0
+            for k in sorted(worked, key=lambda k: k != done.kind[forward]):
+                part = int(ns_of[k]) / (until_ns - now_ns)
+                of = forward if k == done.kind[forward] else backward
+                yield _Cell(int(k), int(batch[of]), now_ns, until_ns, top, part)
+                top += part
+            now_ns = until_ns
+        for k in sorted(np.flatnonzero(ns_of), key=lambda k: k not in worked):
+            if k in worked and pair[i]:
+                continue
+            yield _Cell(int(k), int(batch[i]) if k in worked else -2, now_ns, now_ns + int(ns_of[k]))
+            now_ns += int(ns_of[k])
 
 
 def _add_cells(
@@ -197,8 +435,8 @@ def _add_cells(
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
-        offset=[_PLACES[cell.part][0] for _, cell in cells],
-        width=[_PLACES[cell.part][1] for _, cell in cells],
+        offset=[_HEIGHT * (cell.top - 0.5) for _, cell in cells],
+        width=[_HEIGHT * cell.height for _, cell in cells],
         marker=marker(entry, theme),
         customdata=[
             [cell.end_ns / 1e6, f", micro-batch {n}" if n else ""]

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,7 +29,26 @@ BACKWARD: Final = ("backward", "backward_input")
 REDUCTIONS: Final = ("all_reduce dp", "reduce_scatter dp")
 """Collectives that no pass waits for: only the optimizer does."""
 
-Before = defaultdict[int, list[int]]
+
+class Pairs:
+    """Spans, and what each of them depends on."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Int64Array, Int64Array]] = []
+
+    def add(self, after: Sequence[int] | Int64Array, before: Sequence[int] | Int64Array) -> None:
+        """Note that each of the spans *after* depends on the one of *before* at its place."""
+        self._found.append((np.asarray(after, np.int64), np.asarray(before, np.int64)))
+
+    def in_order(self, rows: Sequence[int] | Int64Array) -> None:
+        """Note that each of *rows* depends on the one before it."""
+        self.add(rows[1:], rows[:-1])
+
+    def joined(self) -> tuple[Int64Array, Int64Array]:
+        """Return all of them: what depends, and on what."""
+        none = np.empty(0, np.int64)
+        after, before = zip((none, none), *self._found, strict=True)
+        return np.concatenate(after), np.concatenate(before)
 
 
 class _Pass(NamedTuple):
@@ -42,18 +61,18 @@ class _Pass(NamedTuple):
     chunk: int
 
 
-def dependencies(work: Work, rows: Int64Array, line: BoolArray) -> tuple[Before, dict[int, int]]:
-    """Return by span of one rank in one step what it depends on, and by receive after what it was posted.
+def dependencies(work: Work, rows: Int64Array, line: BoolArray, needs: Pairs, posted: Pairs) -> None:
+    """Add to *needs* what the spans of one rank in one step depend on, to *posted* what receives come after.
 
     Args:
         work: spans of the run.
         rows: rows of one rank in one step.
         line: which spans of the run are parts of passes.
+        needs: dependencies.
+        posted: after what each receive was posted.
     """
-    before: Before = defaultdict(list)
     spans = rows[line[rows]]
-    for one, other in pairwise(spans.tolist()):
-        before[other].append(one)
+    needs.in_order(spans)
     passes = _passes(work, spans)
     by_name: defaultdict[str, list[int]] = defaultdict(list)
     transfers = rows[work.is_transfer[rows]]
@@ -61,20 +80,15 @@ def dependencies(work: Work, rows: Int64Array, line: BoolArray) -> tuple[Before,
         by_name[work.names[work.what[row]]].append(row)
     for direction in ("forward", "backward"):
         own = [one for one in passes if one.direction == direction]
-        _receives(work, by_name[f"recv {direction}"], own, before)
-        _sends(work, by_name[f"send {direction}"], own, before)
-    _first_receive(by_name["recv backward"], passes, before)
+        _receives(work, by_name[f"recv {direction}"], own, needs)
+        _sends(work, by_name[f"send {direction}"], own, needs)
+    _first_receive(by_name["recv backward"], passes, needs)
     if len(spans):
-        _others(work, rows[~line[rows] & ~work.is_transfer[rows]], spans, before)
+        _others(work, rows[~line[rows] & ~work.is_transfer[rows]], spans, needs)
     receives = np.array([*by_name["recv forward"], *by_name["recv backward"]], np.int64)
-    return before, _posted(work, receives, spans)
-
-
-def _posted(work: Work, receives: Int64Array, spans: Int64Array) -> dict[int, int]:
-    """Return the part of a pass that had ended last when each receive began."""
     ended = np.maximum.accumulate(work.end_ns[spans])
     at = np.searchsorted(ended, work.start_ns[receives], side="right") - 1
-    return dict(zip(receives[at >= 0].tolist(), spans[at[at >= 0]].tolist(), strict=True))
+    posted.add(receives[at >= 0], spans[at[at >= 0]])
 
 
 def _passes(work: Work, spans: Int64Array) -> list[_Pass]:
@@ -113,58 +127,46 @@ def _belonging(work: Work, transfers: list[int], own: list[_Pass], *, skip: int)
     return found
 
 
-def _receives(work: Work, receives: list[int], own: list[_Pass], before: Before) -> None:
+def _receives(work: Work, receives: list[int], own: list[_Pass], needs: Pairs) -> None:
     missing = max(len(own) - len(receives), 0)  # the first stage receives nothing
     skip = missing if missing < len(own) else 0
-    for row, at in zip(receives, _belonging(work, receives, own, skip=skip), strict=True):
-        if at < len(own):
-            before[own[at].first].append(row)
-        if 0 < at <= len(own):
-            before[row].append(own[at - 1].last)
-    for one, other in pairwise(receives):
-        before[other].append(one)
+    belonging = list(zip(receives, _belonging(work, receives, own, skip=skip), strict=True))
+    fed = [(own[at].first, row) for row, at in belonging if at < len(own)]
+    needs.add([first for first, _ in fed], [row for _, row in fed])
+    later = [(row, own[at - 1].last) for row, at in belonging if 0 < at <= len(own)]
+    needs.add([row for row, _ in later], [last for _, last in later])
+    needs.in_order(receives)
 
 
-def _sends(work: Work, sends: list[int], own: list[_Pass], before: Before) -> None:
-    for row, at in zip(sends, _belonging(work, sends, own, skip=0), strict=True):
-        if at < len(own):
-            before[row].append(own[at].last)
-    for one, other in pairwise(sends):
-        before[other].append(one)
+def _sends(work: Work, sends: list[int], own: list[_Pass], needs: Pairs) -> None:
+    belonging = zip(sends, _belonging(work, sends, own, skip=0), strict=True)
+    sent = [(row, own[at].last) for row, at in belonging if at < len(own)]
+    needs.add([row for row, _ in sent], [last for _, last in sent])
+    needs.in_order(sends)
 
 
-def _first_receive(receives: list[int], passes: list[_Pass], before: Before) -> None:
+def _first_receive(receives: list[int], passes: list[_Pass], needs: Pairs) -> None:
     """Post the first receive of a gradient during the pass before the first backward one, not at once."""
     place = next((at for at, one in enumerate(passes) if one.direction == "backward"), 0)
     if receives and place >= 2:
-        before[receives[0]].append(passes[place - 2].last)
+        needs.add([receives[0]], [passes[place - 2].last])
 
 
-def _others(work: Work, rest: Int64Array, spans: Int64Array, before: Before) -> None:
+def _others(work: Work, rest: Int64Array, spans: Int64Array, needs: Pairs) -> None:
     """Connect what is neither pass nor transfer: before the first pass, after the last, or between."""
     begin, end = work.start_ns[spans], work.end_ns[spans]
     ended = int(np.argmax(end))
     start = work.start_ns[rest]
-    head, tail = rest[start < begin[0]].tolist(), rest[start >= begin[ended]].tolist()
+    tail = rest[start >= begin[ended]]
+    needs.in_order(np.append(rest[start < begin[0]], spans[0]))
+    needs.in_order(np.append(spans[ended], tail))
     between = rest[(start >= begin[0]) & (start < begin[ended])]
-    for one, other in pairwise(head):
-        before[other].append(one)
-    if head:
-        before[int(spans[0])].append(head[-1])
-    for one, other in pairwise([int(spans[ended]), *tail]):
-        before[other].append(one)
     after = np.searchsorted(np.maximum.accumulate(end), work.start_ns[between], side="right") - 1
+    needs.add(between[after >= 0], spans[after[after >= 0]])
+    reduces = np.isin(work.what[between], [work.names.index(one) for one in REDUCTIONS if one in work.names])
+    for what in np.unique(work.what[between[reduces]]).tolist():
+        alike = between[reduces & (work.what[between] == what)]
+        needs.in_order(np.append(alike, tail[:1]))
     until = np.searchsorted(begin, work.end_ns[between])
-    reduced: dict[int, int] = {}
-    for row, done, later in zip(between.tolist(), after.tolist(), until.tolist(), strict=True):
-        if done >= 0:
-            before[row].append(int(spans[done]))
-        what = int(work.what[row])
-        if work.names[what] in REDUCTIONS:
-            if what in reduced:
-                before[row].append(reduced[what])
-            reduced[what] = row
-        elif later < len(spans):
-            before[int(spans[later])].append(row)
-    if tail:
-        before[tail[0]] += reduced.values()
+    precedes = ~reduces & (until < len(spans))
+    needs.add(spans[until[precedes]], between[precedes])

@@ -1,18 +1,18 @@
 """A graph of dependencies in waves: what can be worked out at once, for many spans and scenarios together.
 
-A span starts when all that it depends on has ended. Spans that take part in one communication end together
-with it: when the last of them has started and its own work is done. A wave holds the spans whose
-dependencies lie in earlier waves, and the communications that these complete.
+A span starts when all that it depends on has ended. Spans that take part in one communication move data from
+when the last of them has started, each as long as its own work takes.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.traces.columns import Int64Array
+from foretrace.traces.columns import Int64Array, distinct, factorized
 from foretrace.traces.errors import RunError
 
 FloatArray = NDArray[np.float64]
@@ -26,10 +26,22 @@ class Edges(NamedTuple):
     before: Int64Array
 
     @classmethod
-    def of(cls, after: list[int], before: list[int]) -> Edges:
+    def of(cls, after: Int64Array, before: Int64Array) -> Edges:
         """Return the edges between pairs of spans."""
-        order = np.argsort(np.array(after, np.int64), kind="stable")
-        return cls(np.array(after, np.int64)[order], np.array(before, np.int64)[order])
+        order = np.argsort(after, kind="stable")
+        return cls(after[order], before[order])
+
+    def reduced(self, n: int) -> Edges:
+        """Return the edges between *n* spans without those that a way over a span in between implies."""
+        count = np.bincount(self.after, minlength=n)
+        further, _ = _Csr(self.after, self.before, n).of(self.before)
+        after, over = (np.repeat(ends, count[self.before]) for ends in self)
+        implied = (after * n + further)[(further < over) & (over < after)]  # a circle stays one
+        edge = distinct(self.after * n + self.before)
+        at = np.searchsorted(edge, implied)
+        kept = np.ones(len(edge), np.bool_)
+        kept[at[edge[np.minimum(at, len(edge) - 1)] == implied]] = False
+        return Edges(*np.divmod(edge[kept], n))
 
     def latest(self, n: int, end: Int64Array, otherwise: Int64Array) -> Int64Array:
         """Return for each of *n* spans when the last that it depends on ends, *otherwise* without any."""
@@ -40,77 +52,137 @@ class Edges(NamedTuple):
         return found
 
 
-class Wave(NamedTuple):
-    """Spans that start, and spans that end.
+class Graph:
+    """Spans, and when each can start: as soon as what it depends on, and its mates', has ended.
+
+    What nothing else waits for, and waits for nothing else, is a *chain*: one span with the sum of their
+    durations. A *unit* is what starts at once: a chain, or all of a communication. Units are numbered in
+    waves, of which each depends on those before; so a wave is one maximum over what its edges bring.
+
+    Args:
+        n: how many spans there are.
+        edges: what they depend on.
+        instance: communication that each takes part in, -1 if in none.
+        chains: whether spans may be put together; with delays they may not.
 
     Attributes:
-        rows: that start, ascending.
-        targets: places in ``rows`` that depend on something; ``sources`` are on what, the i-th target's from
-            ``offsets[i]`` on.
-        singles: those of ``rows`` that take part in no communication.
-        members: spans of the communications that are complete, one communication after the other, the i-th
-            from ``bounds[i]`` on; ``sizes`` are how many each has.
-    """
-
-    rows: _Rows
-    targets: _Rows
-    sources: Int64Array
-    offsets: _Rows
-    singles: _Rows
-    members: _Rows
-    bounds: _Rows
-    sizes: _Rows
-
-
-def waves(n: int, edges: Edges, instance: Int64Array) -> list[Wave]:
-    """Return the waves of *n* spans; *instance* is the communication of each, -1 if it takes part in none.
+        head: first span of each chain, ascending.
 
     Raises:
         RunError: spans wait for one another in a circle.
     """
-    unit = np.where(instance >= 0, instance, np.arange(n) + int(instance.max(initial=-1)) + 1)
-    n_units = int(unit.max(initial=-1)) + 1
-    by_unit = _Csr(unit, np.arange(n), n_units)
-    followers = _Csr(edges.before, edges.after, n)
-    needs = _Csr(edges.after, edges.before, n)
-    missing = np.bincount(edges.after, minlength=n)
-    left = np.bincount(unit, minlength=n_units)
-    found: list[Wave] = []
-    ready = np.flatnonzero(missing == 0)
-    n_done = 0
+
+    def __init__(self, n: int, edges: Edges, instance: Int64Array, *, chains: bool = True) -> None:
+        joins = instance >= 0
+        meets = joins.copy()
+        meets[joins] = np.bincount(instance[joins])[instance[joins]] > 1
+        is_only = np.full(len(edges.after), chains)
+        is_only &= np.bincount(edges.after, minlength=n)[edges.after] == 1
+        is_only &= np.bincount(edges.before, minlength=n)[edges.before] == 1
+        is_only &= ~meets[edges.after]
+        head = np.arange(n)
+        head[edges.after[is_only]] = edges.before[is_only]
+        for _ in range(n.bit_length()):  # twice as far each time
+            further = head[head]
+            if np.array_equal(further, head):
+                break
+            head = further
+        self._order = np.argsort(head, kind="stable")
+        self._bounds = np.flatnonzero(np.diff(head[self._order], prepend=-1))
+        self.head = head[self._order[self._bounds]]
+        sizes = np.diff(self._bounds, append=n)
+        if is_only.any() and (circle := np.isin(self.head, edges.after[is_only])).any():
+            raise _circle(int(sizes[circle].sum()))
+        chain = np.searchsorted(self.head, head)
+        after, before = (chain[ends[~is_only]] for ends in edges)
+        shared = np.where(meets, instance, -1)[self.head]
+        unit = factorized(np.where(shared >= 0, shared, np.arange(len(shared)) + shared.max(initial=-1) + 1))
+        wave = _waves(int(unit.max(initial=-1)) + 1, unit[before], unit[after])
+        if (never := wave[unit] < 0).any():
+            raise _circle(int(sizes[never].sum()))
+        number = np.empty(len(wave), np.int64)
+        number[np.argsort(wave, kind="stable")] = np.arange(len(wave))
+        self._unit = number[unit]
+        self._begins = np.flatnonzero(np.bincount(after, minlength=len(self.head)) == 0)
+        by_unit = np.argsort(self._unit[after], kind="stable")
+        self._after, self._before = after[by_unit], before[by_unit]
+        self._from = self._unit[self._before]
+        units = np.searchsorted(np.sort(wave), np.arange(1, int(wave.max(initial=0)) + 2))
+        first = np.searchsorted(self._unit[self._after], np.arange(len(wave) + 1))
+        self._waves = [
+            (slice(a, b), slice(first[a], first[b]), first[a:b] - first[a])
+            for a, b in pairwise(units.tolist())
+        ]
+
+    @property
+    def n_waves(self) -> int:
+        """How many waves there are."""
+        return len(self._waves) + 1
+
+    def chains(self, spans: slice) -> tuple[slice, _Rows, _Rows]:
+        """Return the chains of *spans* that no edge leaves, these in order, and where each chain begins."""
+        own = slice(*np.searchsorted(self.head, (spans.start, spans.stop)).tolist())
+        bounds = self._bounds[own]
+        return own, self._order[spans], bounds - spans.start
+
+    def summed(self, work_ns: FloatArray) -> FloatArray:
+        """Return the duration of each chain in each scenario, of those of spans."""
+        total: FloatArray = np.add.reduceat(work_ns[self._order], self._bounds, axis=0)
+        return total
+
+    def played(
+        self,
+        chain_ns: FloatArray,
+        first_ns: Int64Array,
+        step: Int64Array,
+        delay_ns: Int64Array | None = None,
+    ) -> FloatArray:
+        """Return how long each step takes from its first start, shape ``(n_steps, n_scenarios)``.
+
+        Args:
+            chain_ns: duration of each chain in each scenario, shape ``(n_chains, n_scenarios)``.
+            first_ns: when each step begins.
+            step: of each span.
+            delay_ns: how long after what it depends on each span starts; None: at once.
+        """
+        step = step[self.head]
+        origin, brings = first_ns[step[self._begins]].astype(np.float64), chain_ns[self._before]
+        if delay_ns is not None:
+            origin += delay_ns[self.head[self._begins]]
+            brings += delay_ns[self.head[self._after], None]
+        earliest = np.full(int(self._unit.max(initial=-1)) + 1, -np.inf)
+        np.maximum.at(earliest, self._unit[self._begins], origin)
+        start = np.repeat(earliest[:, None], chain_ns.shape[1], axis=1)
+        for units, own, first in self._waves:
+            came = start[self._from[own]]
+            came += brings[own]
+            np.maximum(start[units], np.maximum.reduceat(came, first, axis=0), out=start[units])
+        by_step = np.argsort(step, kind="stable")
+        end = start[self._unit[by_step]]
+        end += chain_ns[by_step]
+        last = np.maximum.reduceat(end, np.searchsorted(step[by_step], np.arange(len(first_ns))), axis=0)
+        times: FloatArray = last - first_ns[:, None]
+        return times
+
+
+def _waves(n: int, before: Int64Array, after: Int64Array) -> Int64Array:
+    """Return the wave of each of *n* units: after all that it depends on; -1 if that is a circle."""
+    before, after = np.divmod(distinct(before * n + after), max(n, 1))
+    missing, count = np.bincount(after, minlength=n), np.bincount(before, minlength=n)
+    first = np.cumsum(count) - count
+    wave, ready, number = np.full(n, -1), np.flatnonzero(missing == 0), 0
     while len(ready):
-        n_done += len(ready)
-        units, counts = np.unique(unit[ready], return_counts=True)
-        left[units] -= counts
-        complete = units[left[units] == 0]
-        ended, sizes = by_unit.of(complete)
-        found.append(_wave(ready, needs, instance, ended, sizes))
-        later, _ = followers.of(ended)
-        touched, times = np.unique(later, return_counts=True)
-        missing[touched] -= times
-        ready = touched[missing[touched] == 0]
-    if n_done < n:
-        raise RunError(f"{n - n_done} spans of a step wait for one another in a circle")
-    return found
+        wave[ready] = number
+        own = count[ready]
+        until = own.cumsum()
+        later = after[np.repeat(first[ready] - until + own, own) + np.arange(until[-1])]
+        np.subtract.at(missing, later, 1)
+        ready, number = distinct(later[missing[later] == 0]), number + 1
+    return wave
 
 
-def _wave(rows: _Rows, needs: _Csr, instance: Int64Array, ended: Int64Array, sizes: Int64Array) -> Wave:
-    sources, degree = needs.of(rows)
-    targets = np.flatnonzero(degree)
-    together = instance[ended] >= 0
-    of_unit = sizes[sizes > 0]
-    is_shared = together[np.cumsum(of_unit) - of_unit]
-    shared = of_unit[is_shared]
-    return Wave(
-        rows=rows,
-        targets=targets,
-        sources=sources,
-        offsets=np.cumsum(degree[targets]) - degree[targets],
-        singles=rows[instance[rows] < 0],
-        members=ended[together],
-        bounds=np.cumsum(shared) - shared,
-        sizes=shared,
-    )
+def _circle(n_spans: int) -> RunError:
+    return RunError(f"{n_spans} spans of a step wait for one another in a circle")
 
 
 class _Csr:

@@ -17,6 +17,7 @@ import numpy as np
 
 from foretrace.traces.columns import BoolArray, Int64Array
 from foretrace.traces.errors import RunError
+from foretrace.traces.replay.parts import Parts
 from foretrace.traces.replay.play import Replay, replay
 from foretrace.traces.replay.waves import FloatArray
 from foretrace.traces.run import Run
@@ -57,23 +58,32 @@ class WhatIf:
 
 
 def what_if(run: Run) -> WhatIf:
-    """Return how much unlike durations cost a recorded pipeline run, and whose they are.
+    """Return how much unlike durations cost a recorded pipeline run, and whose they are; kept with the run.
 
     Raises:
         RunError: the run cannot be played again.
     """
+    return run.derived(_what_if)
+
+
+def _what_if(run: Run) -> WhatIf:
     played = replay(run)
     work = played.work
     actual = np.maximum(work.work_ns, 0).astype(np.float64)
     ideal = _ideal(played, actual)
     kind, kinds = _kinds(played)
-    replica = _replicas(run, work.rank)
-    groups = [("kind", kind), ("stage", work.stage), ("replica", replica), ("worker", work.rank)]
-    where = [(name, key, value) for name, key in groups for value in np.unique(key).tolist()]
+    replica = _replicas(run)
+    of_spans = [("kind", kind), ("stage", work.stage)]
+    of_ranks = [("replica", replica), ("worker", np.array(run.stored_ranks, np.int64))]
+    where = [(name, key, value) for name, key in of_spans for value in np.unique(key).tolist()]
     masks = [np.ones(len(actual), np.bool_), np.zeros(len(actual), np.bool_)]
-    some = (key == value for _, key, value in where)
-    mean = _played(played, actual, ideal, itertools.chain(masks, some))
+    mean = _played(played, actual, ideal, itertools.chain(masks, (key == value for _, key, value in where)))
     undelayed, best = float(mean[0]), float(mean[1])
+    some = [(name, key, value) for name, key in of_ranks for value in np.unique(key).tolist()]
+    of_some = Parts(played, actual, ideal).means_s([key == value for _, key, value in some])
+    groups = [*of_spans, *of_ranks]
+    where += some
+    mean = np.concatenate([mean, of_some])
     tables: dict[str, dict[Any, float]] = {name: {} for name, _ in groups}
     for (name, _, value), seconds in sorted(
         zip(where, mean[2:].tolist(), strict=True), key=lambda item: -item[1]
@@ -104,7 +114,7 @@ def _played(
     left = iter(recorded)
     while chosen := list(itertools.islice(left, max(AT_ONCE // len(actual), 1))):
         work_ns = np.stack([np.where(mask, actual, ideal) for mask in chosen], axis=1)
-        found.append(played.step_times_ns(work_ns, delays=False).mean(axis=0) / 1e9)
+        found.append(played.step_times_ns(work_ns).mean(axis=0) / 1e9)
     return np.concatenate(found)
 
 
@@ -125,7 +135,7 @@ def scaled(run: Run, factors: Mapping[str, float]) -> dict[int, float]:
     if unknown := sorted(set(factors) - set(kinds)):
         raise RunError(f"no operation {unknown[0]!r} in {run.path}; it has {', '.join(sorted(kinds))}")
     factor = np.array([factors.get(name, 1.0) for name in kinds])[kind]
-    times = played.step_times_ns((played.work.work_ns * factor)[:, None], delays=True)[:, 0]
+    times = played.delayed_ns((played.work.work_ns * factor)[:, None])[:, 0]
     return {int(step): float(ns) / 1e9 for step, ns in zip(played.steps, times, strict=True)}
 
 
@@ -135,8 +145,21 @@ def _ideal(played: Replay, actual: FloatArray) -> FloatArray:
     work = played.work
     order = np.argsort(work.like, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(work.like[order])) + 1):
-        ideal[rows] = np.median(actual[rows]) if work.is_communication[rows].any() else actual[rows].mean()
+        typical = _median if work.is_communication[rows].any() else _mean
+        ideal[rows] = typical(actual[rows], work.weight[rows])
     return ideal
+
+
+def _mean(values: FloatArray, weight: Int64Array) -> float:
+    return float((values * weight).sum() / weight.sum())
+
+
+def _median(values: FloatArray, weight: Int64Array) -> float:
+    """Return the median of *values*, each taken *weight* times."""
+    order = np.argsort(values)
+    until, n = np.cumsum(weight[order]), int(weight.sum())
+    low, high = values[order][np.searchsorted(until, ((n - 1) // 2, n // 2), side="right")]
+    return float((low + high) / 2)
 
 
 def _kinds(played: Replay) -> tuple[Int64Array, list[str]]:
@@ -148,18 +171,16 @@ def _kinds(played: Replay) -> tuple[Int64Array, list[str]]:
     return of_span, distinct
 
 
-def _replicas(run: Run, rank: Int64Array) -> Int64Array:
-    """Return the data-parallel rank of each global rank; 0 if the layout is unknown."""
+def _replicas(run: Run) -> Int64Array:
+    """Return the data-parallel rank of each stored rank; 0 if the layout is unknown."""
     layout = run.info.layout
-    if layout is None:
-        return np.zeros_like(rank)
-    of = {r: layout.coord(r).dp for r in np.unique(rank).tolist()}
-    return np.array([of[r] for r in rank.tolist()], np.int64)
+    return np.array([0 if layout is None else layout.coord(rank).dp for rank in run.stored_ranks], np.int64)
 
 
 def _recorded_ns(played: Replay) -> FloatArray:
     """Return how long each step took."""
     work = played.work
-    last = [work.end_ns[work.step == step].max() for step in played.steps]
-    times: FloatArray = np.array(last, np.float64) - played.first_ns
+    last = np.zeros(len(played.steps), np.int64)
+    np.maximum.at(last, played.step, work.end_ns)
+    times: FloatArray = last.astype(np.float64) - played.first_ns
     return times

@@ -10,28 +10,39 @@ import numpy as np
 import pyarrow as pa
 
 from foretrace.traces.analysis.activity import PASSES
+from foretrace.traces.analysis.communications import communications
 from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, is_one_of, labels, occurrence
 from foretrace.traces.errors import RunError
+from foretrace.traces.replay.alike import Colours, Meetings, first_of_each
 from foretrace.traces.run import Run
+
+MOST_SPANS: Final = 4_000_000
+"""Spans that are played: more need over 4 GB of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The spans of all steps, of all stored ranks, as columns; times in ns, shape ``(n_spans,)``.
+    """The spans of all steps as columns; times in ns, shape ``(n_spans,)``.
+
+    Of ranks that do the same, ``traces.replay.alike``, only the first has spans.
 
     Attributes:
+        weight: how many ranks have each span.
         rank, step, stage: where each span belongs.
         microbatch, chunk, layer: position of a pass or transfer; -1 unknown.
         what: index into ``names``: kind of pass, or operation and axis of a communication.
         names: what the spans are.
         start_ns, end_ns: as recorded.
-        instance: number of the communication that a span takes part in, -1 if none.
+        slot: of the channel of the communication that a span takes part in, -1 if none; ``code`` is which of
+            its communications it is.
+        instance: number of that communication, -1 if none.
         work_ns: duration; of a communication, from the last arrival to the end, which may be negative.
         is_communication: whether it moves data.
         is_transfer: whether it moves data from one stage to another.
         like: number that spans share which do the same work: operation, part of the model, size.
     """
 
+    weight: Int64Array
     rank: Int64Array
     step: Int64Array
     stage: Int64Array
@@ -42,6 +53,8 @@ class Work:
     names: tuple[str, ...]
     start_ns: Int64Array
     end_ns: Int64Array
+    slot: Int64Array
+    code: Int64Array
     instance: Int64Array
     work_ns: Int64Array
     is_communication: BoolArray
@@ -49,16 +62,24 @@ class Work:
     like: Int64Array
 
 
-def collected(run: Run) -> tuple[Work, BoolArray]:
+def collected(run: Run, meetings: Meetings, colour: Colours) -> tuple[Work, BoolArray]:
     """Return the spans of *run* as columns, sorted by rank, step and start; and which are passes.
+
+    Only the first rank of each *colour* is looked at.
 
     Steps in which a pass does not say its place are left out: before its first step, PyTorch's pipeline
     sends one through to learn the shapes of what stages exchange.
 
     Raises:
-        RunError: there is no other step.
+        RunError: there is no other step, or more spans than can be played.
     """
-    table, line = _told(_sorted(run.spans()))
+    first, _ = first_of_each(colour)
+    n_spans = sum(run.once(len, run.stored_ranks[place]) for place in first.tolist())
+    if n_spans > MOST_SPANS:
+        raise RunError(
+            f"{run.path}: {n_spans:,} spans of ranks of which no two do the same: too many to play"
+        )
+    table, line = _told(_sorted(pa.concat_tables(_chosen(run, meetings, colour)).unify_dictionaries()))
     if not line.any():
         raise RunError(
             f"{run.path}: its passes do not say their micro-batch, so that it cannot be played again; "
@@ -67,9 +88,14 @@ def collected(run: Run) -> tuple[Work, BoolArray]:
     start = int64(table, "start_ns")
     end = start + int64(table, "duration_ns")
     communication = is_one_of(table, "category", ("collective", "p2p"))
-    instance = instances(table)
+    slot, code = int64(table, "slot"), int64(table, "code")
+    instance = np.full(len(slot), -1, np.int64)
+    instance[slot >= 0] = factorized(int64(table, "met")[slot >= 0], code[slot >= 0])
     what, names = _what(table)
     work = Work(
+        weight=int64(table, "weight"),
+        slot=slot,
+        code=code,
         rank=int64(table, "rank"),
         step=int64(table, "step"),
         stage=int64(table, "stage"),
@@ -87,6 +113,24 @@ def collected(run: Run) -> tuple[Work, BoolArray]:
         like=_like(table, what, line),
     )
     return work, line
+
+
+def _chosen(run: Run, meetings: Meetings, colour: Colours) -> list[pa.Table]:
+    """Return the spans of the first rank of each colour, with their weight and what they take part in."""
+    joined, tables = communications(run, by_step=True), []
+    for place, weight in sorted(zip(*map(np.ndarray.tolist, first_of_each(colour)), strict=True)):
+        part, table = joined.of(run.stored_ranks[place]), run.spans([run.stored_ranks[place]])
+        known = part.slot >= 0
+        columns = {name: np.full(table.num_rows, -1, np.int64) for name in ("slot", "code", "met")}
+        columns["slot"][part.rows] = part.slot
+        columns["code"][part.rows[known]] = joined.code(part)[known]
+        met = meetings.channels(colour, place).view(np.int64)
+        columns["met"][part.rows[known]] = met[part.slot[known]]
+        columns["weight"] = np.full(table.num_rows, weight)
+        for name, values in columns.items():
+            table = table.append_column(name, pa.array(values))
+        tables.append(table)
+    return tables
 
 
 def _sorted(table: pa.Table) -> pa.Table:
@@ -117,24 +161,6 @@ def _begun(start: Int64Array, instance: Int64Array) -> Int64Array:
     np.maximum.at(latest, instance[joined], start[joined])
     begun[joined] = latest[instance[joined]]
     return begun
-
-
-def instances(table: pa.Table) -> Int64Array:
-    """Return a number per communication that several spans take part in, -1 elsewhere."""
-    sequence, group = int64(table, "sequence"), int64(table, "group")
-    rank, peer = int64(table, "rank"), int64(table, "peer")
-    p2p = is_one_of(table, "category", ("p2p",)) & (peer >= 0)
-    sends = is_one_of(table, "kind", ("send",))
-    sender = np.where(p2p, np.where(sends, rank, peer), -1)
-    receiver = np.where(p2p, np.where(sends, peer, rank), -1)
-    joinable = is_one_of(table, "category", ("collective", "p2p")) & (sequence >= 0) & (group >= 0)
-    instance = np.full(len(sequence), -1, np.int64)
-    rows = np.flatnonzero(joinable)
-    if len(rows):
-        instance[rows] = factorized(
-            *(key[rows] for key in (group, sender, receiver, sequence, int64(table, "step")))
-        )
-    return instance
 
 
 def _what(table: pa.Table) -> tuple[Int64Array, tuple[str, ...]]:

@@ -9,9 +9,17 @@ import numpy as np
 
 from foretrace.traces.analysis.activity import activity, states
 from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.columns import BoolArray, Int64Array, flags, int64, is_one_of
 from foretrace.traces.report.labels import Labels
-from foretrace.traces.report.lanes import LaneKey, Pieces, communication_lanes, compute_lane, hidden_ns
+from foretrace.traces.report.lanes import (
+    LaneKey,
+    Pieces,
+    communication_lanes,
+    compute_lane,
+    hidden_ns,
+    stream_lanes,
+)
 from foretrace.traces.report.pairs import FORWARD, pairs_of
 from foretrace.traces.run import Run
 
@@ -128,7 +136,7 @@ def rank_step(run: Run, rank: int, step: int, labels: Labels, words: Int64Array)
     low, high = int(lane.start_ns[0]), int(lane.end_ns[-1])
     lanes = {
         key: _transfers(run, rank, rows, lane, words[rows])
-        for key, rows in communication_lanes(spans, low, high).items()
+        for key, rows in (communication_lanes(spans, low, high) | stream_lanes(spans, low, high)).items()
     }
     microbatch = np.full(len(label), -1, np.int64)
     microbatch[named] = int64(spans, "microbatch")[lane.row[named]]
@@ -143,19 +151,19 @@ def rank_step(run: Run, rank: int, step: int, labels: Labels, words: Int64Array)
 
 
 def _transfers(run: Run, rank: int, rows: Int64Array, lane: Pieces, label: Int64Array) -> Cells:
-    """Return a communication lane, cut at the edges of the step."""
-    spans = run.spans([rank], ["start_ns", "duration_ns"])
+    """Return a lane of communication, or of a stream, cut at the edges of the step."""
+    spans = run.spans([rank], ["category", "start_ns", "duration_ns", "is_bound"])
     low, high = int(lane.start_ns[0]), int(lane.end_ns[-1])
     start = spans["start_ns"].to_numpy()[rows]
     end = (start + spans["duration_ns"].to_numpy()[rows]).clip(low, high)
     start = start.clip(low, high)
     moves = arrivals(run).last_ns[rank][rows].clip(start, end)
-    is_bound = flags(run.spans([rank], ["is_bound"]), "is_bound")[rows]
+    moves_nothing = flags(spans, "is_bound")[rows] | ~is_one_of(spans, "category", COMMUNICATION)[rows]
     return Cells(
         start_ns=start,
         end_ns=end,
         row=rows,
         label=label,
-        waited_ns=np.where(is_bound, 0, moves - start),
-        hidden_ns=np.where(is_bound, 0, hidden_ns(lane, moves, end)),
+        waited_ns=np.where(moves_nothing, 0, moves - start),
+        hidden_ns=np.where(moves_nothing, 0, hidden_ns(lane, moves, end)),
     )

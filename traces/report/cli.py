@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from foretrace.door import json_text
 
 
 @click.command()
@@ -32,7 +33,7 @@ def report(run: str, other: str | None, output: Path | None, *, partial: bool, a
     second = None if other is None else open_whole(other, partial=partial)
     written = write_report(output or Path(_file_name(run, other)), first, second)
     if as_json:
-        click.echo(json.dumps(written))
+        click.echo(json_text(written))
         return
     click.echo(written["title"])
     width = max(map(len, written["headline"]), default=0)

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import UNNAMED_AXIS
-from foretrace.traces.analysis.arrivals import COMMUNICATION
 from foretrace.traces.analysis.causes import RANK_SPREAD
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.columns import Int64Array, factorized, int64, labels
 from foretrace.traces.compare import Cause, Comparison
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.format import format_share, format_time
-from foretrace.traces.report.kinds import COMPUTE_CATEGORIES, Kinds, axis_label
+from foretrace.traces.report.kinds import Kinds, axis_label
+from foretrace.traces.report.lanes import COMPUTE_CATEGORIES
 from foretrace.traces.report.words import figure
 
 _NAMED: Final = 3
@@ -59,6 +61,8 @@ def comparison_headline(found: Comparison, names: Sequence[str], kinds: Kinds) -
             "bad" if abs(share) > 0.1 else "good",  # a prediction within 10 % ranks layouts well
         ),
     ]
+    if faster := found.faster(names):
+        figures[-1] = figure("The same work", f"{found.ratio_per_work:.3f}", faster)
     for name, cause in zip(("Largest cause", "Next cause"), _largest(found), strict=False):
         figures.append(figure(name, cause_name(cause, kinds), _signed(cause.difference_ns)))
     return figures
@@ -74,6 +78,8 @@ def _sentence(found: Comparison, names: Sequence[str], kinds: Kinds) -> str:
         f"{format_time(abs(difference) / 1e9)} ({format_share(abs(difference) / found.a_step_ns)}) "
         f"{relation} the {names[0]} one."
     )
+    if faster := found.faster(names):
+        text += f" P{faster[1:]}."
     return f"{text} Most of it: {', '.join(named)}." if named else text
 
 
@@ -113,12 +119,27 @@ def _largest(found: Comparison) -> list[Cause]:
 def pack_operations(found: Comparison, kinds: Kinds, pack: Pack) -> list[dict[str, Any]]:
     """Add joined operations to *pack*, as many as a picture can show; return a line for each kind of them.
 
-    Communication counts from the last arrival: waiting is not the operation's own time.
-
     Args:
         found: the comparison.
         kinds: the kinds of the report.
         pack: gets the columns ``ratio.a``, ``ratio.b`` (ns) and ``ratio.kind``, of equal length.
+    """
+    a_ns, b_ns, colour, lines = operations(found, kinds)
+    pack.add("ratio.a", a_ns.astype(np.float64))
+    pack.add("ratio.b", b_ns.astype(np.float64))
+    pack.add("ratio.kind", colour)
+    return lines
+
+
+def operations(
+    found: Comparison, kinds: Kinds
+) -> tuple[Int64Array, Int64Array, NDArray[np.uint8], list[dict[str, Any]]]:
+    """Return joined operations, as many as a picture can show, and a line for each kind of them.
+
+    Communication counts from the last arrival: waiting is not the operation's own time.
+
+    Returns:
+        durations in both runs in ns and the number of the kind, each of shape ``(n_drawn,)``; and the lines.
     """
     table = found.joined
     own_ns = [int64(table, f"{run}_duration_ns") - int64(table, f"{run}_waiting_ns") for run in "ab"]
@@ -138,10 +159,8 @@ def pack_operations(found: Comparison, kinds: Kinds, pack: Pack) -> list[dict[st
         lines.append(_operation(kind, axis, [ns[rows] for ns in own_ns]) | {"colour": int(colour[rows[0]])})
     drawn = np.flatnonzero((own_ns[0] > 0) & (own_ns[1] > 0) & known)
     drawn = drawn[:: max(1, len(drawn) // MOST_POINTS)]
-    pack.add("ratio.a", own_ns[0][drawn].astype(np.float64))
-    pack.add("ratio.b", own_ns[1][drawn].astype(np.float64))
-    pack.add("ratio.kind", colour[drawn])
-    return sorted(lines, key=lambda line: -line["b_total_s"])
+    lines.sort(key=lambda line: -line["b_total_s"])
+    return own_ns[0][drawn], own_ns[1][drawn], colour[drawn], lines
 
 
 def _operation(kind: str, axis: str, own_ns: Sequence[Int64Array]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from foretrace.traces.report.naming import run_labels, subtitle, title
 from foretrace.traces.report.rows import MOST_ROWS, picks
 from foretrace.traces.report.run import overview_entry, run_entry
 from foretrace.traces.report.slowest import slowest
+from foretrace.traces.report.tables import tables
 from foretrace.traces.report.view import View, view_of
 from foretrace.traces.report.words import LEGEND_NOTE, basis, headline, memory_limit_bytes, story
 from foretrace.traces.run import Run
@@ -38,6 +39,10 @@ MOST_FINDINGS_OF_TWO: Final = 4
 
 KEYS: Final = ("a", "b")
 """What the document calls its runs."""
+
+
+TABLE_ROWS: Final = 20
+"""Rows of each table of a report; ``foretrace analyze --rows`` shows as many as one asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +106,7 @@ def document(
         "memory_held": held_where(runs, names),
         "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
         "comparison": None if found is None else comparison(found, names, kinds, pack),
+        "tables": [table._asdict() for each in runs for table in tables(each, TABLE_ROWS) if table.rows],
         "basis": [
             section for each, name in zip(runs, names, strict=True) for section in _basis(each, name, runs)
         ],
@@ -276,13 +282,11 @@ def _subtitle_of_two(runs: Sequence[Run], names: Sequence[str]) -> str:
 def _warnings(views: Sequence[View], found: Comparison | None, window: Window | None) -> list[str]:
     """Return what to know before trusting the page, said once."""
     said = [line for view in views for _, line in diagnose(view.run.path, view.run).lines]
-    said += views[0].run.warnings if found is None else found.warnings
-    unfinished = [view.run.path for view in views if not view.run.info.finished]
+    said += views[0].run.warnings if found is None else [found.warned, *found.warnings]
     return list(
         dict.fromkeys(
             [
-                *said,
-                *(f"{path} was not finished: its writer did not come to the end" for path in unfinished),
+                *filter(None, said),
                 *(view.omitted for view in views if view.omitted and window is None),
             ]
         )

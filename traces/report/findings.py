@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from foretrace.traces.analysis.activity import axes
 from foretrace.traces.analysis.critical_path import GAP, Piece, critical_path
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.offloaded import HOST_OPTIMIZER, KINDS, OFFLOADING
+from foretrace.traces.analysis.windows import windows
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.kinds import Kinds
 from foretrace.traces.report.view import View
@@ -32,7 +33,7 @@ PATH_SPANS: Final = 2_000_000
 def findings_entry(run: Run, most: int = MOST_FINDINGS) -> list[dict[str, Any]]:
     """Return what the run loses, dearest first: a sentence and the share of the step that it costs."""
     found = findings(run, replay=stored_spans(run) <= REPLAYED_SPANS)
-    return [{"text": one.text, "share": one.share} for one in found[:most]]
+    return [{"text": one.text, "advice": one.advice, "share": one.share} for one in found[:most]]
 
 
 def critical_entry(view: View, kinds: Kinds, pack: Pack, key: str) -> dict[str, Any] | None:
@@ -45,29 +46,52 @@ def critical_entry(view: View, kinds: Kinds, pack: Pack, key: str) -> dict[str, 
     if stored_spans(view.run) > PATH_SPANS:
         return None
     step = view.steps[view.default_step]
-    path = critical_path(view.run, step)
-    origin_ns = view.origin_ns(step)
-    named = axes(view.run)
-    kind = [_kind_of(piece, named, kinds) for piece in path.pieces]
+    chain, n_pieces = critical_chain(view.run, step, kinds)
     place = {rank: row for row, rank in enumerate(view.rows)}
-    joined = _joined(path.pieces, kind)
     columns: dict[str, NDArray[Any]] = {
-        "row": np.array([place.get(piece.rank, -1) for piece, _ in joined], np.int16),
-        "start": np.array([piece.start_ns - origin_ns for piece, _ in joined], np.float64),
-        "end": np.array([end - origin_ns for _, end in joined], np.float64),
+        "row": np.array([place.get(one.rank, -1) for one in chain], np.int16),
+        "start": np.array([one.start_ns for one in chain], np.float64),
+        "end": np.array([one.end_ns for one in chain], np.float64),
     }
     for name, values in columns.items():
         pack.add(f"{key}.critical.{name}", values)
     total: Counter[int] = Counter()
-    for piece, one in zip(path.pieces, kind, strict=True):
-        total[one] += piece.end_ns - piece.start_ns
+    for one in chain:
+        total[one.kind] += one.end_ns - one.start_ns
     return {
         "step": step,
-        "length_ns": path.length_ns,
-        "n_pieces": len(path.pieces),
-        "n_ranks": len({piece.rank for piece in path.pieces}),
+        "length_ns": total.total(),
+        "n_pieces": n_pieces,
+        "n_ranks": len({one.rank for one in chain}),
         "parts": [list(part) for part in total.most_common()],
     }
+
+
+class Stretch(NamedTuple):
+    """Pieces of a critical path that follow one another on a rank and are of one kind; from the step's start.
+
+    ``kind`` is a number in the kinds of a report.
+    """
+
+    rank: int
+    kind: int
+    start_ns: int
+    end_ns: int
+
+
+def critical_chain(run: Run, step: int, kinds: Kinds) -> tuple[list[Stretch], int]:
+    """Return the critical path of a *step* of *run* in order of time, and of how many pieces it is made."""
+    path, named = critical_path(run, step), axes(run)
+    origin_ns = min(window.start_ns for window in windows(run) if window.step == step)
+    found: list[Stretch] = []
+    for piece in path.pieces:
+        kind, start, end = _kind_of(piece, named, kinds), piece.start_ns - origin_ns, piece.end_ns - origin_ns
+        last = found[-1] if found else None
+        if last and (last.rank, last.kind, last.end_ns) == (piece.rank, kind, start):
+            found[-1] = last._replace(end_ns=end)
+        else:
+            found.append(Stretch(piece.rank, kind, start, end))
+    return found, len(path.pieces)
 
 
 def stored_spans(run: Run) -> int:
@@ -87,16 +111,3 @@ def _kind_of(piece: Piece, named: Sequence[str], kinds: Kinds) -> int:
         return kinds.state(HOST_OPTIMIZER)
     axis = max((name for name in named if piece.kind.endswith(f" {name}")), key=len, default="")
     return kinds.axis(axis) if axis else kinds.compute(piece.kind)
-
-
-def _joined(pieces: Sequence[Piece], kind: Sequence[int]) -> list[tuple[Piece, int]]:
-    """Return the first piece and the end of every run of pieces on one rank and of one kind."""
-    found: list[tuple[Piece, int]] = []
-    last = -1
-    for piece, one in zip(pieces, kind, strict=True):
-        if found and found[-1][0].rank == piece.rank and last == one and found[-1][1] == piece.start_ns:
-            found[-1] = (found[-1][0], piece.end_ns)
-        else:
-            found.append((piece, piece.end_ns))
-        last = one
-    return found

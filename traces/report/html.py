@@ -32,6 +32,7 @@ _SCRIPTS: Final = (
     "follow.js",
     "timeline.js",
     "tips.js",
+    "selection.js",
     "overview.js",
     "search.js",
     "critical.js",
@@ -44,7 +45,7 @@ _SCRIPTS: Final = (
 )
 """The viewer, in the order in which its parts are put together."""
 
-_ASKING: Final = ("served.js", "plan.js")
+_ASKING: Final = ("served.js", "history.js", "plan.js")
 """What a page from the server has besides; a file holds no code that could ask anybody for anything."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from foretrace.traces.analysis.activity import axes, states
 from foretrace.traces.analysis.offloaded import HOST, HOST_OPTIMIZER, OFFLOADING, is_work
 from foretrace.traces.report.format import along
+from foretrace.traces.report.lanes import STREAM
 from foretrace.traces.run import Run
 
 _COMPUTE: Final = {  # label, letter in a cell, short label in a table, in the order of a legend
@@ -32,9 +33,6 @@ _MOST_KINDS: Final = 6
 
 _LEAST_SHARE: Final = 0.005
 """Share of all compute from which another kind has an entry of its own: less cannot be seen."""
-
-COMPUTE_CATEGORIES: Final = ("compute", "copy")
-"""Categories of spans during which a rank computes, copies of ``offloaded.KINDS`` aside."""
 
 AXIS_WORDS: Final = {
     "tp": "tensor parallel",
@@ -93,7 +91,9 @@ class Kinds:
         return self._number[f"axis:{axis}"]
 
     def lane(self, axis: str, direction: str) -> dict[str, Any]:
-        """Return a lane as the page takes it: axis, label, kind; the compute lane has no axis and no kind."""
+        """Return a lane as the page takes it: axis, label, kind; one that computes has no axis and kind."""
+        if direction == STREAM:
+            return {"axis": "", "label": axis, "kind": None, "stream": True}
         if axis == HOST:
             return {"axis": "", "label": HOST, "kind": self.host}
         if not axis:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import UNNAMED_AXIS
-from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.analysis.offloaded import HOST
 from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels
 from foretrace.traces.report.kinds import OTHER_COMPUTE, Kinds
@@ -33,7 +33,7 @@ class Labels:
     """
 
     def __init__(self, kinds: Kinds) -> None:
-        self._kinds = kinds
+        self.kinds = kinds
         self.entries: list[tuple[int, ...]] = []
         self.names: list[str] = []
         self._entry_number: dict[tuple[int, ...], int] = {}
@@ -47,11 +47,11 @@ class Labels:
     @property
     def of_unnamed_work(self) -> int:
         """Number of the description of work that no span of the timeline describes."""
-        return self._plain(self._kinds.compute(OTHER_COMPUTE))
+        return self._plain(self.kinds.compute(OTHER_COMPUTE))
 
     def of_state(self, state: str) -> int:
         """Return the number of the description of a state of ``traces.analysis.activity``."""
-        return self._plain(self._kinds.state(state))
+        return self._plain(self.kinds.state(state))
 
     def of_rank(self, run: Run, rank: int) -> Int64Array:
         """Return the number of the description of each span of the stored *rank*, shape ``(n_spans,)``."""
@@ -72,11 +72,11 @@ class Labels:
 
     def _described(self, said: dict[str, str], values: dict[str, int], *, is_communication: bool) -> int:
         if is_communication:
-            kind = self._kinds.axis(said["axis"] or UNNAMED_AXIS)
+            kind = self.kinds.axis(said["axis"] or UNNAMED_AXIS)
         elif said["category"] == HOST:
-            kind = self._kinds.host
+            kind = self.kinds.host
         else:
-            kind = self._kinds.compute(said["kind"])
+            kind = self.kinds.compute(said["kind"])
         name, dtype, operation = (self._name(said[column]) for column in ("name", "dtype", "kind"))
         size, flops, moved, group = (values[column] for column in _NUMBER_COLUMNS)
         return self._entry((kind, name, size, flops, moved, dtype, group, operation))

@@ -1,12 +1,13 @@
 """The lanes of one rank in one step, as the viewer draws them.
 
 The first lane covers the step exactly: work as it ran, and between it the states of
-``traces.analysis.activity``. Below it lie lanes for the communication of each axis, as few as keep spans
-from overlapping, and one for what the host does.
+``traces.analysis.activity``. Below it lie a lane for every further stream on which the device works, lanes
+for the communication of each axis, as few as keep spans from overlapping, and one for what the host does.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,14 +17,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import UNNAMED_AXIS, Activity
-from foretrace.traces.analysis.arrivals import COMMUNICATION
+from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.analysis.offloaded import HOST
 from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
 from foretrace.traces.layout import AXES
-from foretrace.traces.report.kinds import COMPUTE_CATEGORIES
+
+COMPUTE_CATEGORIES: Final = ("compute", "copy")
+"""Categories of spans during which a rank computes, copies of ``offloaded.KINDS`` aside."""
 
 LaneKey = tuple[str, str, int]
-"""Axis, direction (``send``, ``recv`` or none), and level: 0 unless spans of that axis overlap."""
+"""Axis, direction (``send``, ``recv`` or none), and level: 0 unless spans of that axis overlap. Of a stream:
+its name, ``STREAM``, 0."""
+
+STREAM: Final = "stream"
+
+_MOST_STREAMS: Final = 8
+"""Further streams that have lanes: more are tens of streams that loaders and libraries open."""
 
 _MOST_LEVELS: Final = 12
 """Lanes that the overlapping spans of one axis may take; what does not fit there is left out."""
@@ -95,9 +104,24 @@ def communication_lanes(spans: pa.Table, low: int, high: int) -> dict[LaneKey, I
     return lanes
 
 
+def stream_lanes(spans: pa.Table, low: int, high: int) -> dict[LaneKey, Int64Array]:
+    """Return the rows of each stream that works in the window, but for the main one of `compute_lane`."""
+    start = int64(spans, "start_ns")
+    end = start + int64(spans, "duration_ns")
+    inside = is_one_of(spans, "category", COMPUTE_CATEGORIES) & (end > low) & (start < high)
+    codes, names = labels(spans, "stream")
+    found: dict[LaneKey, Int64Array] = {}
+    for rows in list(_by_stream(spans, np.flatnonzero(inside)))[1 : 1 + _MOST_STREAMS]:
+        ordered = rows[np.argsort(start[rows], kind="stable")]
+        found[names[codes[rows[0]]], STREAM, 0] = ordered.astype(np.int64)
+    return found
+
+
 def lane_order(key: LaneKey) -> tuple[int, str, bool, int]:
-    """Sort lanes from the innermost axis outwards, sends before receives, the host last."""
+    """Sort lanes: streams, then from the innermost axis outwards, sends before receives, the host last."""
     axis, direction, level = key
+    if direction == STREAM:
+        return -1, re.sub(r"\d+", lambda number: number[0].zfill(9), axis), False, level
     place = AXES.index(axis) if axis in AXES else len(AXES) + (axis == HOST)
     return place, axis, direction == "recv", level
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -53,19 +52,8 @@ def way_name(tier: str, number: int, direction: str) -> str:
 
 
 def links_of(run: Run) -> pa.Table | None:
-    """Return the utilisation of links that was stored with *run*, None if there is none.
-
-    Columns: rank, tier, direction, start_ns, end_ns, used (share of the link's width).
-    """
-    table = run.links
-    path = Path(run.path) / "links.arrow"
-    if table is None and path.is_file():
-        try:
-            with pa.OSFile(str(path), "rb") as file:
-                table = pa.ipc.open_file(file).read_all()
-        except pa.ArrowException:  # damaged: the rest of the run can be shown without it
-            return None
-    return table if table is not None and table.num_rows else None
+    """Return the utilisation of links that was stored with *run*, in ``LINKS``; None if there is none."""
+    return run.links if run.links is not None and run.links.num_rows else None
 
 
 def links_entry(view: View, pack: Pack, key: str) -> dict[str, Any] | None:
@@ -117,8 +105,7 @@ def narrow(
     """Return when in a step a way had less than its width: from, to (ns into the step), and the share left.
 
     Args:
-        table: its schema's metadata may hold ``changes``, a list in JSON of ``rank``, ``tier``,
-            ``direction``, ``at_ns`` and ``capacity``, the share of the width from then on.
+        table: in the columns of ``LINKS``.
         origin_ns: start of the step.
         length_ns: its length.
     """
@@ -145,7 +132,7 @@ def utilisation(
     """Return the mean share of each way in use in each slice of a step, and which way each line is.
 
     Args:
-        table: in the columns of ``links_of``.
+        table: in the columns of ``LINKS``.
         origin_ns: start of the step.
         length_ns: its length.
 

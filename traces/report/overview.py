@@ -1,4 +1,4 @@
-"""All ranks of a run in one picture: what each does most in each thin slice of the step."""
+"""All ranks of a run in one picture: what each does in each thin slice of the step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.traces.layout import Layout
+from foretrace.traces.report.areas import painted, share_of_bins
 from foretrace.traces.report.cells import RankStep, rank_step
 from foretrace.traces.report.kinds import axis_label
 from foretrace.traces.report.labels import Labels
@@ -20,11 +21,8 @@ BINS: Final = 1536
 MOST_LINES: Final = 1024
 """Ranks in the picture; of more, every n-th is shown."""
 
-SHORT_GAP: Final = 12
-"""Slices; a shorter gap within one pass over a micro-batch is shown as part of the pass."""
-
-PAIR: Final = 254
-"""Kind of the time in which a forward and a backward pass take turns, as DualPipe pairs them."""
+_AT_ONCE: Final = 256
+"""Rows that are painted together; their bins take about 40 MB."""
 
 NOTHING: Final = 255
 """Kind of a slice in which a rank is outside its step."""
@@ -40,14 +38,23 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
         labels: the words of the report.
     """
     run = view.run
-    pixels = np.full((len(view.steps), len(run.stored_ranks), BINS), NOTHING, np.uint8)
-    busy = np.zeros((len(view.steps), len(run.stored_ranks)))
-    for pattern, rank in enumerate(run.stored_ranks):
-        for number, step in enumerate(view.steps):
-            done = _done(view, rank, step, labels)
-            if done is not None:
-                pixels[number, pattern] = slices(done, view.origin_ns(step), view.length_ns(step), PAIR)
-                busy[number, pattern] = _busy(done)
+    n_kinds = len(labels.kinds.entries)
+    rows = [(step, rank) for step in view.steps for rank in run.stored_ranks]
+    pixels = np.full((len(rows), BINS), NOTHING, np.uint8)
+    busy = np.zeros(len(rows))
+    edges = {
+        step: view.origin_ns(step) + np.linspace(0, view.length_ns(step), BINS + 1) for step in view.steps
+    }
+    for first in range(0, len(rows), _AT_ONCE):
+        together = rows[first : first + _AT_ONCE]
+        shares = np.zeros((BINS, len(together), n_kinds + 1), np.float32)
+        shares[:, :, n_kinds] = 1
+        for row, (step, rank) in enumerate(together):
+            if (done := _done(view, rank, step, labels)) is not None:
+                shares[:, row] = share_of_bins(done, edges[step], n_kinds)
+                busy[first + row] = _busy(done)
+        kind = painted(shares)
+        pixels[first : first + _AT_ONCE] = np.where(kind == n_kinds, NOTHING, kind)
     lines = reading_order(run)
     every = -(-len(lines) // MOST_LINES)
     order = lines[::every]
@@ -56,39 +63,12 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
         "bins": BINS,
         "n_patterns": len(run.stored_ranks),
         "every": every,
-        "paired": bool((pixels == PAIR).any()),
         "folded": len(run.stored_ranks) < len(run.ranks),
         "order": order,
         "pattern": [place[run.info.representative(rank)] for rank in order],
         "groups": _groups(run.info.layout, order),
     }
-    return description, pixels.reshape(-1), busy.tolist()
-
-
-def slices(done: RankStep, origin_ns: int, length_ns: int, pair: int | None = None) -> NDArray[np.uint8]:
-    """Return the kind that covers most of each slice of the step, ``NOTHING`` where none does.
-
-    Args:
-        done: what the rank does.
-        origin_ns: start of the first slice.
-        length_ns: length of all slices together.
-        pair: kind of the time in which a forward and a backward pass take turns; None: what runs.
-    """
-    edges = origin_ns + np.linspace(0, length_ns, BINS + 1)
-    kind_of = done.kind_of_passes(length_ns * SHORT_GAP // BINS)
-    if pair is not None:
-        kind_of = np.where(done.pair > 0, pair, kind_of)
-    kinds = np.unique(kind_of)
-    covered = np.empty((len(kinds), BINS))
-    start, end = done.compute.start_ns, done.compute.end_ns
-    for row, kind in enumerate(kinds):
-        ours = kind_of == kind
-        points = np.stack([start[ours], end[ours]], axis=1).reshape(-1)
-        total = np.stack([np.zeros(ours.sum(), np.int64), (end - start)[ours]], axis=1).reshape(-1)
-        covered[row] = np.diff(np.interp(edges, points, np.cumsum(total)))
-    winner: NDArray[np.uint8] = kinds[covered.argmax(axis=0)].astype(np.uint8)
-    winner[covered.max(axis=0) <= 0] = NOTHING
-    return winner
+    return description, pixels.reshape(-1), busy.reshape(len(view.steps), -1).tolist()
 
 
 def _done(view: View, rank: int, step: int, labels: Labels) -> RankStep | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from foretrace.traces.analysis.memory import Curve, curves
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.columns import int64
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.kinds import Kinds, axis_label
 from foretrace.traces.report.labels import Labels
-from foretrace.traces.report.memory import Curve, curves, pack_memory
+from foretrace.traces.report.memory import pack_memory
 from foretrace.traces.report.overview import overview
 from foretrace.traces.report.rows import MOST_ROWS, pick_of, rows_of
 from foretrace.traces.report.view import View, pack_spans

@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from foretrace.traces.analysis.activity import is_pipelined
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.analysis.gaps import CAUSES, gaps
+from foretrace.traces.analysis.metrics import (
+    averaged_steps,
+    breakdown,
+    grouped,
+    has_steps,
+    in_plural,
+    step_times_ns,
+    unaveraged,
+)
+from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import (
     format_left_out,
     format_share,
@@ -58,7 +68,7 @@ def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """
     figures = [
         figure(
-            "Step time",
+            "Step time" if has_steps(run) else "Window",
             format_time(summary["step_time_s"]),
             "; ".join(filter(None, (_averaged_over(run), format_left_out(summary.get("left_out", ()))))),
             likely=likely(run, "step_time_s", format_time),
@@ -80,15 +90,21 @@ def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def story(run: Run, summary: Mapping[str, Any], kinds: Kinds) -> str:
     """Return what a step is made of in one or two sentences, largest losses first."""
-    shares = {state: share for state, share in summary["shares"].items() if state != "compute"}
-    largest = sorted(shares, key=lambda state: -shares[state])[:_SAID]
-    named = [
-        f"{kinds.entries[kinds.state(state)]['label']} {format_share(shares[state])}"
-        for state in largest
-        if shares[state] >= 0.0005  # what rounds to 0.0 % is not a loss worth naming
-    ]
+    shares = {
+        str(kinds.entries[kinds.state(state)]["label"]): share
+        for state, share in summary["shares"].items()
+        if state != "compute"
+    }
+    if idle := gaps(run):  # "other", by cause
+        del shares[kinds.entries[kinds.state("other")]["label"]]
+        for row in idle:
+            cause = CAUSES[row["cause"]].short if row["cause"] in CAUSES else str(row["cause"])
+            shares[cause] = shares.get(cause, 0.0) + row["share"]
+    largest = sorted(shares, key=lambda name: -shares[name])[:_SAID]
+    # what rounds to 0.0 % is not a loss worth naming
+    named = [f"{name} {format_share(shares[name])}" for name in largest if shares[name] >= 0.0005]
     text = (
-        f"A step takes {format_time(summary['step_time_s'])}. "
+        f"A {'step' if has_steps(run) else 'window'} takes {format_time(summary['step_time_s'])}. "
         f"Ranks compute for {format_share(summary['shares']['compute'])} of it"
     )
     text += f"; the largest losses: {', '.join(named)}." if named else "."
@@ -155,10 +171,17 @@ def _averaged_over(run: Run) -> str:
     """Say over how many steps the figures are taken."""
     times = step_times_ns(breakdown(run))
     averaged = averaged_steps(run, times)
+    if not has_steps(run):
+        return "from first to last: nothing marks steps"
     if len(times) == 1:
         return "one step"
-    left_out = len(times) - len(averaged)
-    return f"median of {len(averaged)} steps" + (f", {left_out} warm-up left out" if left_out else "")
+    left_out = "".join(
+        f", step {steps[0]} {why}: left out"
+        if len(steps) == 1
+        else f", steps {rank_list(steps)} {in_plural(why)}: left out"
+        for why, steps in grouped(unaveraged(run, times)).items()
+    )
+    return f"median of {len(averaged)} step{'s' if len(averaged) > 1 else ''}{left_out}"
 
 
 def _by_axis(summary: Mapping[str, Any]) -> str:

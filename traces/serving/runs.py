@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+import numpy as np
+
 from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.analysis.windows import windows
 from foretrace.traces.compare import typical_step
 from foretrace.traces.errors import RunError, TraceError, reason
-from foretrace.traces.info import RunInfo
+from foretrace.traces.info import RunInfo, read_info
 from foretrace.traces.opening import open_whole
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.document import Window, document, findings_document, outlier, overview_document
@@ -24,7 +29,7 @@ from foretrace.traces.report.format import format_share, format_time, number
 from foretrace.traces.report.html import served_page
 from foretrace.traces.report.naming import layout_words, title
 from foretrace.traces.run import Run
-from foretrace.traces.serving.server import Answer, Route, document_answer, page
+from foretrace.traces.serving.server import JSON, Answer, Query, Route, document_answer, page
 from foretrace.traces.timeline import MEMORY
 
 MOST_DEEP: Final = 4
@@ -42,11 +47,17 @@ WINDOW_CELLS: Final = 250_000
 SUMMED_BYTES: Final = 20_000_000
 """Spans on disk up to which the list works out the figures of a run that does not say them itself."""
 
+MOST_HISTORY: Final = 40
+"""Runs that the chart of a run's page can show."""
+
+MOST_HISTORY_STEPS: Final = 5_000
+"""Steps of a run on that chart."""
+
 KEPT: Final = 4
 """Runs that stay open."""
 
 
-Build = Callable[[Run, Run | None, Mapping[str, str]], Answer]
+Build = Callable[[Run, Run | None, Query], Answer]
 """Works out an answer to a query about one run or two."""
 
 
@@ -63,6 +74,7 @@ class Runs:
     _documents: dict[tuple[Any, ...], Answer] = field(default_factory=dict)
     _building: dict[tuple[Any, ...], threading.Lock] = field(default_factory=dict)
     _headlines: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    _steps: dict[tuple[str, int], dict[str, Any] | None] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -78,6 +90,7 @@ class Runs:
             "/document": self._document,
             "/overview": self._overview,
             "/findings": self._findings,
+            "/history": lambda _: Answer(json.dumps({"runs": self.history()}).encode("utf-8"), JSON),
         }
 
     def path_of(self, name: str) -> Path:
@@ -89,6 +102,9 @@ class Runs:
         path = (self.root / name.replace("\0", "")).resolve()
         if "\0" in name or not path.is_relative_to(self.root) or not _is_run(path):
             raise RunError(f"no run {name!r} here")
+        for one in path.rglob("*"):
+            if one.is_symlink() and not one.resolve().is_relative_to(self.root):
+                raise RunError(f"{name}: {one.relative_to(path)} leads out of the folder that is served")
         return path
 
     def found(self) -> Iterator[Path]:
@@ -109,7 +125,7 @@ class Runs:
 
     def figures(self, name: str, info: RunInfo) -> list[str]:
         """Return step time, computing share and MFU of a run, worked out once while it is the same."""
-        key = (name, _changed(self.root / name))
+        key = (name, _changed(self.path_of(name)))
         if key not in self._headlines:
             self._headlines[key] = _figures(self, name, info)
         return self._headlines[key]
@@ -119,20 +135,55 @@ class Runs:
         rows = "\n".join(_row(self, path) for path in self.found())
         return _filled("runs.html", root=html.escape(str(self.root)), rows=rows or _NOTHING)
 
-    def _page(self, query: Mapping[str, str]) -> Answer:
+    def history(self) -> list[dict[str, Any]]:
+        """Return how long each step of each run took, of those changed last; large ones are left out."""
+        found = []
+        for path in islice(self.found(), MOST_HISTORY):
+            name = str(path.relative_to(self.root))
+            key = (name, _changed(path))
+            if key not in self._steps:
+                try:
+                    self._steps[key] = self._steps_of(name)
+                except (OSError, TraceError):
+                    self._steps[key] = None
+            if (known := self._steps[key]) is not None:
+                found.append(known)
+        return found
+
+    def _steps_of(self, name: str) -> dict[str, Any] | None:
+        """Return the steps of a run; None where adding them up would take long."""
+        if sum(part.stat().st_size for part in (self.root / name / "spans").glob("*")) > SUMMED_BYTES:
+            return None
+        run = open_whole(str(self.path_of(name)), partial=True)
+        times: dict[int, int] = {}
+        for window in windows(run):
+            times[window.step] = max(times.get(window.step, 0), window.duration_ns)
+        about = {
+            "name": name,
+            "origin": run.info.origin,
+            "model": str((run.info.model or {}).get("name", "")),
+        }
+        steps = sorted(times)[:MOST_HISTORY_STEPS]
+        return about | {
+            "steps": steps,
+            "times_ns": [times[step] for step in steps],
+            "median_ns": float(np.median(list(times.values()))),
+        }
+
+    def _page(self, query: Query) -> Answer:
         path = self.path_of(query.get("run", ""))
         return page(served_page(f"{path.name} - foretrace", "run", _BACK))
 
-    def _document(self, query: Mapping[str, str]) -> Answer:
+    def _document(self, query: Query) -> Answer:
         return self._kept("document", query, self._built)
 
-    def _overview(self, query: Mapping[str, str]) -> Answer:
+    def _overview(self, query: Query) -> Answer:
         return self._kept("overview", query, _overview_of)
 
-    def _findings(self, query: Mapping[str, str]) -> Answer:
+    def _findings(self, query: Query) -> Answer:
         return self._kept("findings", query, lambda run, *_: document_answer(findings_document(run)))
 
-    def _kept(self, what: str, query: Mapping[str, str], build: Build) -> Answer:
+    def _kept(self, what: str, query: Query, build: Build) -> Answer:
         """Return the answer to *query*, worked out once for as long as the run does not change.
 
         Who asks for the same waits for it; everything else is answered meanwhile.
@@ -143,7 +194,7 @@ class Runs:
             key = (what, stamps, query.get("pick"), query.get("step"))
             with self._lock:
                 alone = self._building.setdefault(key, threading.Lock())
-            with alone:
+            with query.holding(alone):
                 answer: Answer | None = self._documents.get(key)
                 if answer is None:
                     other = self.run(names[1]) if len(names) > 1 else None
@@ -161,7 +212,7 @@ class Runs:
                 while len(known) > 4 * KEPT:
                     del known[next(iter(known))]
 
-    def _built(self, run: Run, other: Run | None, query: Mapping[str, str]) -> Answer:
+    def _built(self, run: Run, other: Run | None, query: Query) -> Answer:
         pack = Pack()
         window = None
         if other is None and n_spans(run) > WHOLE_SPANS:
@@ -177,13 +228,13 @@ def n_spans(run: Run) -> int:
     return sum(run.spans([rank], []).num_rows for rank in run.stored_ranks)
 
 
-def _overview_of(run: Run, _: Run | None, query: Mapping[str, str]) -> Answer:
+def _overview_of(run: Run, _: Run | None, query: Query) -> Answer:
     pack = Pack()
     contents = overview_document(run, _whole(query, "step", typical_step(run)[0]), pack)
     return document_answer({**contents, "columns": pack.columns}, pack.raw())
 
 
-def _whole(query: Mapping[str, str], name: str, otherwise: int) -> int:
+def _whole(query: Query, name: str, otherwise: int) -> int:
     """Return a whole number of the query. Raises RunError if it is none."""
     try:
         return int(query.get(name, otherwise))
@@ -242,10 +293,10 @@ def _row(runs: Runs, path: Path) -> str:
 
 def _info(runs: Runs, name: str) -> RunInfo:
     """Return what is known of a run; while it is recorded, only the files of its ranks say it."""
-    stored = runs.root / name / "run.json"
+    stored = runs.path_of(name) / "run.json"
     if not stored.is_file():
         return runs.run(name).info
-    return RunInfo.from_json(stored.read_text("utf-8"), name)
+    return read_info(stored, name)
 
 
 def _layout(run: Run) -> str:

@@ -6,9 +6,9 @@ const TURN_GAP_PX = 6;   // between two lines from row to row
 function fillFindings() {
   const found = META.findings || [];
   $('#findings').hidden = !found.length;
-  $('#findings').replaceChildren(...found.flatMap(({ text: words, share, run }, i) => [
+  $('#findings').replaceChildren(...found.flatMap(({ text: words, advice, share, run }, i) => [
     RUNS.length > 1 && run !== found[i - 1]?.run ? element('li', { class: 'of' }, `${run}:`) : null,
-    element('li', {}, element('span', { class: 'meter', 'aria-hidden': 'true' }, element('span', { style: { width: `${Math.min(100, 100 * share)}%` } })), words),
+    element('li', {}, element('span', { class: 'meter', 'aria-hidden': 'true' }, element('span', { style: { width: `${Math.min(100, 100 * share)}%` } })), element('span', {}, words, advice ? element('small', {}, `${advice[0].toUpperCase()}${advice.slice(1)}.`) : null)),
   ].filter(Boolean)));
 }
 

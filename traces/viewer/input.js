@@ -16,36 +16,32 @@ function wireTimeline() {
   canvas.addEventListener('pointerdown', event => {
     canvas.setPointerCapture(event.pointerId);
     pointers.set(event.pointerId, event.offsetX);
-    drag = { x: event.offsetX, t0: view.t0, t1: view.t1, measure: event.shiftKey, moved: pointers.size > 1, gap: gapOf(pointers) };
-    if (event.shiftKey) view.measure = [toTime(event.offsetX), toTime(event.offsetX)];
+    const selects = event.shiftKey || view.selecting;
+    drag = { x: event.offsetX, row: rowAt(event), t0: view.t0, t1: view.t1, selects, moved: pointers.size > 1, gap: gapOf(pointers) };
   });
 
   canvas.addEventListener('pointermove', event => {
-    if (!drag) { pointAt(event); return; }
+    view.pointer = placeOf(event);
+    if (!drag) { pointAt(view.pointer); return; }
     if (pointers.has(event.pointerId)) pointers.set(event.pointerId, event.offsetX);
     const dx = event.offsetX - drag.x;
     if (Math.abs(dx) > 3) drag.moved = true;
     if (pointers.size > 1) pinch(drag, pointers);
-    else if (drag.measure) { view.measure[1] = toTime(clampX(event.offsetX)); drawOverlay(); }
+    else if (drag.selects && drag.moved) selectArea(drag, event);
     else if (drag.moved) showWindow(drag.t0 - dx / view.plot * (drag.t1 - drag.t0), drag.t1 - dx / view.plot * (drag.t1 - drag.t0));
   });
 
   canvas.addEventListener('pointerup', event => {
     pointers.delete(event.pointerId);
-    if (drag && !drag.moved && !drag.measure) {
-      const hit = hitAt(event.offsetX, event.offsetY);
-      const before = view.follow;
-      toggleFollow(hit);
-      if (before && view.follow && before.microbatch === view.follow.microbatch && before.sequence === view.follow.sequence) view.follow = null;
-      view.measure = null;
-      if (event.pointerType === 'touch') pointAt(event);
-      requestDraw();
+    if (drag && !drag.moved) {
+      view.pointer = placeOf(event);
+      select(hitAt(event.offsetX, event.offsetY));
     }
     if (!pointers.size) drag = null;
   });
 
   canvas.addEventListener('pointercancel', event => { pointers.delete(event.pointerId); drag = null; });
-  canvas.addEventListener('pointerleave', () => { view.hover = null; showTip(null); drawOverlay(); });
+  canvas.addEventListener('pointerleave', () => { view.hover = view.pointer = null; showTip(null); drawOverlay(); });
   canvas.addEventListener('dblclick', resetWindow);
   document.addEventListener('keydown', onKey);
 }
@@ -53,12 +49,34 @@ function wireTimeline() {
 const clampX = x => Math.max(view.left, Math.min(view.left + view.plot, x));
 const pan = ns => showWindow(view.t0 + ns, view.t1 + ns);
 
-/** Point at what lies under the pointer: outline it and say what it is. */
-function pointAt(event) {
-  const hit = hitAt(event.offsetX, event.offsetY);
+const placeOf = event => ({ x: event.offsetX, y: event.offsetY, clientX: event.clientX, clientY: event.clientY });
+const rowAt = event => Math.max(0, Math.min(view.slots.length - 1, Math.floor((event.offsetY - GEOMETRY.axis) / view.rowHeight)));
+
+/** Select what was clicked, and follow it; let go of what is clicked again, or of all if nothing was hit. */
+function select(hit) {
+  const before = view.follow;
+  const again = hit && view.selected && hit.slot === view.selected.slot && hit.lane === view.selected.lane && hit.first === view.selected.first;
+  toggleFollow(hit);
+  if (before && view.follow && before.microbatch === view.follow.microbatch && before.sequence === view.follow.sequence) view.follow = null;
+  view.selected = again ? null : hit;
+  view.area = null;
+  requestDraw();
+}
+
+/** Select the time and the rows from where a drag began to where the pointer is. */
+function selectArea(drag, event) {
+  const rows = [drag.row, rowAt(event)].sort((a, b) => a - b);
+  view.area = { times: [toTime(clampX(drag.x)), toTime(clampX(event.offsetX))], rows };
+  drawOverlay();
+  requestPanel();
+}
+
+/** Point at what lies under a place of the pointer: outline it and say what it is. */
+function pointAt({ x, y, clientX, clientY }) {
+  const hit = hitAt(x, y);
   const same = hit && view.hover && hit.slot === view.hover.slot && hit.lane === view.hover.lane && hit.first === view.hover.first;
   view.hover = hit;
-  showTip(hit, event.clientX, event.clientY);
+  showTip(hit, clientX, clientY);
   if (!same) drawOverlay();
 }
 
@@ -79,15 +97,16 @@ function pinch(drag, pointers) {
 
 /** Zoom, pan, reset and let go from the keyboard. */
 function onKey(event) {
+  if ($('#keys').open && event.key !== '?') return;   // it closes itself
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.('input, select, textarea')) return;
-  const middle = view.left + view.plot / 2;
+  const middle = view.pointer ? clampX(view.pointer.x) : view.left + view.plot / 2;
   const step = (view.t1 - view.t0) * 0.15;
   const moves = {
     w: () => zoomAt(0.7, middle), '+': () => zoomAt(0.7, middle), '=': () => zoomAt(0.7, middle),
     s: () => zoomAt(1.4, middle), '-': () => zoomAt(1.4, middle),
     a: () => pan(-step), arrowleft: () => pan(-step), d: () => pan(step), arrowright: () => pan(step),
-    c: togglePath, '/': () => $('#search').focus(),
-    0: resetWindow, escape: () => { view.follow = view.measure = view.hover = null; showTip(null); requestDraw(); },
+    c: togglePath, '?': toggleKeys, '/': () => $('#search').focus(),
+    0: resetWindow, escape: () => { view.follow = view.area = view.selected = view.hover = null; showTip(null); requestDraw(); },
   };
   const move = moves[event.key.toLowerCase()];
   if (!move) return;

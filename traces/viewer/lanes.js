@@ -1,48 +1,118 @@
 // Drawing one lane of one row, at any zoom.
 //
-// Cells of the compute lane come in three sizes: a micro-batch's pass, its layers, single spans. The largest
-// size is drawn whose parts would be too small to see. What is under about a pixel is added up per pixel
-// column, and the kind that covers most of the column is painted as densely as the column is covered:
-// nothing disappears and nothing is painted twice.
+// Time becomes area in one place, `Columns`: each pixel column of the screen gets one colour, and each colour
+// as many columns as is its share of the time. Cells of the compute lane come in three sizes: a micro-batch's
+// pass, its layers, single spans. The largest size is drawn whose parts would be too small to see, its work
+// first and behind it what it waited for: one after the other, as in time.
 
-const MERGE_GAP_PX = 14;   // a gap narrower than this does not split a cell; it shows as a strip inside it
+const MERGE_GAP_PX = 14;   // a gap narrower than this does not split a cell
 const LAYER_PX = 20;       // draw layers once they are this wide on average
 const BATCH_LAYER_PX = 46; // the same where a micro-batch has to be named too
 const SPAN_PX = 28;        // and single spans within a layer at this width
-const SMALL_PX = 1.2;
+const PIECE_PX = 5;        // within a cell, draw work and gaps where they were once they are this wide on average
+const STRETCH_PX = 64;     // else put them together, work before gaps, in stretches of about this width
+const EDGE_PX = 5;         // a narrower block of work has no edge: it might be that of a neighbour
+const HATCH_PX = 4;        // a narrower area has the flat colour of its hatch
+const PAIR = -1;           // kind of work that takes turns: several colours, one above the other
 
-/** Adds up spans too narrow to draw, one pixel column at a time. */
+/** Paints one line of pixels: each column has one colour, and each colour as many as is its share of the time. */
 class Columns {
-  constructor(g, y, height) {
-    Object.assign(this, { g, y, height, column: -1, used: 0, cover: new Float64Array(KINDS.length) });
+  /** `paint(kind, x, width, look)` draws an area between the pixels `from` and `to` of the page. */
+  constructor(from, to, paint) {
+    this.ratio = pixelRatio();
+    this.from = Math.round(from * this.ratio);
+    this.to = Math.round(to * this.ratio);
+    Object.assign(this, { paint, column: -1, used: 0, inColumn: [], owed: [], run: null });
   }
 
-  add(x, width, kind) {
-    const column = Math.floor(x);
-    if (column !== this.column) { this.flush(); this.column = column; }
-    this.cover[kind] += width;
-    this.used += width;
+  /** Add the area of a kind from x0 to x1; what is added later lies further right. `look` is handed on to paint. */
+  add(x0, x1, kind, look) {
+    const a = Math.max(x0 * this.ratio, this.from);
+    const b = Math.min(x1 * this.ratio, this.to);
+    if (!(b > a)) return;
+    const [first, last] = [Math.floor(a), Math.floor(b)];
+    if (first !== this.column) this.flush();
+    this.column = first;
+    if (first === last) { this.put(kind, look, b - a); return; }
+    this.put(kind, look, first + 1 - a);
+    this.flush();
+    this.extend(kind, look, first + 1, last);
+    this.column = last;
+    this.put(kind, look, b - last);
   }
 
+  put(kind, look, share) {
+    if (share <= 0) return;
+    const known = this.inColumn.find(part => part.kind === kind);
+    if (known) known.share += share; else this.inColumn.push({ kind, look, share });
+    this.used += share;
+  }
+
+  /** Give the column to the kind in it that was painted least so far, compared to its time; to none where most is empty. */
   flush() {
-    if (this.column < 0) return;
-    let kind = 0;
-    for (let k = 1; k < this.cover.length; k++) if (this.cover[k] > this.cover[kind]) kind = k;
-    if (this.column >= view.left && this.column < view.left + view.plot) {
-      this.g.globalAlpha = Math.min(1, 0.3 + 0.7 * this.used);
-      this.g.fillStyle = fillOf(this.g, KINDS[kind]);
-      this.g.fillRect(this.column, this.y, 1, this.height);
-      this.g.globalAlpha = 1;
+    if (this.inColumn.length) {
+      if (this.used < 1 - 1e-6) this.inColumn.push({ kind: null, share: 1 - this.used });
+      let most = null;
+      for (const part of this.inColumn) {
+        part.debt = this.owed.find(debt => debt.kind === part.kind);
+        if (!part.debt) this.owed.push(part.debt = { kind: part.kind, columns: 0 });
+        part.debt.columns += part.share;
+        if (!most || part.debt.columns > most.debt.columns) most = part;
+      }
+      most.debt.columns -= 1;
+      if (most.kind !== null) this.extend(most.kind, most.look, this.column, this.column + 1);
     }
-    this.cover.fill(0);
+    this.inColumn = [];
     this.used = 0;
     this.column = -1;
   }
+
+  extend(kind, look, from, to) {
+    if (to <= from) return;
+    const { run } = this;
+    if (run && run.kind === kind && run.look === look && run.to === from) { run.to = to; return; }
+    this.emit();
+    this.run = { kind, look, from, to };
+  }
+
+  emit() {
+    const { run } = this;
+    if (run) this.paint(run.kind, run.from / this.ratio, (run.to - run.from) / this.ratio, run.look);
+    this.run = null;
+  }
+
+  finish() {
+    this.flush();
+    this.emit();
+  }
+}
+
+/** Return the columns of a lane of kinds: each is filled with its colour or hatch, unless it is hidden. */
+function kindColumns(g, y, height, from = view.left, to = view.left + view.plot) {
+  return new Columns(from, to, (kind, x, width, look) => {
+    const parts = kind === PAIR ? look.parts : [{ kind, share: 1, dimmed: look }];
+    let top = y;
+    for (const part of parts) {
+      const tall = height * part.share;
+      if (!view.hide.has(part.kind)) {
+        g.globalAlpha = part.dimmed ? 0.16 : 1;
+        g.fillStyle = width < HATCH_PX ? flatColour(KINDS[part.kind]) : fillOf(g, KINDS[part.kind]);
+        g.fillRect(x, top, width, tall);
+      }
+      top += tall;
+    }
+    g.globalAlpha = 1;
+  });
 }
 
 /** Return the visible pixels of spans i..j: left edge and right edge. */
 function extent(run, i, j) {
-  return [Math.max(view.left, toX(run.start[i])), Math.min(view.left + view.plot, toX(run.end[j]))];
+  return between(run.start[i], run.end[j]);
+}
+
+/** Return the visible pixels from one time to another. */
+function between(from, to) {
+  return [Math.max(view.left, toX(from)), Math.min(view.left + view.plot, toX(to))];
 }
 
 /** Return whether the micro-batch that is being followed is another one than that of span i. */
@@ -52,12 +122,11 @@ function isDimmed(slot, i) {
   return pipelineOf(slot) !== follow.pipeline || slot.run.microbatch[i] !== follow.microbatch;
 }
 
-/** Draw the compute lane of a row: cells of work, and hatched idle time between them. */
+/** Draw the compute lane of a row: cells of work, hatched idle time between them, and on top the words of both. */
 function drawCompute(g, slot, y, height) {
   const { run, row } = slot;
   const [low, high] = laneRange(run, row, 0);
-  const small = new Columns(g, y, height);
-  const paint = { g, slot, run, y, height, small };
+  const paint = { g, slot, run, y, height, columns: kindColumns(g, y, height), words: [] };
   let i = drawnFrom(run, firstEndingAfter(run, low, high, view.t0), low, high);
   while (i < high && run.start[i] < view.t1) {
     const until = wholePair(run, i, high);
@@ -67,8 +136,45 @@ function drawCompute(g, slot, y, height) {
     drawCell(paint, i, last, 0);
     i = last + 1;
   }
-  small.flush();
+  paint.columns.finish();
+  paint.words.forEach(write => write());
 }
+
+/**
+ * Return the blocks that spans i..j are drawn as, in order: {kind, from, to} in nanoseconds; kinds of work that
+ * take turns, if `turns`, as one block {kind: PAIR, from, to, parts}. Where work and gaps are too small to see,
+ * those of a stretch stand together, work first.
+ */
+function blocksOf(run, i, j, turns) {
+  const [begin, until] = [run.start[i], run.end[j]];
+  const width = (until - begin) / (view.t1 - view.t0) * view.plot;
+  if (!turns && (i === j || width / (j - i + 1) >= PIECE_PX)) {
+    return Array.from({ length: j - i + 1 }, (_, k) => ({ kind: run.kind[i + k], from: run.start[i + k], to: run.end[i + k] }));
+  }
+  const blocks = [];
+  const stretches = Math.max(1, Math.round(width / STRETCH_PX));
+  let k = i;
+  for (let n = 0; n < stretches; n++) {
+    const edges = [n, n + 1].map(at => (at < stretches ? begin + (until - begin) * at / stretches : until));
+    const [low, high] = [Math.max(edges[0], view.t0), Math.min(edges[1], view.t1)];   // what is in view is true for itself
+    const ns = new Map();
+    for (; k <= j; k++) {
+      const length = Math.min(run.end[k], high) - Math.max(run.start[k], low);
+      if (length > 0) ns.set(run.kind[k], (ns.get(run.kind[k]) || 0) + length);
+      if (run.end[k] > edges[1]) break;
+    }
+    let from = low;
+    const work = [...ns].filter(([kind]) => !isState(kind)).sort(([a], [b]) => isForwardKind(b) - isForwardKind(a));
+    if (turns && work.length > 1) {
+      const sum = work.reduce((all, [, length]) => all + length, 0);
+      blocks.push({ kind: PAIR, from, to: from += sum, parts: work.map(([kind, length]) => ({ kind, share: length / sum })) });
+    } else for (const [kind, length] of work) blocks.push({ kind, from, to: from += length });
+    for (const [kind, length] of ns) if (isState(kind)) blocks.push({ kind, from, to: from += length });
+  }
+  return blocks;
+}
+
+const isForwardKind = kind => KINDS[kind].id === 'forward';
 
 /**
  * Return how spans i..j of one cell are cut at the current zoom: a function from a span to the part it
@@ -170,56 +276,39 @@ function layersIn(run, i, j) {
   return count + outside;
 }
 
-/** Draw spans i..j, all work of one kind, as one rectangle; waiting inside it is a strip of the same area. */
+/** Draw spans i..j, all work of one kind, and the waiting within; the widest block of work has the label. */
 function drawWork(paint, i, j, level) {
-  const { g, run, slot, y, height, small } = paint;
+  const { g, run, slot, y, height, columns } = paint;
   const kind = run.kind[i];
-  if (view.hide.has(kind)) return;
-  const [x0, x1] = extent(run, i, j);
-  if (x1 - x0 < SMALL_PX) { if (x1 > x0) small.add(x0, x1 - x0, kind); return; }
-  small.flush();
   const dimmed = isDimmed(slot, i);
+  let [widest, wide] = [null, 0];
+  for (const block of blocksOf(run, i, j, false)) {
+    columns.add(toX(block.from), toX(block.to), block.kind, dimmed);
+    const [x0, x1] = between(block.from, block.to);
+    if (block.kind !== kind || x1 - x0 < EDGE_PX) continue;
+    if (x1 - x0 > wide) [widest, wide] = [[x0, x1], x1 - x0];
+    if (!view.hide.has(kind)) paint.words.push(() => edgeWork(paint, i, x0, x1, y, height, dimmed));
+  }
+  if (widest && !dimmed && !view.hide.has(kind)) paint.words.push(() => drawWorkLabel(g, run, i, level, ...widest, y, height));
+}
+
+/** Set a block of work apart in shades of its own colour: an edge at its right, and a light band for a part of the model. */
+function edgeWork({ g, run }, i, x0, x1, y, height, dimmed) {
+  const [kind, pixel] = [KINDS[run.kind[i]], 1 / pixelRatio()];
+  const colour = flatColour(kind);
+  const snap = x => Math.round(x / pixel) * pixel;
   g.globalAlpha = dimmed ? 0.16 : 1;
-  fillWork(paint, i, x0, x1);
-  const solid = i < j ? drawStrip(paint, i, j, x0, x1) - y : height;
-  if (x1 - x0 > 3) {
-    g.fillStyle = surface().bg;
-    g.fillRect(x1 - 0.7, y, 0.7, height);
+  if (run.n_chunks > 1 && run.chunk[i] > 0) {
+    g.fillStyle = mix(colour, '#ffffff', 0.55);
+    g.fillRect(snap(x0), y, snap(x1) - snap(x0), Math.max(2, height * 0.2 * run.chunk[i] / (run.n_chunks - 1)));
   }
-  if (KINDS[kind].outline) {
-    g.fillStyle = mix(flatColour(KINDS[kind]), '#000000', 0.3);
-    g.fillRect(x0, y, x1 - x0, 0.8);
-    g.fillRect(x0, y + height - 0.8, x1 - x0, 0.8);
+  g.fillStyle = mix(colour, '#000000', 0.3);
+  if (kind.outline) {
+    g.fillRect(snap(x0), y, snap(x1) - snap(x0), 0.8);
+    g.fillRect(snap(x0), y + height - 0.8, snap(x1) - snap(x0), 0.8);
   }
-  const room = solid >= 12 ? solid : solid >= height / 2 ? height : 0;   // words on a strip of waiting cannot be read
-  if (!dimmed) drawWorkLabel(g, run, i, level, x0, x1, y, room);
+  g.fillRect(snap(x1) - pixel, y, pixel, height);
   g.globalAlpha = 1;
-}
-
-/** Fill a cell with the colour of span i; a light band on top says which part of the model on this rank. */
-function fillWork({ g, run, y, height }, i, x0, x1) {
-  g.fillStyle = flatColour(KINDS[run.kind[i]]);
-  g.fillRect(x0, y, x1 - x0, height);
-  if (run.n_chunks <= 1 || run.chunk[i] <= 0) return;
-  g.fillStyle = mix(flatColour(KINDS[run.kind[i]]), '#ffffff', 0.55);
-  g.fillRect(x0, y, x1 - x0, Math.max(2, height * 0.2 * run.chunk[i] / (run.n_chunks - 1)));
-}
-
-/** Draw the idle time within a cell as hatched strips at its foot, each as tall as its share of the cell; return their top. */
-function drawStrip({ g, run, y, height }, i, j, x0, x1) {
-  const idle = new Map();
-  for (let k = i; k <= j; k++) {
-    if (isState(run.kind[k])) idle.set(run.kind[k], (idle.get(run.kind[k]) || 0) + run.end[k] - run.start[k]);
-  }
-  let foot = y + height;
-  for (const [kind, ns] of idle) {
-    const tall = height * ns / (run.end[j] - run.start[i]);
-    foot -= tall;
-    if (view.hide.has(kind)) continue;
-    g.fillStyle = tall >= 3 ? fillOf(g, KINDS[kind]) : flatColour(KINDS[kind]);
-    g.fillRect(x0, foot, x1 - x0, tall);
-  }
-  return foot;
 }
 
 /** Write the longest of a few labels that fits into a cell. */
@@ -266,23 +355,18 @@ function workLabels(run, i, level) {
 }
 
 /** Draw one interval in which nothing is computed, hatched by its cause. */
-function drawState({ g, run, y, height, small }, i) {
+function drawState({ g, run, y, height, columns, words }, i) {
   const kind = run.kind[i];
-  if (view.hide.has(kind)) return;
+  columns.add(toX(run.start[i]), toX(run.end[i]), kind, false);
   const [x0, x1] = extent(run, i, i);
-  if (x1 - x0 < SMALL_PX) { if (x1 > x0) small.add(x0, x1 - x0, kind); return; }
-  small.flush();
-  g.fillStyle = fillOf(g, KINDS[kind]);
-  g.fillRect(x0, y, x1 - x0, height);
-  if (x1 - x0 < 60 || height < 14) return;
-  const text = `${KINDS[kind].short} ${formatTime(run.end[i] - run.start[i], 1)}`;
+  if (x1 - x0 < 60 || height < 14 || view.hide.has(kind)) return;
+  const said = `${KINDS[kind].short} ${formatTime(run.end[i] - run.start[i], 1)}`;
   g.font = `500 11.5px ${FONT}`;
-  const width = widthOf(g, text);
+  const width = widthOf(g, said);
   if (x1 - x0 < width + 16) return;
-  g.fillStyle = hatchOf(KINDS[kind]).back;
-  g.fillRect((x0 + x1 - width) / 2 - 5, y + height / 2 - 8.5, width + 10, 17);
-  g.fillStyle = surface().ink;
-  g.textAlign = 'center';
-  g.textBaseline = 'middle';
-  g.fillText(text, (x0 + x1) / 2, y + height / 2 + 0.5);
+  words.push(() => {
+    g.fillStyle = hatchOf(KINDS[kind]).back;
+    g.fillRect((x0 + x1 - width) / 2 - 5, y + height / 2 - 8.5, width + 10, 17);
+    text(g, said, (x0 + x1) / 2, y + height / 2 + 0.5, { align: 'center', weight: 500 });
+  });
 }

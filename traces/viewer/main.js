@@ -6,11 +6,14 @@ function drawAll() {
   frame = 0;
   layoutView();
   drawTimeline();
+  if (view.pointer) pointAt(view.pointer);   // the view has moved under it
   drawOverlay();
   drawOverview();
   drawLinks();
   drawMemory();
   drawRatios();
+  if (MODE === 'run') drawHistory();
+  requestPanel();
 }
 
 /** Rebuild everything that depends on the theme or the step, then draw. */
@@ -24,6 +27,7 @@ function refreshAll() {
   fillPeaks();
   fillComparison();
   fillOperations();
+  if (MODE === 'run') fillHistory();
   requestDraw();
 }
 
@@ -47,6 +51,7 @@ function showDocument(meta, bytes) {
   useDocument(meta, bytes);
   patterns.clear();
   fillHead();
+  fillTables();
   fillBasis();
   $('#overview-section').hidden = !META.overview;
   $('#overview-run').textContent = RUNS.length > 1 ? ` of ${RUNS[0].label}:` : '';
@@ -65,13 +70,14 @@ function wirePage() {
   wireOverview();
   wireSearch();
   wireLinks();
+  wireSelection();
   $('#path').addEventListener('click', togglePath);
   wirePrint();
   $('#theme').addEventListener('click', () => setTheme(theme === 'dark' ? 'light' : 'dark'));
   $('#whole').addEventListener('click', resetWindow);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', event => setTheme(event.matches ? 'dark' : 'light'));
   window.addEventListener('resize', requestDraw);
-  window.foretrace = { view, kinds: () => KINDS, runs: () => RUNS, meta: () => META, toX, toTime, rowTop, laneRange, meeting, search,
+  window.foretrace = { view, kinds: () => KINDS, runs: () => RUNS, meta: () => META, toX, toTime, rowTop, laneRange, meeting, search, fillPanel, flatColour, hatchOf,
     offered: name => offered(name, CONTROLS.find(entry => entry[0] === name)[2]).map(String) };   // for the console
 }
 

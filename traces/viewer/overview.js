@@ -1,18 +1,13 @@
-// All ranks at once: one line of pixels per rank, the state that fills most of each pixel.
+// All ranks at once: one line of pixels per rank.
 
-const PAIR = 254;   // time in which a forward and a backward pass take turns
 let overviewImage = null;
 
 /** Return the height of the picture: whole pixels per rank, fewer where ranks only repeat each other. */
 function overviewHeight() {
-  const { order: { length: lines }, paired, folded } = META.overview;
+  const { order: { length: lines }, folded } = META.overview;
   const most = META.slowest ? 384 : folded ? 256 : 512;
-  const line = Math.max(1, Math.floor(192 / lines));
-  return Math.min(most, lines * (paired ? 2 * Math.ceil(line / 2) : line));
+  return Math.min(most, lines * Math.max(1, Math.floor(192 / lines)));
 }
-
-/** Return how many pixels a rank has: two, one for each pass of a pair, where there is room for them. */
-const pixelsPerRank = () => (META.overview.paired && overviewHeight() >= 2 * META.overview.order.length ? 2 : 1);
 
 /** Draw the overview where it has changed, and mark in it what the schedule shows: most frames move that alone. */
 function drawOverview() {
@@ -45,25 +40,33 @@ function paintOverview(image, rows) {
   drawPointers(g, rows, line);
 }
 
-/** Return the picture of a step, a pixel or two per rank and time bin, and what it was last drawn for. */
+/** Return the picture of a step, a line per rank and as wide as on the screen, and what it was last drawn for. */
 function imageOf(run) {
-  const key = [theme, run.step].join();
+  const width = Math.round(view.plot * pixelRatio());
+  const key = [theme, run.step, width, ...view.hide].join();
   if (overviewImage?.key === key) return overviewImage;
   const { bins, order, pattern, n_patterns: patterns } = META.overview;
-  const each = pixelsPerRank();
   const canvas = document.createElement('canvas');
-  canvas.width = bins;
-  canvas.height = order.length * each;
+  canvas.width = width;
+  canvas.height = order.length;
   const g = canvas.getContext('2d');
-  const image = g.createImageData(canvas.width, canvas.height);
+  const image = g.createImageData(width, order.length);
   const pixels = new Uint32Array(image.data.buffer);
-  const colour = KINDS.map(kind => packed(flatColour(kind)));
-  const halves = ['forward', 'backward'].map(name => packed(colours().compute[name]));
-  for (let row = 0; row < canvas.height; row++) {
-    colour[PAIR] = halves[row % 2];   // in a single pixel per rank, one rank shows the one and the next the other
-    const from = (run.step * patterns + pattern[Math.floor(row / each)]) * bins;
-    for (let bin = 0; bin < bins; bin++) pixels[row * bins + bin] = colour[run.overviewBins[from + bin]] ?? 0;
-  }
+  const colour = KINDS.map((kind, number) => (view.hide.has(number) ? 0 : packed(flatColour(kind))));
+  order.forEach((_, row) => {
+    const columns = new Columns(0, width / pixelRatio(), (kind, x, wide) => {
+      const from = row * width + Math.round(x * pixelRatio());
+      pixels.fill(colour[kind] ?? 0, from, from + Math.round(wide * pixelRatio()));
+    });
+    const at = (run.step * patterns + pattern[row]) * bins;
+    const scale = width / pixelRatio() / bins;
+    for (let bin = 0, until; bin < bins; bin = until) {
+      const kind = run.overviewBins[at + bin];
+      for (until = bin + 1; until < bins && run.overviewBins[at + until] === kind; until++);
+      columns.add(bin * scale, until * scale, kind);
+    }
+    columns.finish();
+  });
   g.putImageData(image, 0, 0);
   overviewImage = { key, canvas, drawn: '' };
   return overviewImage;

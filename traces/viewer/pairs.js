@@ -32,7 +32,7 @@ function wholePair(run, i, high) {
   return width < turns * TURN_PX ? last : -1;
 }
 
-const isForward = (run, k) => KINDS[run.kind[k]].id === 'forward';
+const isForward = (run, k) => isForwardKind(run.kind[k]);
 
 /** Return the first span of the forward and of the backward pass of the pair i..j. */
 function halvesOf(run, i, j) {
@@ -46,30 +46,43 @@ function halvesOf(run, i, j) {
   return found.map(k => (k < 0 ? i : k));
 }
 
-/** Draw the pair i..j: the forward pass above, the backward pass below, at the foot what neither of them hides. */
+/** Draw the pair i..j: the forward pass above, the backward pass below, each as high as its share of their time. */
 function drawPair(paint, i, j) {
-  const { g, run, slot, y, height, small } = paint;
-  const [x0, x1] = extent(run, i, j);
-  const halves = halvesOf(run, i, j);
-  if (x1 - x0 < SMALL_PX) {
-    halves.forEach(k => small.add(x0, (x1 - x0) / 2, run.kind[k]));
-    return;
+  const { g, run, slot, y, height, columns, words } = paint;
+  const of = halvesOf(run, i, j);
+  let [widest, wide] = [null, 0];
+  for (const block of blocksOf(run, i, j, true)) {
+    const whole = block.kind !== PAIR;
+    for (const part of block.parts || [block]) part.dimmed = !isState(part.kind) && isDimmed(slot, of[isForwardKind(part.kind) ? 0 : 1]);
+    columns.add(toX(block.from), toX(block.to), block.kind, whole ? block.dimmed : block);
+    const [x0, x1] = between(block.from, block.to);
+    if (!whole && x1 - x0 > wide) [widest, wide] = [block, x1 - x0];
   }
-  small.flush();
-  const half = (drawStrip(paint, i, j, x0, x1) - y) / 2;
-  halves.forEach((k, n) => {
-    if (view.hide.has(run.kind[k])) return;
-    const dimmed = isDimmed(slot, k);
-    const top = y + n * half;
-    g.globalAlpha = dimmed ? 0.16 : 1;
-    fillWork({ ...paint, y: top, height: half }, k, x0, x1);
-    if (!dimmed) drawWorkLabel(g, run, k, 0, x0, x1, top, half);
-    g.globalAlpha = 1;
+  if (wide < EDGE_PX) return;
+  const [x0, x1] = between(widest.from, widest.to);
+  words.push(() => {
+    let top = y;
+    for (const { kind, share, dimmed } of widest.parts) {
+      const tall = height * share;
+      const first = of.find(k => run.kind[k] === kind);
+      if (first !== undefined && !view.hide.has(kind)) {
+        edgeWork(paint, first, x0, x1, top, tall, dimmed);
+        if (!dimmed) drawWorkLabel(g, run, first, 0, x0, x1, top, tall);
+      }
+      top += tall;
+    }
   });
-  if (x1 - x0 <= 3) return;
-  g.fillStyle = surface().bg;
-  g.fillRect(x0, y + half - 0.5, x1 - x0, 1);
-  g.fillRect(x1 - 0.7, y, 0.7, height);
+}
+
+/** Return which pass of a pair, 0 forward or 1 backward, lies at a height, a share of that of the row. */
+function halfAt(run, i, j, share) {
+  let [forward, work] = [0, 0];
+  for (let k = i; k <= j; k++) {
+    if (isState(run.kind[k])) continue;
+    work += run.end[k] - run.start[k];
+    if (isForward(run, k)) forward += run.end[k] - run.start[k];
+  }
+  return share * work < forward ? 0 : 1;
 }
 
 /** Return the tooltip of the pair of a hit: [title, lines, note]. */

@@ -44,7 +44,7 @@ function servedSteps() {
 
 /** Draw the legend: what is there, in groups; a click hides or shows a kind. */
 function fillLegend() {
-  const present = new Set(RUNS.flatMap(run => [...stepOf(run).rows.flatMap(row => row.parts.map(part => part[0])), ...run.lanes.slice(1).map(lane => lane.kind)]));
+  const present = new Set(RUNS.flatMap(run => [...stepOf(run).rows.flatMap(row => row.parts.map(part => part[0])), ...run.lanes.slice(1).filter(lane => !lane.stream).map(lane => lane.kind)]));
   const groups = [['Working', 'compute'], ['Not computing', 'state'], ['Communication', 'communication'], ['Host', 'host']];
   const children = [];
   for (const [title, group] of groups) {
@@ -70,7 +70,7 @@ function legendButton(kind) {
     swatch.textContent = KINDS[kind].letter;
     swatch.style.color = inkOn(flatColour(KINDS[kind]));
   }
-  const button = element('button', { type: 'button', 'aria-pressed': String(!view.hide.has(kind)), title: KINDS[kind].meaning || '' }, swatch, KINDS[kind].label);
+  const button = element('button', { type: 'button', 'aria-pressed': String(!view.hide.has(kind)), 'data-kind': String(kind), title: KINDS[kind].meaning || '' }, swatch, KINDS[kind].label);
   button.addEventListener('click', () => {
     if (!view.hide.delete(kind)) view.hide.add(kind);
     button.setAttribute('aria-pressed', String(!view.hide.has(kind)));
@@ -112,6 +112,17 @@ function shareLine(run, row, kinds, axes) {
     RUNS.length > 1 ? element('td', {}, run.label) : null, element('td', { class: 'bar' }, bar), element('td', {}, formatTime(share.window_ns)),
     ...kinds.map(kind => element('td', { title: formatTime(of[kind] || 0) }, of[kind] ? formatShare(of[kind] / share.window_ns) : '–')),
     ...axes.map(axis => element('td', { class: 'beside', title: formatTime(share.hidden[axis] || 0) }, share.hidden[axis] ? formatShare(share.hidden[axis] / share.window_ns) : '–')));
+}
+
+/** Fill the tables of kernels, copies, collectives and launches. */
+function fillTables() {
+  const known = META.tables || [];
+  $('#tables-section').hidden = !known.length;
+  $('#tables').replaceChildren(...known.map(({ head, rows, note }) => element('div', { class: 'scroll' },
+    element('table', { class: 'numbers' }, note ? element('caption', {}, note) : null,
+      element('thead', {}, element('tr', {}, ...head.map(name => element('th', {}, name)))),
+      element('tbody', {}, ...rows.map(([first, ...others]) => element('tr', {},
+        element('th', { scope: 'row' }, first), ...others.map(cell => element('td', {}, cell)))))))));
 }
 
 /** Fill what the figures rest on; a long section is folded, its title says what is in it. */

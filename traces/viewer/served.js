@@ -25,6 +25,8 @@ async function showServed() {
   showDocument(meta, bytes);
   busy('');
   if (META.windowed) loadOverview().then(loadFindings);
+  wireHistory();
+  loadHistory();
 }
 
 /** Fetch what the run loses: of many ranks it takes the longest. */

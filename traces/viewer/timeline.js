@@ -73,7 +73,7 @@ function drawRow(g, slot, index) {
   textWithin(g, name, 8, wide ? top + offset + 7 : middle, room, { size: 12.5, weight: 600, colour: isSlow ? surface().limit : surface().ink });
   if (wide) textWithin(g, narrow() ? slot.sub.split(',')[0] : slot.sub, 8, top + offset + 23, narrow() ? room : room - 24, { size: 11, colour: surface().muted });
   drawCompute(g, slot, top + offset, height);
-  for (let lane = 1; lane < lanes.length; lane++) drawCommunication(g, slot, lane, top + view.lanes[lane][0], view.lanes[lane][1]);
+  for (let lane = 1; lane < lanes.length; lane++) (lanes[lane].stream ? drawStream : drawCommunication)(g, slot, lane, top + view.lanes[lane][0], view.lanes[lane][1]);
   if (!narrow()) drawLaneNames(g, lanes, top);
   const lastOfPair = index + 1 === view.slots.length || view.slots[index + 1].rank !== slot.rank;
   if (RUNS.length === 1 || lastOfPair) {
@@ -107,16 +107,10 @@ function drawShares(g, slot, y, height) {
   const room = view.width - left - 8;
   const widest = Math.max(...RUNS.map(run => Math.max(...stepOf(run).rows.map(r => r.window_ns))));
   const scale = room / widest;
+  const columns = kindColumns(g, y, height, left, left + room);
   let x = left;
-  for (const [kind, ns] of share.parts) {
-    g.fillStyle = fillOf(g, KINDS[kind]);
-    g.fillRect(x, y, ns * scale, height);
-    x += ns * scale;
-    if (ns * scale > 3) {
-      g.fillStyle = surface().bg;
-      g.fillRect(x - 0.7, y, 0.7, height);
-    }
-  }
+  for (const [kind, ns] of share.parts) columns.add(x, x += ns * scale, kind, false);
+  columns.finish();
   const lines = Math.floor((view.rowHeight - height - 8) / 13);
   wrapped(g, share.words, room).slice(0, lines).forEach((line, n) =>
     text(g, line, left, y + height + 10 + 13 * n, { size: 11, colour: surface().muted }));
@@ -134,7 +128,7 @@ function wrapped(g, phrases, room) {
 
 /** Draw what lies on top and changes with every move of the pointer. */
 function drawOverlay() {
-  const isEmpty = !(view.path || view.follow || search.hits.length || view.hover || view.measure);
+  const isEmpty = !(view.path || view.follow || search.hits.length || view.hover || view.selected || view.area);
   $('#overlay').hidden = isEmpty || view.printing;   // an empty layer costs every frame as much as a full one
   if (isEmpty) return;
   const g = sizeCanvas($(view.printing ? '#schedule' : '#overlay'), view.width, view.height);
@@ -146,9 +140,10 @@ function drawOverlay() {
   if (view.path) drawCritical(g);
   if (view.follow) drawFollowed(g);
   if (search.hits.length) drawHits(g);
+  if (view.selected) drawOutline(g, view.selected, 3);
   if (view.hover) drawOutline(g, view.hover, 2);
   g.restore();
-  if (view.measure) drawMeasure(g);
+  if (view.area) drawArea(g);
 }
 
 /** Outline what the pointer is on. */
@@ -163,16 +158,18 @@ function drawOutline(g, { slot, lane, first, last }, width) {
   g.strokeRect(x0 - 0.5, rowTop(index) + offset - 0.5, Math.max(2, x1 - x0) + 1, height + 1);
 }
 
-/** Draw the time between two points, with its length. */
-function drawMeasure(g) {
-  const [a, b] = view.measure.map(toX).sort((p, q) => p - q);
+/** Draw the area that is selected, with its length. */
+function drawArea(g) {
+  const { times, rows: [first, last] } = view.area;
+  const [a, b] = times.map(toX).map(clampX).sort((p, q) => p - q);
+  const [top, height] = [rowTop(first), (last - first + 1) * view.rowHeight - 1];
   g.fillStyle = surface().ink;
   g.globalAlpha = 0.1;
-  g.fillRect(a, GEOMETRY.axis, b - a, view.height);
+  g.fillRect(a, top, b - a, height);
   g.globalAlpha = 1;
-  g.fillRect(a, GEOMETRY.axis, 1, view.height);
-  g.fillRect(b, GEOMETRY.axis, 1, view.height);
-  const words = 'Δ ' + formatTime(Math.abs(view.measure[1] - view.measure[0]), 3);
+  g.fillRect(a, top, 1, height);
+  g.fillRect(b, top, 1, height);
+  const words = 'Δ ' + formatTime(Math.abs(times[1] - times[0]), 3);
   g.font = `600 12px ${FONT}`;
   const width = g.measureText(words).width + 12;
   const x = Math.max(view.left, Math.min(view.left + view.plot - width, (a + b - width) / 2));

@@ -13,11 +13,11 @@ function hitAt(x, y) {
   const t = toTime(x);
   const index = firstEndingAfter(slot.run, low, high, lane ? t - slack : t);
   if (index >= high || slot.run.start[index] > t + (lane ? slack : 0)) return null;
-  const kind = lane ? slot.run.lanes[lane].kind : slot.run.kind[index];
+  const kind = lane && !slot.run.lanes[lane].stream ? slot.run.lanes[lane].kind : slot.run.kind[index];
   if (view.hide.has(kind)) return null;
   const drawn = lane ? { first: index, last: index, level: 2 } : drawnAround(slot.run, slot.row, index);
   const [top, height] = view.lanes[lane];
-  const half = drawn.halves && drawn.halves[inside - top < height / 2 ? 0 : 1];
+  const half = drawn.halves && drawn.halves[halfAt(slot.run, drawn.first, drawn.last, (inside - top) / height)];
   return { slot, lane, index, half, ...drawn };
 }
 
@@ -32,7 +32,7 @@ function describeHit(hit) {
     ['duration', `${formatTime(length, 3)} (${formatShare(length / stepOf(run).rows[slot.row].window_ns)} of the step)`],
   ];
   if (hit.halves) return describePair(hit, where, lines);
-  if (lane > 0) return describeTransfer(run, slot, first, where, lines);
+  if (lane > 0 && !run.lanes[lane].stream) return describeTransfer(run, slot, first, where, lines);
   const kind = KINDS[run.kind[first]];
   if (kind.group === 'state') return [`${kind.label} · ${where}`, lines, kind.meaning];
   return describeWork(hit, kind, where, lines);

@@ -6,7 +6,10 @@ const view = {
   slots: [],             // rows on the screen: {run, row, rank, label, sub}
   hide: new Set(),       // kinds switched off in the legend
   follow: null,          // {run, microbatch, pipeline} or {run, group, sequence}
-  measure: null,         // [t, t]
+  area: null,            // {times: [t, t], rows: [first, last]}: what was selected with a drag
+  selected: null,        // what was clicked, as hover
+  selecting: false,      // a drag selects an area, as it does with shift
+  pointer: null,         // where the pointer is on the schedule: {x, y, clientX, clientY}
   hover: null,           // {slot, lane, index}
   path: false,           // whether the critical path is drawn
   pick: 0,               // which group of ranks the rows are
@@ -59,7 +62,7 @@ function zoomAt(factor, x) {
 
 /** Show the whole step. */
 function resetWindow() {
-  view.measure = null;
+  view.area = null;
   showWindow(0, view.far);
 }
 
@@ -75,7 +78,7 @@ function chooseRows(pick, rank) {
   const order = [...chosen.values()].sort((a, b) => ranks.indexOf(a) - ranks.indexOf(b));
   const slots = order.flatMap(shown => RUNS.filter(run => run.row_of[shown] >= 0).map(run => slotOf(run, shown)));
   if (slots.length) view.slots = slots;
-  view.hover = view.follow = null;
+  view.hover = view.follow = view.selected = view.area = null;
 }
 
 /** Return what one line of the schedule shows: a rank of a run, drawn with the spans that are stored for it. */
@@ -100,9 +103,12 @@ function requestDraw() {
   if (!frame) frame = requestAnimationFrame(drawAll);
 }
 
+/** Return how many dots of the screen, or of paper, a pixel of the page is wide. */
+const pixelRatio = () => (view.printing ? PRINTED.ratio : Math.max(1, window.devicePixelRatio || 1));
+
 /** Set a canvas to a size in CSS pixels and return its context, scaled for the screen. */
 function sizeCanvas(canvas, width, height) {
-  const ratio = view.printing ? PRINTED.ratio : Math.max(1, window.devicePixelRatio || 1);
+  const ratio = pixelRatio();
   const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== w || canvas.height !== h) {
     canvas.width = w;

@@ -12,41 +12,11 @@ from foretrace.traces.run import Run
 
 SETTINGS = {"cluster": "dgx-h100", "seq_len": 2048}
 
-COLUMN = """([x, from, to]) => {
-  const canvas = document.querySelector('#overview');
-  const pixels = canvas.getContext('2d').getImageData(x, from, 1, to - from).data;
-  return [...Array(to - from).keys()].map(i => [...pixels.slice(4 * i, 4 * i + 3)]);
-}"""
-"""The colours of a column of the overview, from one line of pixels to another."""
-
-FORWARD, BACKWARD = [0x2F, 0x68, 0xC4], [0xEE, 0x96, 0x36]
-
-
-def dualpipe() -> Run:
-    layout = {"model": "deepseek-v2-lite", "gpus": 32, "pp": 4, "ep": 8, "schedule": "dualpipe"}
-    return simulate(job_from({**SETTINGS, **layout, "global_batch": 80})).run
-
 
 def slow_link() -> Run:
     layout = {"model": "llama3-8b", "gpus": 8, "tp": 2, "pp": 2, "global_batch": 8}
     job = job_from({**SETTINGS, **layout, "link_changes": "3:near:0.25@20ms"})
     return simulate(job, engine="contended").run
-
-
-def test_pairs_are_two_lines_of_each_rank(open_report: Any) -> None:
-    opened = open_report(dualpipe())
-    assert opened.problems == []
-    assert opened.page.evaluate("foretrace.meta().overview.paired")
-    assert opened.page.locator("#overview").bounding_box()["height"] == 26 + 32 * 6 + 4
-    left, plot = opened.page.evaluate("[foretrace.view.left, foretrace.view.plot]")
-    paired = set()
-    for part in range(3, 9):  # at one moment or another no rank waits
-        lines = opened.page.evaluate(COLUMN, [round(left + part * plot / 12), 26, 26 + 32 * 6])
-        for rank in range(32):
-            upper, lower = lines[6 * rank + 1], lines[6 * rank + 4]  # lines between groups hide the edges
-            if (upper, lower) == (FORWARD, BACKWARD):
-                paired.add(rank)
-    assert paired == set(range(32))
 
 
 def test_the_frame_in_the_overview_follows_the_window(open_report: Any, many_ranks_run: Run) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from typing import Any
 
 import pytest
@@ -96,17 +98,162 @@ def test_click_on_a_transfer_marks_it_on_every_rank(open_report: Any, fsdp_run: 
     assert met == [[rank, place["sequence"]] for rank in range(4)]
 
 
-def test_shift_drag_measures(pipeline: Any) -> None:
-    cell = pipeline.cell(0, "backward", 1)
-    pipeline.page.keyboard.down("Shift")
-    pipeline.page.mouse.move(cell["x"], cell["y"])
-    pipeline.page.mouse.down()
-    pipeline.page.mouse.move(cell["x"] + 100, cell["y"])
-    pipeline.page.mouse.up()
-    pipeline.page.keyboard.up("Shift")
-    low, high = pipeline.page.evaluate("foretrace.view.measure")
+def drag(opened: Any, start: tuple[float, float], end: tuple[float, float], key: str = "") -> None:
+    mouse, keyboard = opened.page.mouse, opened.page.keyboard
+    if key:
+        keyboard.down(key)
+    mouse.move(*start)
+    mouse.down()
+    mouse.move(*end, steps=3)
+    mouse.up()
+    if key:
+        keyboard.up(key)
+
+
+def panel(opened: Any) -> list[str]:
+    """Return the lines of the docked panel, brought up to date."""
+    opened.page.evaluate("foretrace.fillPanel()")
+    lines: list[str] = opened.page.evaluate("document.querySelector('#selection').textContent").split("\n")
+    return lines
+
+
+def said(ns: float) -> str:
+    return f"{ns / 1e6:.3f} ms" if ns >= 1e6 else f"{ns / 1e3:.3f} µs"
+
+
+SUMS = """([times, first, last]) => {
+  const {view, kinds, laneRange} = foretrace;
+  const [from, to] = [...times].sort((a, b) => a - b);
+  const found = {};
+  for (const {run, row} of view.slots.slice(first, last + 1)) {
+    const [low, high] = laneRange(run, row, 0);
+    for (let i = low; i < high; i++) {
+      const ns = Math.min(run.end[i], to) - Math.max(run.start[i], from);
+      if (ns > 0) found[kinds()[run.kind[i]].label] = (found[kinds()[run.kind[i]].label] || 0) + ns;
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("way", ["shift", "button"])
+def test_an_area_shows_its_sums(pipeline: Any, way: str) -> None:
+    first, second = pipeline.cell(0, "backward", 1), pipeline.cell(1, "backward", 1)
+    if way == "button":
+        pipeline.page.click("#area")
+        first, second = pipeline.cell(0, "backward", 1), pipeline.cell(1, "backward", 1)
+    start, end = (first["x"], first["y"]), (first["x"] + 300, second["y"])
+    drag(pipeline, start, end, "Shift" if way == "shift" else "")
+    area = pipeline.page.evaluate("foretrace.view.area")
+    assert area["rows"] == [0, 1]
     per_pixel = pipeline.page.evaluate("(foretrace.view.t1 - foretrace.view.t0) / foretrace.view.plot")
-    assert high - low == pytest.approx(100 * per_pixel, rel=0.01)
+    assert area["times"][1] - area["times"][0] == pytest.approx(300 * per_pixel, rel=0.01)
+    lines = panel(pipeline)
+    assert lines[0].startswith("Selected: ")
+    assert lines[0].endswith("Stage 0, Stage 1")
+    sums = pipeline.page.evaluate(SUMS, [area["times"], 0, 1])
+    assert len(sums) > 2
+    for kind, ns in sums.items():
+        (line,) = [line for line in lines if line.startswith(f"  {kind}  ")]
+        assert said(ns) in line
+        assert f"{100 * ns / sum(sums.values()):.1f} %" in line
+    pipeline.page.keyboard.press("Escape")
+    assert panel(pipeline)[0].startswith("In view: 0 ns")
+
+
+def test_the_panel_follows_the_view_and_adds_up_to_it(pipeline: Any) -> None:
+    for key in ("", "w", "d"):
+        if key:
+            pipeline.page.keyboard.press(key)
+            pipeline.settle()
+        t0, t1 = pipeline.page.evaluate("[foretrace.view.t0, foretrace.view.t1]")
+        sums = pipeline.page.evaluate(SUMS, [[t0, t1], 0, 3])
+        pipeline.page.wait_for_timeout(400)  # the panel waits until the view has come to rest
+        lines = pipeline.page.evaluate("document.querySelector('#selection').textContent").split("\n")
+        for kind, ns in sums.items():
+            assert any(line.startswith(f"  {kind}  ") and said(ns) in line for line in lines)
+
+
+def test_what_is_selected_can_be_copied(pipeline: Any) -> None:
+    cell = pipeline.cell(2, "forward", 5)
+    pipeline.page.mouse.click(cell["x"], cell["y"])
+    lines = panel(pipeline)
+    assert "Forward · Stage 2" in lines[0]
+    assert any("micro-batch" in line and line.endswith("  5") for line in lines)
+    pipeline.page.click("#copy")
+    pipeline.page.wait_for_function("document.querySelector('#copied').textContent")
+    assert pipeline.page.evaluate("getSelection().toString()").split("\n")[0] == lines[0]
+
+
+def test_a_question_mark_lists_the_keys(pipeline: Any) -> None:
+    keys = pipeline.page.locator("#keys")
+    assert keys.is_hidden()
+    pipeline.page.keyboard.press("?")
+    assert keys.is_visible()
+    said = keys.inner_text()
+    for key in ("wheel", "drag", "shift", "click", "0", "C", "/", "Esc", "?"):
+        assert key in said
+    t0 = pipeline.page.evaluate("foretrace.view.t1")
+    pipeline.page.keyboard.press("w")  # for the list, not for the schedule
+    assert pipeline.page.evaluate("foretrace.view.t1") == t0
+    pipeline.page.keyboard.press("Escape")
+    assert keys.is_hidden()
+    pipeline.page.click("#help")
+    pipeline.page.click("#keys button")
+    assert keys.is_hidden()
+
+
+def test_keys_zoom_about_the_pointer_and_the_tooltip_follows(pipeline: Any) -> None:
+    cell = pipeline.cell(0, "backward", 4)
+    pipeline.page.mouse.move(cell["x"] - 6, cell["y"])
+    assert "Backward · Stage 0" in pipeline.page.inner_text("#tip")
+    box = pipeline.page.locator("#schedule").bounding_box()
+    at = "x => foretrace.toTime(x)"
+    before = pipeline.page.evaluate(at, cell["x"] - 6 - box["x"])
+    pipeline.page.keyboard.press("w")
+    pipeline.settle()
+    width = pipeline.page.evaluate("foretrace.view.t1 - foretrace.view.t0")
+    assert pipeline.page.evaluate(at, cell["x"] - 6 - box["x"]) == pytest.approx(before, abs=width / 1000)
+    for _ in range(3):  # another pass comes under the pointer, which rests
+        pipeline.page.keyboard.press("d")
+        pipeline.settle()
+    here, said = pipeline.page.evaluate(
+        "[foretrace.view.hover.first, document.querySelector('#tip').innerText]"
+    )
+    start = pipeline.page.evaluate("i => foretrace.view.slots[0].run.start[i]", here)
+    assert f"{start / 1e6:.3f} ms →" in said
+    assert pipeline.page.evaluate(at, cell["x"] - 6 - box["x"]) > before
+
+
+def test_one_click_saves_a_picture_of_the_view(pipeline: Any) -> None:
+    pipeline.page.keyboard.press("w")
+    with pipeline.page.expect_download() as waiting:
+        pipeline.page.click("#png")
+    path = waiting.value.path()
+    assert waiting.value.suggested_filename.endswith(".png")
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", content[16:24])
+    ratio = pipeline.page.evaluate("devicePixelRatio")
+    tall = pipeline.page.evaluate("document.querySelector('#schedule').height")
+    assert width == pipeline.page.evaluate("foretrace.view.width") * ratio
+    same = """async shot => {
+      const image = new Image();
+      image.src = 'data:image/png;base64,' + shot;
+      await image.decode();
+      const canvas = document.createElement('canvas');
+      [canvas.width, canvas.height] = [image.width, image.height];
+      const g = canvas.getContext('2d');
+      g.drawImage(image, 0, 0);
+      const shown = document.querySelector('#schedule');
+      const a = g.getImageData(0, image.height - shown.height, shown.width, shown.height).data;
+      const b = shown.getContext('2d').getImageData(0, 0, shown.width, shown.height).data;
+      return a.every((value, i) => value === b[i]);
+    }"""
+    assert height > tall
+    pipeline.page.mouse.move(2, 2)
+    shot = base64.b64encode(content).decode()
+    assert pipeline.page.evaluate(same, shot)
 
 
 def test_legend_hides_a_kind(pipeline: Any) -> None:
@@ -220,3 +367,33 @@ def test_two_fingers_zoom_about_the_time_between_them(open_report: Any, pipeline
     assert width == pytest.approx(far / 2, rel=0.01)
     assert after == pytest.approx(before, rel=0.01)
     assert opened.problems == []
+
+
+TOUCH = """async moves => {
+  const canvas = document.querySelector('#schedule'), box = canvas.getBoundingClientRect();
+  canvas.setPointerCapture = () => {};
+  const send = (type, x) => canvas.dispatchEvent(new PointerEvent(type,
+    {pointerId: 7, pointerType: 'touch', clientX: box.left + x, clientY: box.top + 60, bubbles: true}));
+  send('pointerdown', moves[0]);
+  moves.slice(1).forEach(x => send('pointermove', x));
+  send('pointerup', moves.at(-1));
+  return [foretrace.view.t0, foretrace.view.t1, foretrace.view.plot, getComputedStyle(canvas).touchAction];
+}"""
+
+
+def test_one_finger_pans_on_a_phone_and_a_tap_says_what_is_there(open_report: Any, pipeline_run: Run) -> None:
+    opened = open_report(pipeline_run, width=390)
+    opened.page.evaluate(PINCH, [80, 240])
+    t0, t1 = opened.page.evaluate("[foretrace.view.t0, foretrace.view.t1]")
+    left, right, plot, action = opened.page.evaluate(TOUCH, [250, 240, 200])
+    assert [left, right] == pytest.approx([t + 50 / plot * (t1 - t0) for t in (t0, t1)], rel=1e-6)
+    assert action == "pan-y"  # up and down moves the page
+    opened.page.evaluate(TOUCH, [200])
+    assert opened.page.locator("#tip").is_visible()
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert not panel(opened)[0].startswith("In view")
+
+
+def test_a_wide_screen_is_used(open_report: Any, pipeline_run: Run) -> None:
+    opened = open_report(pipeline_run, width=2560)
+    assert opened.page.evaluate("foretrace.view.plot") > 0.8 * 2560

@@ -1,1 +1,1 @@
-"""A CUDA device for a PyTorch without one: fake tensors on it, its streams, events and memory."""
+"""A CUDA device for a PyTorch without one: what PyTorch itself and libraries see of a GPU and of its host."""

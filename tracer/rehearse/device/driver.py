@@ -3,12 +3,109 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from foretrace.tracer import internals
 from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.traces.private import is_private, private_folder
+from foretrace.traces.replacing import scratch_folder
+
+# Compiles the C++ of the device, once for each PyTorch, and keeps it where nobody else can write.
+
+
+SOURCE: Final = Path(__file__).with_name("device.cpp")
+
+COMPILERS: Final = ("c++", "g++", "clang++")
+"""Names of compilers, in the order in which they are looked for after ``$CXX``."""
+
+FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w")
+"""A warning would be about headers of PyTorch: the suite compiles this file in every version it runs on."""
+
+TIMEOUT_S: Final = 600
+"""Time after which a compiler counts as hanging: it takes 10 s, and minutes on a machine that others use."""
+
+WHY: Final = "what is compiled for a rehearsal is kept there: set XDG_CACHE_HOME to a folder of yours alone"
+
+
+def cache_folder() -> Path:
+    """Return the folder of what has been compiled: below ``$XDG_CACHE_HOME``, or ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "foretrace" / "device"
+
+
+def compiler() -> str:
+    """Return the path of a C++ compiler.
+
+    Raises:
+        RehearsalError: there is none.
+    """
+    asked = os.environ.get("CXX", "").split()
+    for name in (*asked[:1], *COMPILERS):
+        if found := shutil.which(name):
+            return found
+    raise RehearsalError(
+        "a rehearsal needs a C++ compiler, once for each version of PyTorch: install g++ "
+        "(apt install g++, dnf install gcc-c++, conda install gxx), or name one in CXX"
+    )
+
+
+def library(
+    torch_folder: Path, *, new_abi: bool, runtime: int, tell: Callable[[str], None] = lambda words: None
+) -> Path:
+    """Return the compiled library for the PyTorch in *torch_folder*; compile it unless that was done before.
+
+    Args:
+        torch_folder: of the package, with its headers and libraries.
+        new_abi: whether this PyTorch has the strings of C++11.
+        runtime: CUDA to tell, as a number: 12080 for 12.8.
+        tell: called with what is done if it takes long.
+
+    Raises:
+        RehearsalError: there is no compiler, or it fails.
+        RunError: the folder of what is compiled is not safe.
+    """
+    flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(new_abi)}", f"-DCUDA_VERSION={runtime}")
+    parts = (SOURCE.read_bytes(), (torch_folder / "version.py").read_bytes(), " ".join(flags).encode())
+    key = hashlib.sha256(b"\0".join((*parts, platform.machine().encode()))).hexdigest()[:24]
+    found = private_folder(cache_folder(), WHY) / f"{key}.so"
+    if not found.exists():
+        by = compiler()
+        tell("compiling the GPU of rehearsals, once for this version of PyTorch: about 20 seconds")
+        _compile(by, torch_folder, flags, found)
+    if not is_private(found):
+        raise RehearsalError(f"{found}: others can write to it, and it would be run: remove it")
+    return found
+
+
+def _compile(by: str, torch_folder: Path, flags: tuple[str, ...], target: Path) -> None:
+    """Compile to *target*, which is there at once and whole, also if another process does the same."""
+    headers = torch_folder / "include"
+    with scratch_folder(target) as scratch:
+        made = scratch / target.name
+        command = [by, *flags, str(SOURCE), "-o", str(made)]
+        command += [f"-I{folder}" for folder in (headers, headers / "torch" / "csrc" / "api" / "include")]
+        command += [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+        try:
+            own = {**os.environ, "TMPDIR": str(scratch)}  # so that a compiler that is killed leaves nothing
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=own
+            )
+        except subprocess.TimeoutExpired:
+            raise RehearsalError(f"{command[0]} has not compiled {SOURCE.name} in {TIMEOUT_S} s") from None
+        if done.returncode:
+            said = next(
+                (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-300:]
+            )
+            raise RehearsalError(f"{command[0]} cannot compile {SOURCE.name} for this PyTorch: {said}")
+        made.replace(target)
+
 
 KINDS: Final = (
     *("record", "wait", "switch", "synchronize_stream", "synchronize_event", "synchronize_device"),
@@ -26,22 +123,15 @@ _ROOM: Final = 1024
 
 
 class Entry(NamedTuple):
-    """Something that happened to a stream, an event or a storage.
+    """Something that happened to a stream, an event or a storage."""
 
-    Attributes:
-        kind: one of `KINDS`.
-        device: number of the device.
-        stream: number of the stream: that which records or waits, the new current one, or the current one of
-            an allocation; 0 is the default stream.
-        number: of the event, or the address of the storage.
-        n_bytes: of the storage, as the caching allocator rounds them.
-    """
-
-    kind: str
-    device: int
+    kind: str  # one of `KINDS`
+    device: int  # number of the device
+    # number of the stream: that which records or waits, the new current one, or the current one of an
+    # allocation; 0 is the default stream
     stream: int
-    number: int
-    n_bytes: int
+    number: int  # of the event, or the address of the storage
+    n_bytes: int  # of the storage, as the caching allocator rounds them
 
 
 class Driver:
@@ -57,7 +147,6 @@ class Driver:
         memory_of: returns bytes of a device: now, most, ever allocated, ever freed.
         reserved: returns what the allocator of a device holds now and at most, in bytes; by default what is
             allocated. A session that models the allocator puts its own here.
-        give_back: empties the cache of that allocator.
         configure: takes a text as the settings of that allocator.
         reset_peak: looks for the most bytes of a device from now on.
     """
@@ -72,7 +161,7 @@ class Driver:
         self.reset_peak: Callable[[int], None] = lambda device: self._call("reset_peak", device)
         self.reserved: Callable[[int], tuple[int, int]] = lambda device: self.memory_of(device)[:2]
         self.configure: Callable[[str], None] = lambda text: None
-        self.give_back: Callable[[], None] = lambda: None
+        self.give_back: Callable[[], None] = lambda: None  # empties the cache of that allocator
         self._call("install", count, *capability, cudnn)
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         self._place = self._function("place", number, pointer, number)

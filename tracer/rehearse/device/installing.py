@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final
 
 from foretrace.tracer import internals
-from foretrace.tracer.rehearse.device.building import library
-from foretrace.tracer.rehearse.device.driver import MOST_DEVICES, Driver
-from foretrace.tracer.rehearse.device.kernels import Answers, make_mode, nothing_is_known, register
+from foretrace.tracer.rehearse.device.driver import MOST_DEVICES, Driver, library
+from foretrace.tracer.rehearse.device.kernels import make_mode, register
 from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.replacing import replaces
 
 WHEELS: Final[Mapping[tuple[int, int], internals.Wheel]] = {
     (2, 14): internals.Wheel("13.0", (2, 30, 7), 92400),
@@ -69,27 +69,27 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The devices of this process.
+    """The devices of this process."""
 
-    Attributes:
-        driver: current devices and streams, memory, and what happened to them, in order (``driver.take``).
-        mode: makes all tensors fake while it is active. Those of the device are fake at any time.
-        gpu: the properties that the script sees.
-    """
-
+    # current devices and streams, memory, and what happened to them, in order (``driver.take``)
     driver: Driver
-    mode: Any
-    gpu: Gpu
+    mode: Any  # makes all tensors fake while it is active. Those of the device are fake at any time
+    gpu: Gpu  # the properties that the script sees
     _kept: Any
 
 
-def install(count: int, answers: Answers = nothing_is_known, *, gpu: Gpu | None = None) -> Device:
+def install(
+    count: int,
+    *,
+    gpu: Gpu | None = None,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Device:
     """Import PyTorch with *count* CUDA devices that do not exist.
 
     Args:
         count: devices, from 0 to 120.
-        answers: the door for known values.
         gpu: the properties of each.
+        tell: called with what is done if it takes long.
 
     Raises:
         RehearsalError: torch was imported before, *gpu* is not known, there is no compiler, or it fails.
@@ -104,38 +104,32 @@ def install(count: int, answers: Answers = nothing_is_known, *, gpu: Gpu | None 
         )
     if "torch" in sys.modules:
         raise RehearsalError("the device of a rehearsal has to be there before torch is imported")
-    with _Finder(count, gpu) as finder:
+    with _Finder(count, gpu, tell) as finder:
         import torch
-    if finder.driver is None:
+    if (driver := finder.driver) is None:
         raise RehearsalError("torch has no module of C++ where it used to be")
     internals.lift_on_host()
     internals.make_generators()
     warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
-    mode = make_mode(finder.driver, answers)
-    _follow_sizes(torch, finder.driver)
-    kept = register(mode, finder.driver)
-    if count:
-        internals.start_device()
-    return Device(finder.driver, mode, gpu, kept)
+    mode = make_mode(driver)
 
-
-def _follow_sizes(torch: Any, driver: Driver) -> None:
-    """Have a storage that a script resizes, as FSDP does, get another address."""
-    resize = torch.UntypedStorage.resize_
-
-    def resize_(storage: Any, size: int) -> Any:
-        out = resize(storage, size)
+    @replaces(torch.UntypedStorage)
+    def resize_(original: Any, storage: Any, size: int) -> Any:  # as FSDP does
+        out = original(storage, size)
         driver.resized(storage)
         return out
 
-    torch.UntypedStorage.resize_ = resize_
+    kept = register(mode, driver)
+    if count:
+        internals.start_device()
+    return Device(driver, mode, gpu, kept)
 
 
 class _Finder(MetaPathFinder):
     """Finds PyTorch's module of C++, and fits it out when it is loaded, before PyTorch's Python reads it."""
 
-    def __init__(self, count: int, gpu: Gpu) -> None:
-        self._count, self._gpu = count, gpu
+    def __init__(self, count: int, gpu: Gpu, tell: Callable[[str], None]) -> None:
+        self._count, self._gpu, self._tell = count, gpu, tell
         self.driver: Driver | None = None
 
     def __enter__(self) -> _Finder:
@@ -164,7 +158,7 @@ class _Finder(MetaPathFinder):
         gpu, version = self._gpu, sys.modules["torch.version"].__version__
         numbers = tuple(int(part) for part in version.split(".")[:2])
         wheel = next(wheel for since, wheel in WHEELS.items() if numbers >= since)
-        built = library(folder, new_abi=internals.has_new_abi(c), runtime=wheel.runtime)
+        built = library(folder, new_abi=internals.has_new_abi(c), runtime=wheel.runtime, tell=self._tell)
         self.driver = Driver(built, self._count, (gpu.major, gpu.minor), wheel.cudnn)
         internals.become_cuda_build(c, self.driver, gpu, wheel, _refused)
 

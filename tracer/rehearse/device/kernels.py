@@ -5,58 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.rehearse.device.driver import HOST, Driver
 from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer.rehearse.tape.calls import tensors_in
 
 WHOLE: Final = ("_fused_rms_norm", "mish_backward", "silu_backward")
 """Operators for which a build for CUDA has kernels, and which PyTorch makes of others where there are none:
 they are under both ``CUDA`` and ``CompositeImplicitAutograd`` in PyTorch's ``native_functions.yaml``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What an operator asks of elements that were never computed.
-
-    Attributes:
-        operator: its name, such as ``"aten._local_scalar_dense.default"``.
-        args: its arguments.
-        kwargs: the same, by name.
-        wants: ``"value"``: the number itself; ``"rows"``: how long the result is along its first dimension.
-    """
-
-    operator: str
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    wants: str
-
-
-Answers = Callable[[Question], complex | None]
-"""The one door for known values: returns the answer to a question, None if it is unknown."""
-
-
-class UnknownValueError(RehearsalError):
-    """The script needs a value that was never computed, and that nobody knows."""
-
-
 class NoRuleError(RehearsalError):
     """PyTorch does not know the shapes that an operator would return."""
-
-
-def nothing_is_known(question: Question) -> None:
-    """Return None: the answer of a session that knows no values."""
-    del question
 
 
 class _AsksGpuError(RuntimeError):
     """PyTorch would run an operator on the GPU, to learn what it returns."""
 
 
-def make_mode(driver: Driver, answers: Answers) -> Any:
+def make_mode(driver: Driver) -> Any:
     """Return the mode in which all tensors are fake, those of the device with an address.
 
     PyTorch's constants, values that a fake tensor keeps, are off: they would be computed a second time, where
@@ -65,10 +35,10 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
     import torch
 
     fakes = internals.fakes()
-    rules, shaped, fake, places = _rules(driver), _shaped(), fakes.tensor, driver.place
+    rules, fake, places = _rules(driver), fakes.tensor, driver.place
 
     class DeviceMode(fakes.mode):  # type: ignore[misc, name-defined]  # torch is untyped here
-        """PyTorch's mode of fake tensors, with an answer where that would ask a GPU or a value."""
+        """PyTorch's mode of fake tensors, with an answer where that would ask a GPU."""
 
         def may_turn_const(self, tensor: Any) -> bool:
             """Return False: PyTorch keeps no elements."""
@@ -94,13 +64,6 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
         def _called(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             try:
                 return super().__torch_dispatch__(func, types, args, kwargs)
-            except fakes.unknown_value:
-                return _answered(answers, Question(str(func), args, kwargs, "value"))
-            except fakes.unknown_shape:
-                rows = int(_answered(answers, Question(str(func), args, kwargs, "rows")).real)
-                if (make := shaped.get(func.overloadpacket)) is None:
-                    raise NoRuleError(f"{func}: the size of its result depends on values") from None
-                return make(rows, *args, **kwargs)
             except _AsksGpuError:
                 raise NoRuleError(
                     f"{func}: PyTorch {torch.__version__} has no rule for the shapes of its results; a file "
@@ -166,33 +129,6 @@ def make_mode(driver: Driver, answers: Answers) -> Any:
     return DeviceMode(allow_non_fake_inputs=True)
 
 
-def tensors_in(out: Any) -> Iterator[Any]:
-    """Yield what an operator has returned: a tensor, or what is in a tuple or list."""
-    if isinstance(out, tuple | list):
-        for one in out:
-            yield from tensors_in(one)
-    else:
-        yield out
-
-
-def _answered(answers: Answers, question: Question) -> complex:
-    """Return the answer to a *question*. Raises UnknownValueError if nobody knows it."""
-    found = answers(question)
-    if found is None:
-        of = next((_unknown(one) for one in question.args if hasattr(one, "shape")), "values")
-        raise UnknownValueError(
-            f"{question.operator} needs {of}; a stub file can put known ones in place (--stub, "
-            "docs/rehearse.md section 6)"
-        )
-    return found
-
-
-def _unknown(tensor: Any) -> str:
-    """Return what an error says of a tensor."""
-    shape = "x".join(map(str, tensor.shape)) or "number"
-    return f"the values of a {shape} of {tensor.dtype} on {tensor.device}, which a rehearsal does not compute"
-
-
 def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
     """Return what operators do for which PyTorch has a kernel of CUDA, and no rule."""
     import torch
@@ -250,10 +186,6 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
         of_input, of_weight, of_bias = (per_channel(x) if want else None for want in wants)
         return of_input, None if of_input is None else per_channel(x), of_weight, of_bias
 
-    def ctc(scores: Any, targets: Any, lengths: Any, of_targets: Any, *others: Any, **named: Any) -> Any:
-        steps, n = scores.shape[:2] if scores.dim() == 3 else (scores.shape[0], 1)
-        return scores.new_empty(n), scores.new_empty(n, steps, 2 * max(of_targets, default=0) + 1)
-
     def like_first(x: Any, *others: Any, **named: Any) -> Any:
         return torch.empty_like(x)
 
@@ -263,14 +195,8 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
     def flatten_weights(weights: Any, *others: Any, **named: Any) -> Any:
         return weights[0].new_empty(0)  # they would share a buffer then, as large as they are
 
-    def pack(x: Any, lengths: Any, batch_first: bool) -> Any:  # noqa: FBT001 - as the operator is called
-        rows = lengths.tolist()
-        n_by_step = [sum(row > step for row in rows) for step in range(max(rows, default=0))]
-        return x.new_empty((sum(rows), *x.shape[2:])), torch.tensor(n_by_step)
-
     return {
         aten.record_stream.default: record_stream,
-        getattr(aten, "_pack_padded_sequence").default: pack,  # noqa: B009
         aten.is_pinned.default: is_pinned,
         aten.batch_norm_stats.default: norm_stats,
         aten.batch_norm_gather_stats_with_counts.default: norm_stats,
@@ -281,34 +207,7 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
         getattr(aten, "_cudnn_rnn").default: rnn,  # noqa: B009
         getattr(aten, "_cudnn_rnn_backward").default: rnn_backward,  # noqa: B009
         getattr(aten, "_cudnn_rnn_flatten_weight").default: flatten_weights,  # noqa: B009
-        getattr(aten, "_ctc_loss").default: ctc,  # noqa: B009
         getattr(aten, "_ctc_loss_backward").default: like_second,  # noqa: B009
-    }
-
-
-def _shaped() -> Mapping[Any, Callable[..., Any]]:
-    """Return what makes the results of operators whose number of rows depends on values."""
-    import torch
-
-    aten: Any = torch.ops.aten
-
-    def unique(n: int, x: Any, inverse: bool = False, counts: bool = False, dim: Any = None) -> Any:  # noqa: FBT001, FBT002
-        ints = {"dtype": torch.int64}
-        return (
-            x.new_empty(n),
-            x.new_empty(x.shape if inverse else 0, **ints),
-            x.new_empty(n if counts else 0, **ints),
-        )
-
-    def unique2(n: int, x: Any, is_sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:  # noqa: FBT001, FBT002
-        return unique(n, x, inverse, counts)
-
-    return {
-        aten.nonzero: lambda n, x: x.new_empty((x.dim(), n), dtype=torch.int64).t(),
-        aten.masked_select: lambda n, x, mask: x.new_empty(n),
-        aten.repeat_interleave: lambda n, x, **_: x.new_empty(n),
-        getattr(aten, "_unique2"): unique2,  # noqa: B009 - a name of an operator
-        aten.unique_consecutive: unique,
     }
 
 

@@ -1,0 +1,84 @@
+"""Closes the loop on real traces: calibrates on each, predicts it, and holds the prediction against it.
+
+    python benchmarks/trace_loop.py ../shared/real_traces
+
+A class of operators as a whole takes what it took, for its factor is fitted to that. What is tested is the
+step that comes of it (what overlaps, what the host holds up), and operators that were held back: half of the
+distinct ones of a class, predicted by the other half, the worse of both ways. Prints the table of
+docs/calibration.md; parts and classes below 5 % of a step are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from foretrace.simulator.recorded.calibrate import Calibrated, Error
+from foretrace.simulator.recorded.operators import calibrate_traced
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.report.format import format_share
+from foretrace.traces.store import open_run
+
+MI250 = str(Path(__file__).parent / "tables" / "one_mi250x.toml")
+TRACES = (
+    ("fresh/h100_eager_qwen1.5_0.5b.json.gz", "dgx-h100", "Qwen1.5-0.5B, H100"),
+    ("fresh/h100_eager_timesformer.json.gz", "dgx-h100", "TimeSformer, H100"),
+    ("fresh/h100_eager_vit_nsfw.json.gz", "dgx-h100", "ViT, H100"),
+    ("fresh/h100_eager_bert_small.json.gz", "dgx-h100", "BERT, H100"),
+    ("tracelens/mi300x8_rank0_resnet_ddp_rccl.json.gz", "mi300x", "ResNet, DDP, MI300X"),
+    ("fresh/mi250_minitoy_train_rocm6.2.json.gz", MI250, "MLP, MI250"),
+)
+"""File, machine, and what it is. Other files with a device say no shapes, or too much of their time is spent
+in operators of unknown work: they are refused."""
+
+LEAST_SHARE = 0.05  # of a step, from which on a part is held against the trace
+
+
+def closed(path: Path, machine: str, folder: Path) -> Calibrated:
+    """Return the calibration on the trace at *path*, and how far the prediction of it is off."""
+    run = folder / path.name
+    ingest([path], run, explain=True)
+    return calibrate_traced(open_run(run), lambda n: load_cluster(machine, n))
+
+
+def worst(found: Calibrated) -> Error:
+    """Return the part of the step that is off most, of those that matter."""
+    step, *parts = found.errors
+    return max(
+        (one for one in parts if one.measured_s >= LEAST_SHARE * step.measured_s),
+        key=lambda one: abs(one.off_after),
+    )
+
+
+def percent(off: float) -> str:
+    """Return a deviation as the tables of docs write it."""
+    return format_share(off, "+.0f" if abs(off) >= 0.095 else "+.1f").replace("-", "−")
+
+
+def main() -> None:
+    """Print the table of all traces below the folder that is given."""
+    root = Path(sys.argv[1])
+    print("| trace | step | off | catalogue | worst part | held back |\n|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, machine, what in TRACES:
+            found = closed(root / name, machine, Path(folder))
+            step, part = found.errors[0], worst(found)
+            of_class = {one.name: one.measured_s for one in found.errors}
+            held = [
+                f"{kind} {percent(one.off_after)}"
+                for one in found.operators
+                if of_class.get(kind := one.name.partition(",")[0], 0.0) >= LEAST_SHARE * step.measured_s
+            ]
+            cells = (
+                what,
+                f"{1e3 * step.measured_s:.3g} ms",
+                percent(step.off_after),
+                percent(step.off_before),
+            )
+            print(f"| {' | '.join([*cells, percent(part.off_after), ', '.join(held) or '—'])} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

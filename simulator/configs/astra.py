@@ -1,0 +1,64 @@
+"""ASTRA-sim's workload as text, which SimAI's generator (AICB) writes too: degrees, and layers with sizes.
+
+The first line has the kind of parallelism and degrees by name, the second the number of layers, and each
+other line a layer with its times and collectives, as in astra-sim/workload/Workload.cc of ASTRA-sim 1.0 and
+workload_generator/SimAI_training_workload_generator.py of aliyun/aicb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, whole
+from foretrace.simulator.errors import ConfigError
+
+_SENT: Final = ("ALLREDUCE", "ALLGATHER", "REDUCESCATTER", "ALLTOALL")
+
+
+def _trains(value: Any) -> Leave:
+    if not str(value).startswith("HYBRID_TRANSFORMER"):
+        raise ValueError("HYBRID_TRANSFORMER: a workload of another kind is no training of a transformer")
+    return Leave("layers of a transformer, which --model says")
+
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        "policy": Use("policy", _trains),
+        "model_parallel_NPU_group": Use("tp", whole),
+        "ep": Use("ep", whole),
+        "pp": Use("pp", whole),
+        "vpp": Use("virtual_stages", whole),
+        "ga": Use("accumulation", whole),
+        "all_gpus": Use("gpus", whole),
+        "checkpoints": Leave("--recompute says it"),
+        "checkpoint_initiates": Leave("--recompute says it"),
+        "pp_comm": Leave("what a stage sends follows from the model and the micro-batch"),
+        "layers": Leave("times and sizes follow from --model, --seq-len and --micro-batch here"),
+    }
+)
+"""What each word of the first line means."""
+
+
+def workload(text: str) -> dict[str, Any] | None:
+    """Return the settings in *text* by name, None if it is no such workload."""
+    first, _, rest = text.strip().partition("\n")
+    policy, *pairs = first.replace(":", " ").split() or [""]
+    n_layers, _, layers = rest.partition("\n")
+    if not n_layers.strip().isdigit() or not any(kind in layers for kind in (*_SENT, "NONE")):
+        return None
+    found: dict[str, Any] = {"policy": policy} | dict(zip(pairs[::2], pairs[1::2], strict=False))
+    return found | {"layers": int(n_layers)}
+
+
+def finish(reading: Reading, given: Mapping[str, Any]) -> None:
+    """Ask for what older workloads do not say. Nothing tells which framework one imitates.
+
+    Raises:
+        ConfigError: neither the file nor a flag says how many GPUs there are.
+    """
+    if "gpus" not in reading.facts and not {"gpus", "dp"} & set(given):
+        raise ConfigError(f"{reading.where}: it does not say how many GPUs there are: --gpus")
+    if reading.facts.get("virtual_stages", 1) > 1:
+        reading.assume("schedule", "interleaved-1f1b", "vpp stages per rank")

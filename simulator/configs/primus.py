@@ -1,0 +1,125 @@
+"""Primus' YAML of a training, and of a model: arguments of Megatron-LM, with underscores (AMD-AGI/Primus).
+
+A value such as ``${PRIMUS_TP:8}`` stands for a variable of the environment, which is not read: its default
+holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from foretrace.simulator.configs import megatron
+from foretrace.simulator.configs.megatron_rules import RULES as ARGUMENTS
+from foretrace.simulator.configs.rules import MODEL, Leave, Reading, Rule, Use, flag, flattened, whole
+from foretrace.simulator.errors import ConfigError
+
+_FILES: Final = Leave("names and folders of the run")
+_VARIABLE: Final = re.compile(r"\$\{\w+(?::([^}]*))?\}")
+_OVERRIDES: Final = "overrides."
+
+
+def _only_attention(value: Any) -> Leave:
+    if str(value) != "gpt":
+        raise ValueError("gpt: layers of other kinds are read from a config.json, or --model names a preset")
+    return Leave("a transformer, as its sizes say")
+
+
+def _only_megatron(value: Any) -> Leave:
+    if str(value) != "megatron":
+        raise ValueError("megatron: of other trainers' settings only their own files are read")
+    return Leave("whose arguments are below")
+
+
+TRAINER: Final[Mapping[str, Any]] = MappingProxyType({"precision": "bf16", "distributed": True})
+"""What its trainers are set to (primus/configs/modules/megatron: trainer_base, pre_trainer, sft_trainer)."""
+
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        **ARGUMENTS,
+        **dict.fromkeys(("work-group", "user-name", "exp-name", "workspace", "platform"), _FILES),
+        "config": Use("trainer_file"),
+        "model-type": Use("kind", _only_attention),
+        "is-hybrid-model": Use("kind", lambda value: _only_attention("hybrid") if flag(value) else None),
+        "add-bias-linear": Use("biases", flag),
+        "framework": Use("trainer", _only_megatron),
+        "model": Leave("the model's own file says it: --from that file, or --model"),
+        "fp8": ARGUMENTS["fp8-format"],
+        "gradient-accumulation-fusion": Use("convention.fused_wgrad", flag),
+        "lora.enabled": Use("adapts", flag),
+        "lora.dim": Use("lora_rank", whole),
+        "lora": Leave("adapters are on every matrix of a layer here"),
+        **dict.fromkeys(
+            (
+                *(
+                    "enable-primus-turbo",
+                    "use-turbo-attention",
+                    "use-turbo-grouped-gemm",
+                    "use-turbo-rms-norm",
+                ),
+                *("moe-use-legacy-grouped-gemm", "no-fp8-weight-transpose-cache", "apply-rope-fusion"),
+                "masked-softmax-fusion",
+            ),
+            Leave("kernels of its own: --set says others"),
+        ),
+        **dict.fromkeys(
+            (
+                *(
+                    "disable-last-saving",
+                    "auto-continue-train",
+                    "stderr-sink-level",
+                    "log-avg-skip-iterations",
+                ),
+                *("log-avg-reset-interval", "check-for-nan-in-loss-and-grad", "tensorboard-log-interval"),
+            ),
+            Leave("says what is logged, checked or saved; not how long a step takes"),
+        ),
+        "original-max-position-embeddings": Leave("numbers of the model, not its shape"),
+    }
+)
+"""What each key means: those of Megatron-LM, and those around them."""
+
+
+def flat(document: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trainer's settings by the names of Megatron-LM's arguments.
+
+    Raises:
+        ConfigError: a variable has no default, or there are several trainers.
+    """
+    modules = document.get("modules")
+    if isinstance(modules, Mapping):
+        if len(modules) != 1:
+            raise ConfigError(f"modules: {', '.join(map(str, modules))}: one trainer is needed")
+        (trainer,) = modules.values()
+        outside = {key: value for key, value in settings.items() if not key.startswith("modules.")}
+        inside = flattened(trainer) if isinstance(trainer, Mapping) else {}
+        settings = outside | {key.removeprefix(_OVERRIDES): value for key, value in inside.items()}
+    return {key.replace("_", "-"): _default(value) for key, value in settings.items()}
+
+
+def is_training(document: Mapping[str, Any]) -> bool:
+    """Return whether *document* is of a training, whose overrides go before the file of its model."""
+    return isinstance(document.get("modules"), Mapping)
+
+
+def finish(reading: Reading, given: Mapping[str, Any]) -> None:
+    """Add Megatron-LM's defaults; a training without a model's sizes leaves these to another file."""
+    if not reading.facts.pop("adapts", True):
+        reading.facts.pop("lora_rank", None)
+    if (trainer := reading.facts.pop("trainer_file", None)) is not None:
+        for fact, value in TRAINER.items():
+            reading.assume(fact, value, f"{trainer} of Primus has it so")
+    has_model = f"{MODEL}n_layers" in reading.facts
+    megatron.finish(reading, given if has_model else {**given, "model": given.get("model", "elsewhere")})
+
+
+def _default(value: Any) -> Any:
+    """Return *value* with the defaults of its variables: a number, a word, or nothing."""
+    if not isinstance(value, str) or not (found := _VARIABLE.search(value)):
+        return value
+    if found.group(1) is None:
+        raise ConfigError(f"{value}: a variable of the environment without a default; write its value")
+    text = _VARIABLE.sub(lambda one: one.group(1) or "", value)
+    return {"null": None, "true": True, "false": False}.get(text, text)

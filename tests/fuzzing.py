@@ -1,0 +1,495 @@
+"""Damaged inputs and absurd flags, made from a seed: whatever they are, one line and status 2, or an answer.
+
+``make fuzz`` tries 10,000 in two processes; a part runs in the suite (``test_fuzzing.py``). One case again:
+``python -m tests.fuzzing --only 4711``. What can go wrong is a ``Fault``: a traceback, an error of several
+lines, more than ``MOST_S`` or ``MOST_BYTES``, ``--json`` that is no JSON, a figure that changed in silence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import click
+from click.testing import CliRunner
+from tests.simulator.rehearsal_tables import GROUPS, tables
+from tests.simulator.rehearsal_tables import run as rehearse
+
+from foretrace import cli
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
+from foretrace.traces.store import SpanWriter, open_run, write_info
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+MOST_S: float = 10
+MOST_BYTES = 2 << 30
+
+JOB: Final = "--model gpt2 --cluster dgx-h100 --gpus 8 --global-batch 8 --seq-len 64"
+SMALL: Final = JOB.replace("gpt2", f"{CORPUS}/shape.model.toml").replace("--gpus 8", "")
+MACHINE: Final = "--cluster dgx-h100 --gpus 8 --global-batch 32"
+READERS: Final[dict[str, tuple[str, ...]]] = {
+    "dump_rank": ("ingest {} -o taken --json", "analyze {} --json"),
+    ".trace": ("ingest {} -o taken --json",),
+    ".sh": ("config {} --cluster dgx-h100 --json", "simulate {} --cluster dgx-h100 --json"),
+    ".config": (f"memory --model {{}} {MACHINE} --json", f"config {{}} {MACHINE} --json"),
+    ".model": (f"simulate {JOB.replace('gpt2', '{}')} --json",),
+    ".run": ("simulate {} --json", "memory {} --json", "config {} --json"),
+    ".cluster": ("topology check {} --json", "topology show {} --json", "topology cost {} all_reduce 1MB"),
+    ".wiring": ("topology read {} -o mine.toml --device h100-sxm --json", "topology read {} -o mine.toml"),
+    ".schedule": (f"simulate {JOB} --pp 2 --dp 4 --global-batch 16 --schedule {{}} --json",),
+    ".placement": (f"simulate {JOB} --placement {{}} --json",),
+    ".calibration": (f"simulate {JOB} --calibration {{}} --json",),
+    "collectives": ("validate collectives {} --json",),
+    "kernels": ("validate kernels {} --json",),
+    "memory": ("validate memory {} --json",),
+    "fits": ("validate fit {} --json",),
+    "steps": ("validate steps {} --json",),
+    "": (f"config {{}} --model gpt2 {MACHINE} --json", f"simulate {{}} --model gpt2 {MACHINE} --json"),
+}
+"""Verbs that read a file, by what is in its name; the first that fits counts."""
+
+OF_RUNS: Final = (
+    *("analyze {} --json", "analyze {} --json", "analyze {} --json --partial", "compare {} {} --json"),
+    *("report {} -o page.html", "report {} -o  ", "export {} -o spans.csv", "export {} -o t.json"),
+    *(
+        "goodput {} --tokens 1B --tokens-per-step 512 --json",
+        "simulate --like {} --model gpt2 --cluster dgx-h100 --json",
+    ),
+    "calibrate {} --model gpt2 --cluster dgx-h100 -o cal.toml --json",
+)
+"""Verbs that read a run."""
+
+OF_REHEARSALS: Final = ("simulate --rehearsal {} --cluster dgx-h100 --json",)
+
+BASES: Final[dict[str, str]] = {
+    **dict.fromkeys(("simulate", "memory"), JOB),
+    **dict.fromkeys(("search", "advise"), f"{SMALL} --gpus 2"),
+    "bubble": "--stages 4 --micro-batches 8",
+    **dict.fromkeys(("analyze", "report", "calibrate"), "{run}"),
+    "goodput": "{run} --tokens 1B --tokens-per-step 4096",
+    "compare": "{run} {run}",
+    "export": "{run} -o spans.csv",
+    "config": f"{{corpus}}/ds.json --model gpt2 {MACHINE}",
+    "ingest": "{corpus}/kineto.trace.json -o taken",
+    "topology show": "dgx-h100",
+    "topology cost": "dgx-h100 all_reduce 1MB",
+    "topology draw": "dgx-h100 --gpus 8",
+    "topology list": "",
+    "topology check": "{corpus}/small.cluster.toml",
+    "validate kernels": "{corpus}/kernels.table.csv",
+}
+"""Arguments of the verbs whose flags are drawn, which are then run; those of ``PARSED`` are only parsed."""
+
+PARSED: Final = ("record", "rehearse", "serve", "bench kernels", "bench collectives")
+OF_OTHER_WORK: Final = ("--open", "--workers", "--html")
+"""Flags that start processes or browsers, and those that write where the user says."""
+
+NUMBERS: Final = (
+    *("0", "1", "2", "3", "7", "8", "64", "-1", "1e400", "nan", "inf", "-inf", "1e308", "0.5", "2147483647"),
+    *("2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 23, "1" + "0" * 400, "1e-320"),
+)
+WORDS: Final = (
+    *("", " ", "none", "full", "fsdp", "zb-v", "é", "\udcff", "a" * 5000, "../..", "/dev/zero", "/"),
+    *(":", "3:1.5", "[1]", "[[1]]", "0,1", "{", "<b>", "1e400", "null", "auto", "%s", "x=[1]"),
+)
+VALUES: Final[tuple[Any, ...]] = (
+    *(None, True, -1, 0, 1, 0.5, 1e308, 10**23, 10**400, 2**63, -(2**63), "", "7", "\ud800", [], {}, [[]]),
+    *([1, "a"], {"a": {}}, float("nan"), float("inf"), "a" * 5000, [2**80], "[0, 1, ...]", [-1], [None]),
+)
+PARTS: Final = (b"[", b"{", b'{"a":', b"(", b"\xff", b"\0", b'"', b"\n", b"<!--")
+
+
+COMPILED: Final = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 1, "global_batch": 1, "seq_len": 64}
+NOT_FIGURES: Final = {"run", "warnings", "evidence", "failure", "mismatches"}
+"""What differs between two places, and what the notes of ranks that died say, which have no checksums."""
+
+
+class Case(NamedTuple):
+    """One command: the run that it reads, damaged; whether its flags are only taken apart."""
+
+    words: list[str]
+    run: str = ""
+    parses: bool = False
+
+
+class Fault(NamedTuple):
+    """What went wrong with a case."""
+
+    number: int
+    words: list[str]
+    what: str
+
+
+class Hang(BaseException):
+    """The time of a case is over."""
+
+
+@cache
+def run_folder() -> Path:
+    """Return a folder of small runs of one training: simulated, recorded, killed, rehearsed."""
+    folder = Path(tempfile.mkdtemp(prefix="foretrace-fuzz-"))
+    settings = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 4, "pp": 2, "global_batch": 8, "seq_len": 64}
+    run = open_run(simulate(job_from({**settings, "steps": 6})).write(folder / "simulated"))
+    layered = {"layers": [0, 1]}
+    structure = {
+        "wte": {"kind": "Embedding", "shapes": {"weight": [50257, 768]}},
+        "h.*.attn": {
+            "kind": "A",
+            "shapes": {"qkv.weight": [2304, 768]},
+            "numbers": {"n_head": 12},
+            **layered,
+        },
+        "h.*.mlp.up": {"kind": "Linear", "shapes": {"weight": [3072, 768]}, **layered},
+    }
+    about = replace(
+        run.info,
+        origin="recorded",
+        representatives=None,
+        job={"input_shape": [1, 64], "n_microbatches": 4, "sharding": "ddp", "recorded_ranks": [0, 2]},
+        summary={},
+        model={"name": "m", "n_params": 10**8, "structure": structure, "stages": [0]},
+        cluster={"device": {"name": "NVIDIA H100", "kind": "gpu"}, "gpus_per_node": 8},
+    )
+    for name in ("recorded", "killed"):
+        for rank in run.stored_ranks:
+            writer = SpanWriter(folder / name, rank)
+            spans = run.spans([rank])
+            for first in range(0, len(spans), 600):
+                writer.append_table(spans.slice(first, 600))
+            write_info(folder / name, replace(about, finished=name == "recorded"), rank)
+            if name == "recorded":
+                writer.close()
+            else:
+                _leave(folder / name / "ranks", rank)
+    write_info(folder / "recorded", about)
+    rehearse(folder / "rehearsed", {0: tables([("op", 0, 0, -1), ("communication", 0, 0, 3)])}, [GROUPS[1]])
+    return folder
+
+
+def _leave(folder: Path, rank: int) -> None:
+    """Write what a rank leaves that was killed in a collective."""
+    row = {"n": 1, "issued_ns": 5, "start_ns": 5, "kind": "all_reduce", "axis": "dp", "dtype": "bf16"}
+    row |= {"group": 0, "sequence": 3, "peer": -1, "size_bytes": 64, "step": 1}
+    pending = {"rank": rank, "t_ns": 9, "step": 1, "collectives": {"0": 4}, "transfers": [[0, 0, 2, 1]]}
+    said = {
+        "pending.json": json.dumps({**pending, "pending": [row], "stack": ["a:1"]}),
+        "issued.jsonl": f"{json.dumps(row)}\n{json.dumps({**row, 'n': 2})}\n",
+        "ended.json": '{"status": -9, "signals_sent": [15]}',
+    }
+    for name, text in said.items():
+        (folder / f"rank-{rank:05d}.{name}").write_text(text)
+
+
+def case(number: int, seed: int, folder: Path) -> Case:
+    """Return case *number*; its file is written below *folder*."""
+    luck = random.Random(f"{seed}:{number}")
+    kind = luck.random()
+    if kind < 0.25:
+        return flags(luck)
+    if kind < 0.5:
+        return of_run(luck, folder)
+    source = luck.choice(sorted(CORPUS.iterdir()))
+    verbs = next(found for name, found in READERS.items() if name in source.name)
+    path = folder / source.name
+    path.write_bytes(damaged(source.read_bytes(), luck))
+    return Case([word.replace("{}", str(path)) for word in luck.choice(verbs).split(" ")])
+
+
+def of_run(luck: random.Random, folder: Path) -> Case:
+    """Return a verb on a run of which one file is damaged."""
+    path, source = folder / "run", luck.choice(sorted(run_folder().iterdir()))
+    shutil.copytree(source, path)
+    file = luck.choice(sorted(one for one in path.rglob("*") if one.is_file()))
+    if luck.random() < 0.4 and (path / "run.json").exists():
+        file = path / "run.json"
+    file.write_bytes(damaged(file.read_bytes(), luck))
+    words = luck.choice(OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS).split(" ")
+    return Case([word.replace("{}", str(path)) for word in words], source.name)
+
+
+def flags(luck: random.Random) -> Case:
+    """Return a verb with some of its flags, of which most values are absurd."""
+    verb = luck.choice([*BASES, *PARSED])
+    words = with_base(verb)
+    options = [one for one in command_of(verb).params if isinstance(one, click.Option) and not one.is_eager]
+    for option in luck.sample(options, min(len(options), luck.randint(1, 3))):
+        flag = luck.choice([*option.opts, *option.secondary_opts])
+        if "output" not in (option.name or "") and flag not in OF_OTHER_WORK:
+            words += [flag] if option.is_flag else [flag, value_of(option, luck)]
+    return Case(words, parses=verb in PARSED)
+
+
+def with_base(verb: str) -> list[str]:
+    """Return a verb with the arguments that it takes."""
+    words = BASES.get(verb, "").replace("{run}", str(run_folder() / "simulated")).split()
+    return [*verb.split(), *(word.replace("{corpus}", str(CORPUS)) for word in words)]
+
+
+def command_of(verb: str) -> click.Command:
+    """Return the command of a verb of one or two words."""
+    context = click.Context(cli.main)
+    first, _, second = verb.partition(" ")
+    command = cli.main.get_command(context, first)
+    if second:
+        command = cast("click.Group", command).get_command(context, second)
+    assert command is not None, verb
+    return command
+
+
+def value_of(option: click.Option, luck: random.Random) -> str:
+    """Return a value for *option*, now and then one that it takes."""
+    if isinstance(option.type, click.Choice) and luck.random() < 0.7:
+        return str(luck.choice(option.type.choices))
+    return luck.choice(NUMBERS if luck.random() < 0.7 else WORDS)
+
+
+def damaged(data: bytes, luck: random.Random) -> bytes:
+    """Return *data* with a value replaced, or bytes flipped, cut, repeated or nested; or as it is."""
+    kind = luck.random()
+    if kind < 0.08:
+        return data
+    if kind < 0.65:
+        return replaced(data, luck)
+    changed = bytearray(data)
+    for _ in range(luck.choice((1, 1, 1, 3, 8))):
+        at = luck.randrange(len(changed) + 1)
+        how = luck.randrange(6)
+        if how == 0 and at < len(changed):
+            changed[at] ^= 1 << luck.randrange(8)
+        elif how == 1:
+            del changed[at:]
+        elif how == 2:
+            del changed[at : at + luck.randrange(1, 40)]
+        elif how == 3:
+            changed[at:at] = changed[at : at + luck.randrange(1, 400)] * luck.choice((1, 2, 50))
+        elif how == 4:
+            changed[at:at] = luck.choice(PARTS) * luck.choice((1, 3000))
+        else:
+            changed[at:at] = luck.choice(NUMBERS).encode()
+    return bytes(changed)
+
+
+def replaced(data: bytes, luck: random.Random) -> bytes:
+    """Return *data* with one or two values of its JSON, or numbers or words of its text, replaced."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        found = list(re.finditer(rb"[0-9][0-9.]*|[A-Za-z_]{2,}|\"[^\"\n]*\"", data))
+        chosen = luck.sample(found, min(len(found), luck.choice((1, 1, 2))))
+        for match in sorted(chosen, key=lambda one: -one.start()):
+            value = luck.choice(NUMBERS + WORDS).encode("utf-8", "surrogateescape")
+            data = data[: match.start()] + value + data[match.end() :]
+        return data
+    for _ in range(luck.choice((1, 1, 2))):
+        if isinstance(document, dict | list) and (places := list(_places(document))):
+            holder, key = luck.choice(places)
+            holder[key] = copy.deepcopy(luck.choice(VALUES))  # it may be changed itself, next
+    text = json.dumps(document)
+    return (text.replace("0", "1e400", 1) if luck.random() < 0.1 else text).encode()
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every place in *value* at which another could stand."""
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(one, dict | list):
+            yield from _places(one)
+
+
+def tried(number: int, seed: int) -> Iterator[Fault]:
+    """Yield what goes wrong with one case."""
+    run_folder()
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        one = case(number, seed, Path(folder))
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of memory
+        try:
+            for what in wrong(one):
+                yield Fault(number, one.words, what)
+        except Hang:
+            yield Fault(number, one.words, f"more than {MOST_S} s")
+        finally:
+            os.chdir(before)
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if peak is not None and (peak_bytes := int(peak[1]) * 1024) > MOST_BYTES:
+            yield Fault(number, one.words, f"{peak_bytes / 2**30:.1f} GiB")
+
+
+def wrong(one: Case) -> Iterator[str]:
+    """Run a case, and yield what it should not have done."""
+    signal.signal(signal.SIGPROF, _end)  # time of the processor: others may have the machine
+    signal.setitimer(signal.ITIMER_PROF, MOST_S)
+    try:
+        command, words = (_parsing(one.words), []) if one.parses else (cli.main, one.words)
+        found = CliRunner().invoke(command, words)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    if isinstance(found.exception, Hang):
+        raise found.exception
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        yield "".join(traceback.format_exception(found.exception)[-6:])
+        return
+    if found.exit_code not in (0, 1, 2):
+        yield f"exit status {found.exit_code}: {found.stderr[-300:]}"
+    if found.exit_code == 2 and (found.stderr.count("\n") != 1 or not found.stderr.startswith("Error: ")):
+        yield f"not one line: {found.stderr[:300]}"
+    if found.exit_code == 0 and "--json" in one.words and not one.parses:
+        try:
+            document = json.loads(found.stdout, parse_constant=_refuse)
+        except ValueError as error:
+            yield f"--json is no JSON: {error}: {found.stdout[:200]}"
+            return
+        if one.run and one.words[0] == "analyze":
+            yield from _changed(document, _analysis(one.run))
+
+
+def _changed(document: dict[str, Any], whole: dict[str, Any]) -> Iterator[str]:
+    """Yield the figures of a damaged run that are others than before, if nothing is said of the damage."""
+    if document.get("warnings") == whole.get("warnings"):
+        for name in sorted({*document, *whole} - NOT_FIGURES):
+            if document.get(name) != whole.get(name):
+                yield f"{name} changed silently"
+
+
+@cache
+def _analysis(name: str) -> dict[str, Any]:
+    found = CliRunner().invoke(cli.main, ["analyze", str(run_folder() / name), "--json", "--partial"])
+    return cast("dict[str, Any]", json.loads(found.stdout or "{}"))
+
+
+def _parsing(words: list[str]) -> click.Command:
+    """Return a command that only takes the flags of a verb apart."""
+    verb = words[0] if words[0] != "bench" else " ".join(words[:2])
+
+    @click.command()
+    def parse() -> None:
+        try:
+            command_of(verb).make_context(verb, words[len(verb.split()) :])
+        except click.ClickException as error:
+            click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
+            sys.exit(2)
+
+    return parse
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _end(*_: object) -> None:
+    raise Hang
+
+
+def prepare() -> None:
+    """Load and compute once what many cases need: no case has to take the time of it."""
+    for one in run_folder().iterdir():
+        _analysis(one.name)
+    simulate(job_from(COMPILED), engine="compiled")
+
+
+def _work(numbers: range, seed: int, at: Any, told: Any) -> None:
+    """Try *numbers*, saying in *at* which one it is: a process that dies or stands still is named by it."""
+    resource.setrlimit(resource.RLIMIT_DATA, (4 * MOST_BYTES, 4 * MOST_BYTES))
+    for number in numbers:
+        at.value = number
+        until_s = math.ceil(time.process_time() + 3 * MOST_S)  # where no Python runs, no signal is handled
+        resource.setrlimit(resource.RLIMIT_CPU, (until_s, resource.RLIM_INFINITY))
+        for fault in tried(number, seed):
+            told.put(fault)
+    at.value = -1
+
+
+def _cpu_ticks(pid: int | None) -> int:
+    """Return how long a process has run so far: on a busy machine, one that stands still is told by it."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return int(after_name[11]) + int(after_name[12])
+
+
+def together(n_cases: int, seed: int, workers: int) -> Iterator[Fault]:
+    """Try all cases in processes; one that stands still is ended, and another goes on behind its case."""
+    prepare()
+    context = multiprocessing.get_context("fork")
+    told, places = context.SimpleQueue(), [context.Value("q", 0) for _ in range(workers)]
+    running, since = {}, {}
+
+    def begin(worker: int, first: int) -> None:
+        places[worker].value = first
+        asked = (range(first, n_cases, workers), seed, places[worker], told)
+        running[worker] = context.Process(target=_work, args=asked)
+        running[worker].start()
+        since[worker] = ((first, 0), time.monotonic())
+
+    for worker in range(workers):
+        begin(worker, worker)
+    while running:
+        time.sleep(0.05)
+        while not told.empty():
+            yield told.get()
+        for worker, process in list(running.items()):
+            number, is_over = places[worker].value, not process.is_alive()
+            state = number, 0 if is_over else _cpu_ticks(process.pid)
+            if state != since[worker][0]:
+                since[worker] = (state, time.monotonic())
+            is_stuck = not is_over and time.monotonic() - since[worker][1] > 6 * MOST_S
+            if not (is_stuck or is_over):
+                continue
+            process.kill()
+            process.join()
+            del running[worker]
+            if number >= 0:
+                with tempfile.TemporaryDirectory() as folder:
+                    words = case(number, seed, Path(folder)).words
+                yield Fault(number, words, "stands still" if is_stuck else f"ended by {process.exitcode}")
+                if number + workers < n_cases:
+                    begin(worker, number + workers)
+    while not told.empty():
+        yield told.get()
+
+
+def main() -> None:
+    """Try cases from the command line, and tell what went wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    begun = time.monotonic()
+    one = given.only
+    faults = []
+    for fault in (
+        tried(one, given.seed) if one is not None else together(given.cases, given.seed, given.workers)
+    ):
+        faults.append(fault)
+        print(f"case {fault.number}: {' '.join(fault.words)[:300]!a}\n{fault.what}\n", flush=True)
+    for what, n in Counter(fault.what.strip().splitlines()[-1][:160] for fault in faults).most_common():
+        print(f"{n:5} {what}")
+    print(f"{given.cases} cases, {len(faults)} faults, {time.monotonic() - begun:.0f} s")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Small models of transformers' own modules, run: their parameters and FLOPs are those that we count."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from foretrace.simulator.models.hf import model_from_config
+from foretrace.simulator.models.model import Model
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+flop_counter = pytest.importorskip("torch.utils.flop_counter")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+TOKENS = 256
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
+GROUPED: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_mtp_layers": 0,
+}
+LATENT: dict[str, Any] = {
+    **{key: value for key, value in (SIZES | GROUPED).items() if key != "head_dim"},
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "deepseek_v3": LATENT,
+    "deepseek_v32": LATENT | {"index_topk": 2 * TOKENS, "index_n_heads": 4, "index_head_dim": 16},
+    "gemma3_text": SIZES | {"sliding_window": 2 * TOKENS},
+    "glm4_moe": SIZES | GROUPED | {"use_qk_norm": True, "attention_bias": True},
+    # transformers sends every token to every expert, and scores with nothing those that it does not visit
+    "llama4_text": SIZES
+    | {"intermediate_size_mlp": 80, "num_local_experts": 2, "num_experts_per_tok": 2}
+    | {"attention_chunk_size": 2 * TOKENS, "interleave_moe_layer_step": 2},
+    "minimax": SIZES | TWO_OF_FOUR | {"block_size": 64},
+    "minimax_m2": SIZES | TWO_OF_FOUR,
+    "mistral": SIZES | {"sliding_window": 2 * TOKENS},
+    # groups as many as heads: transformers multiplies B and C of a group again for each of its heads
+    "nemotron_h": SIZES
+    | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention", "moe"]}
+    | {"moe_shared_expert_intermediate_size": 64, "ssm_state_size": 16, "mamba_num_heads": 8}
+    | {"mamba_head_dim": 8, "n_groups": 8, "chunk_size": 64}
+    | {key: value for key, value in GROUPED.items() if key not in ("n_shared_experts", "num_mtp_layers")},
+    "qwen3_next": SIZES
+    | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16}
+    | {"linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+}
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48}
+FLAT = SMALL | {"num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 64, "patch_size": 8}
+FRAMES = SMALL | {"depth": 4, "num_heads": 4, "patch_size": 8, "out_hidden_size": 64}
+ROTARY = {"rope_type": "default", "rope_theta": 1e4}
+IN_THREE = {"rope_parameters": ROTARY | {"mrope_section": [2, 3, 3]}}
+IN_HALF = {"rope_parameters": ROTARY | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
+SEEING: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "text_config": CONFIGS["gemma3_text"],
+        "vision_config": FLAT | {"vision_use_head": False},  # else transformers computes it, for nothing
+        "mm_tokens_per_image": 16,
+    },
+    "glm4v": {"text_config": SIZES | IN_HALF, "vision_config": FRAMES | {"image_size": 64}},
+    "glm4v_moe": {"text_config": SIZES | GROUPED | IN_HALF, "vision_config": FRAMES | {"image_size": 64}},
+    "llama4": {
+        "text_config": CONFIGS["llama4_text"],
+        "vision_config": FLAT
+        | {"intermediate_size": 128, "projector_input_dim": 40, "projector_output_dim": 40}
+        | {"vision_output_dim": 40},
+    },
+    "mistral3": {
+        "text_config": SIZES | {"model_type": "mistral"},
+        "vision_config": FLAT | {"model_type": "pixtral", "head_dim": 8},
+        "tie_word_embeddings": False,
+    },
+    "qwen2_5_vl": {
+        "text_config": SIZES | IN_THREE,
+        "vision_config": FRAMES | {"window_size": 32, "fullatt_block_indexes": [1]},
+    },
+    "qwen3_vl": {
+        "text_config": SIZES | IN_THREE,
+        "vision_config": FRAMES | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]},
+    },
+}
+"""Images of 64 x 64: 64 patches, 16 tokens."""
+
+
+def _solved(_a: list[int], b: list[int], *_rest: Any, **_named: Any) -> int:
+    """FLOPs of the product with a triangular inverse, which is what kernels do instead of solving."""
+    *batch, rows, columns = b
+    return 2 * rows * rows * columns * math.prod(map(int, batch))
+
+
+def _extra(model: Model) -> int:
+    """Return forward FLOPs that transformers has over the paper's: results past the end, states by states.
+
+    Its convolutions go over ``conv_kernel - 1`` places more at each end of what they keep, and its Mamba-2
+    combines the states of all chunks with each other in one product instead of one after another.
+    """
+    found = 0
+    for layer in range(model.n_layers):
+        kind = model.mixer(layer)
+        if kind not in ("mamba2", "delta"):
+            continue
+        inner = model.scan_heads * model.scan_value_dim
+        keys = 2 * model.scan_key_heads * model.scan_key_dim
+        found += 2 * model.conv_kernel * (model.conv_kernel - 1) * (inner + keys)
+        if kind == "mamba2":
+            chunks = TOKENS // model.scan_chunk
+            found += 2 * (chunks + 1) ** 2 * inner * model.scan_key_dim
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_a_model_has_the_parameters_and_flops_of_transformers_modules(kind: str) -> None:
+    config = transformers.AutoConfig.for_model(kind, **CONFIGS[kind])
+    config._attn_implementation = config._experts_implementation = "eager"
+    network = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    ours = model_from_config({"model_type": kind, **CONFIGS[kind]})
+    assert sum(parameter.numel() for parameter in network.parameters()) == ours.n_params
+    solve = torch.ops.aten.linalg_solve_triangular
+    counter = flop_counter.FlopCounterMode(display=False, custom_mapping={solve: _solved})
+    with torch.no_grad(), counter:
+        network(input_ids=torch.randint(0, 128, (1, TOKENS)), use_cache=False)
+    assert counter.get_total_flops() == ours.flops_per_token(TOKENS) * TOKENS // 3 + _extra(ours)
+
+
+def _seen(network: Any, kind: str) -> None:
+    """Let *network* make tokens of an image."""
+    if "depth" in SEEING[kind]["vision_config"]:
+        network.get_image_features(torch.randn(64, 3 * 2 * 8 * 8), torch.tensor([[1, 8, 8]]))
+        return
+    sizes = {"image_sizes": torch.tensor([[64, 64]])} if kind == "mistral3" else {}
+    found = network.get_image_features(torch.randn(1, 3, 64, 64), **sizes)
+    if kind == "llama4":  # whose projector is applied by the caller
+        network.multi_modal_projector(found.last_hidden_state)
+
+
+@pytest.mark.parametrize("kind", sorted(SEEING))
+def test_a_tower_has_the_parameters_and_flops_of_transformers_modules(kind: str) -> None:
+    config = transformers.AutoConfig.for_model(kind, **SEEING[kind])
+    for one in (config, config.text_config, config.vision_config):
+        one._attn_implementation = one._experts_implementation = "eager"
+    network = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
+    text = {"model_type": config.text_config.model_type, **SEEING[kind]["text_config"]}
+    ours = model_from_config({"model_type": kind, **SEEING[kind], "text_config": text})
+    assert ours.tower is not None
+    assert sum(parameter.numel() for parameter in network.parameters()) == ours.n_params
+    counter = flop_counter.FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        _seen(network, kind)
+    assert counter.get_total_flops() == ours.tower.flops(16)

@@ -1,0 +1,157 @@
+"""A part of ``make fuzz``: no traceback, no hang, no silent change, whatever the input."""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests import fuzzing
+from tests.fuzzing import (
+    BASES,
+    CORPUS,
+    OF_REHEARSALS,
+    OF_RUNS,
+    READERS,
+    Case,
+    prepare,
+    run_folder,
+    tried,
+    with_base,
+    wrong,
+)
+
+from foretrace.cli import main
+from foretrace.traces.sealed import Sealed
+
+REFUSED = {
+    *("bomb.yaml", "merged.yaml", "self.yaml", "infinite.ds.json", "huge.ds.json", "layers.config.json"),
+    *("kind.config.json", "memo.trace.pkl"),
+}
+"""What is in the corpus because it was heavy once; all else is whole until it is damaged."""
+
+
+def undamaged() -> Iterator[list[str]]:
+    """Yield every command that the fuzzer damages the input or adds flags of, before it does."""
+    for source in sorted(CORPUS.iterdir()):
+        if source.name not in REFUSED:
+            verbs = next(found for name, found in READERS.items() if name in source.name)
+            yield from ([word.replace("{}", str(source)) for word in verb.split()] for verb in verbs)
+    for source in sorted(run_folder().iterdir()):
+        for verb in OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS:
+            if "-o  " not in verb:  # no output's name
+                yield [word.replace("{}", str(source)) for word in verb.split()]
+    yield from map(with_base, BASES)
+
+
+def test_what_is_damaged_is_answered_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every case of a verb would end at the same door, and nothing behind it be tried."""
+    monkeypatch.chdir(tmp_path)
+    for words in undamaged():
+        found = CliRunner().invoke(main, words)
+        assert (found.exit_code, found.exception) == (0, None), (words, found.output)
+
+
+def test_damaged_inputs_and_absurd_flags_end_in_one_line_or_an_answer() -> None:
+    prepare()
+    assert [fault for number in range(200) for fault in tried(number, seed=20)] == []
+
+
+TOPOLOGY = f"topology read {CORPUS / 'nccl.wiring.xml'} -o mine.toml".split()
+
+
+def _break(monkeypatch: pytest.MonkeyPatch, broken: Callable[[], object]) -> None:
+    """Have *broken* done by the verb of ``TOPOLOGY``."""
+    monkeypatch.setattr("foretrace.topologies.discover.discover", lambda *_: broken())
+    monkeypatch.setattr(fuzzing, "case", lambda *_: Case(TOPOLOGY))
+
+
+def test_a_traceback_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    _break(monkeypatch, lambda: dict[int, int]()[0])
+    assert [fault.what.strip().splitlines()[-1] for fault in tried(0, seed=0)] == ["KeyError: 0"]
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _spin_deaf() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF])
+    _spin()
+
+
+@pytest.mark.parametrize(
+    ("broken", "what"),
+    [
+        (_spin, "more than 0.2 s"),
+        (_spin_deaf, f"ended by {-signal.SIGXCPU}"),
+        (lambda: time.sleep(3600), "stands still"),
+    ],
+)
+def test_a_hang_is_found(broken: Callable[[], object], what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a signal ends, one that hears none, and one that uses no processor."""
+    _break(monkeypatch, broken)
+    monkeypatch.setattr(fuzzing, "MOST_S", 0.2)
+    monkeypatch.setattr(fuzzing, "prepare", run_folder)
+    assert [fault.what for fault in fuzzing.together(1, 0, 1)] == [what]
+
+
+def test_memory_beyond_the_limit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    list(tried(0, seed=20))  # what a case loads is there
+    held = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    _break(monkeypatch, lambda: sys.exit(bytearray(os.urandom(200 << 20)) == b""))
+    monkeypatch.setattr(fuzzing, "MOST_BYTES", held + (150 << 20))
+    assert [fault.what[-3:] for fault in tried(0, seed=0)] == ["GiB"]
+
+
+def test_a_silent_change_of_a_figure_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Once the checksums are not looked at, flipped bits change figures, and that is seen."""
+    shutil.copytree(run_folder() / "killed", tmp_path / "run")
+    file = next((tmp_path / "run" / "spans").iterdir())
+    whole, luck = file.read_bytes(), random.Random(0)
+    words = Case(["analyze", str(tmp_path / "run"), "--json", "--partial"], "killed")
+    assert list(wrong(words)) == []
+    monkeypatch.setattr("foretrace.traces.sealed.look", lambda _: Sealed(True, True))
+    found: list[str] = []
+    for _ in range(40):
+        damaged = bytearray(whole)
+        damaged[luck.randrange(len(damaged))] ^= 1 << luck.randrange(8)
+        file.write_bytes(damaged)
+        found += wrong(words)
+        if any(what.endswith("changed silently") for what in found):
+            return
+    pytest.fail(str(found))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "config bomb.yaml",
+        "config merged.yaml",
+        "config self.yaml",
+        "config infinite.ds.json",
+        "config huge.ds.json",
+        "simulate --model layers.config.json --cluster dgx-h100 --gpus 8 --global-batch 8",
+        "memory --model kind.config.json --cluster dgx-h100 --gpus 8 --global-batch 8",
+        "simulate --model gpt2 --cluster dgx-h100 --gpus 8 --ep 8 --dp 2147483647 --global-batch 8",
+        "topology cost /dev/zero all_reduce 1MB",
+        "analyze memo.trace.pkl",
+        "ingest memo.trace.pkl -o taken",
+        "analyze /",
+        "report dump_rank_0.trace.json",
+    ],
+)
+def test_what_was_heavy_once_is_refused_at_once(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each took minutes, gigabytes or a traceback before there was one door."""
+    monkeypatch.chdir(CORPUS)
+    assert list(wrong(Case(words.split()))) == []
+    assert not (CORPUS / "taken").exists()

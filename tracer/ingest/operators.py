@@ -1,0 +1,595 @@
+"""What a rank issued, out of the operators that a trace holds with the shapes of their inputs.
+
+The result is a rehearsal (``traces.rehearsal``), as if the script had been run without a GPU, and beside it
+what every operator took. The work of an operator is counted as in a rehearsal: torch is asked, on tensors
+without memory, what the call returns.
+
+An operator here is the outermost of nested ones that torch does not take apart, which is what a rehearsal
+sees, too: ``aten::convolution`` and not the library's call inside of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from foretrace.tracer import internals
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.events import LEAST_FRAME_US, MODULE, arguments, text, timed_ns, whole
+from foretrace.tracer.ingest.host import Known, Launches, OnDevice, Steps
+from foretrace.tracer.ingest.idle import BLOCKING, SHORTEST_NS
+from foretrace.tracer.ingest.kernels import dtype
+from foretrace.tracer.rehearse.tape.calls import Call
+from foretrace.tracer.rehearse.tape.works import Work, work_of
+from foretrace.traces.columns import Int64Array, int64, labels
+from foretrace.traces.rehearsal import (
+    EVENTS,
+    MEASURED,
+    MESSAGES,
+    PLACES,
+    TO_DEVICE,
+    TO_HOST,
+    WHAT,
+    WORKS,
+    Issued,
+    RankTables,
+)
+
+_OP, _COMMUNICATION, _WAIT, _MARK, _WAIT_MARK, _HOST_WAIT = range(len(WHAT))
+
+SOON_NS: Final = 20_000
+"""A kernel that starts so soon after a communication ended, on a stream that idled until then, waited for it:
+kernels take 3 to 10 µs to start."""
+
+PAUSE_NS: Final = 1_000_000
+PAUSE_RATIO: Final = 20
+"""A host that launches nothing for so long, and so many times as long as it usually takes, does something
+else than to launch: conventions."""
+
+_SCALAR_TYPES: Final = (
+    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64",
+    "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16",
+)  # fmt: skip
+"""Data types by their numbers in ATen (``c10/core/ScalarType.h``), as traces write them."""
+
+_TORCH_TYPES: Final = {
+    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn",
+    "int64": "int64", "int32": "int32", "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "bool",
+    "complex64": "complex64",
+}  # fmt: skip
+
+_ELSEWHERE: Final = frozenset({"Device", "Layout", "MemoryFormat", "Generator"})
+"""Types of arguments that say where a tensor lies, not how much work there is."""
+
+
+class _Spans(NamedTuple):
+    """Operators of one thread, sorted by start; ``parent`` is the operator around each, -1 for none."""
+
+    start_ns: Int64Array
+    end_ns: Int64Array
+    parent: list[int]
+    events: list[Mapping[str, Any]]
+
+
+def issued(
+    operators: Sequence[Mapping[str, Any]], rows: OnDevice, spans: pa.Table, known: Known, steps: Steps
+) -> Issued | None:
+    """Return what the rank issued in its steps; None if no operator has shapes.
+
+    Args:
+        operators: operators and modules of the host, as the file holds them.
+        rows: what runs on the device.
+        spans: the timeline of the same rows.
+        known: what else the file holds; its steps are on the host's clock.
+        steps: the same on the device's clock.
+
+    Raises:
+        IngestError: torch is not installed.
+    """
+    if not any("Input Dims" in arguments(event) for event in operators):
+        return None
+    try:
+        import torch
+    except ImportError as error:
+        raise IngestError("--explain asks PyTorch what operators compute: pip install torch") from error
+    threads = _threads(operators, known.base_ns)
+    return _Writer(
+        threads, rows, spans, known, on_device=steps, counting=_Counting(torch, operators)
+    ).written()
+
+
+def _threads(operators: Sequence[Mapping[str, Any]], base_ns: int) -> dict[int, _Spans]:
+    """Return the operators of each thread, with the operator or module around each."""
+    found: dict[int, list[tuple[int, int, Mapping[str, Any]]]] = defaultdict(list)
+    for event in operators:
+        if (when := timed_ns(event, base_ns)) is not None:
+            found[when[2]].append((*when[:2], event))
+    result = {}
+    for tid, own in found.items():
+        own.sort(key=lambda one: (one[0], -one[1]))
+        parent, stack = [], list[int]()
+        for at, (start, _, _) in enumerate(own):
+            while stack and own[stack[-1]][1] <= start:
+                stack.pop()
+            parent.append(stack[-1] if stack else -1)
+            stack.append(at)
+        starts, ends = (np.array([one[i] for one in own], np.int64) for i in (0, 1))
+        result[tid] = _Spans(starts, ends, parent, [one[2] for one in own])
+    return result
+
+
+def _around(spans: _Spans, t_ns: int) -> list[int]:
+    """Return the operators and modules that were open at a moment, the innermost first."""
+    at = int(np.searchsorted(spans.start_ns, t_ns, side="right")) - 1
+    found = []
+    while at >= 0:
+        if spans.end_ns[at] >= t_ns:
+            found.append(at)
+        at = spans.parent[at]
+    return found
+
+
+class _Counting:
+    """Counts the work of operators, each of equal inputs once."""
+
+    def __init__(self, torch: Any, operators: Sequence[Mapping[str, Any]]) -> None:
+        self._torch = torch
+        self._works: dict[str, Work] = {}
+        self._overloads: dict[str, list[Any]] = {}
+        floating: Counter[str] = Counter()
+        for event in operators:
+            said = arguments(event).get("Input type")
+            floating.update(dtype(str(one))[0] for one in said if one) if isinstance(said, list) else None
+        common = [name for name, _ in floating.most_common() if name.startswith(("fp", "bf"))]
+        self.usual = common[0] if common else "fp32"
+
+    def is_whole(self, name: str) -> bool:
+        """Whether *name* is an operator that torch does not take apart into others."""
+        overloads = self._known(name)
+        return bool(overloads) and not internals.is_composite(overloads[0])
+
+    def of(self, event: Mapping[str, Any]) -> Work:
+        """Return the work of the operator that *event* is a call of."""
+        said = arguments(event)
+        name = text(event.get("name"))
+        key = json.dumps([name, *(said.get(one) for one in ("Input Dims", "Input type", "Concrete Inputs"))])
+        if key not in self._works:
+            self._works[key] = self._counted(name, said)
+        return self._works[key]
+
+    def _known(self, name: str) -> list[Any]:
+        if name not in self._overloads:
+            space, _, op = name.partition("::")
+            packet = None
+            if op.isidentifier() and space in {"aten", "prims"}:
+                packet = getattr(getattr(self._torch.ops, space), op, None)
+            listed = [getattr(packet, one) for one in packet.overloads()] if packet is not None else []
+            self._overloads[name] = listed
+        return self._overloads[name]
+
+    def _counted(self, name: str, said: Mapping[str, Any]) -> Work:
+        space, _, op = name.partition("::")
+        dims, types = said.get("Input Dims"), said.get("Input type")
+        dims, types = (one if isinstance(one, list) else [] for one in (dims, types))
+        given = said.get("Concrete Inputs")
+        given = given if isinstance(given, list) else [""] * len(types)
+        for overload in self._known(name):
+            wanted = internals.schema_arguments(overload)
+            if len(wanted) != len(types):
+                continue
+            try:
+                with self._torch.no_grad():
+                    args = [self._argument(*one) for one in zip(wanted, dims, types, given, strict=True)]
+                    pairs = list(zip(wanted, args, strict=True))
+                    out = overload(
+                        *(value for argument, value in pairs if not argument.kwarg_only),
+                        **{argument.name: value for argument, value in pairs if argument.kwarg_only},
+                    )
+            except Exception:
+                continue
+            named = {argument.name: value for argument, value in pairs}
+            return work_of(Call(f"{space}.{op}", args, named, out))
+        return self._unknown(f"{space}.{op}" if op else name, dims, types)
+
+    def _unknown(self, name: str, dims: Sequence[Any], types: Sequence[Any]) -> Work:
+        shapes = ["x".join(map(str, one)) for one in dims if isinstance(one, list) and one]
+        return Work(name, "memory", f"{', '.join(shapes[:4])} -> ?", self.usual, 0, 0, is_known=False)
+
+    def _argument(self, argument: Any, dims: Any, kind: Any, given: Any) -> Any:
+        """Return an argument as the trace tells it. Raises ValueError if it does not tell a needed one."""
+        wanted, label = str(argument.type), dtype(str(kind))[0]
+        if kind in {"TensorList", "GenericList"} or "List[Tensor]" in wanted:
+            if not isinstance(dims, list) or not dims or not all(isinstance(one, list) for one in dims):
+                raise ValueError("members of a list are not told")
+            return [self._tensor(one, self.usual) for one in dims]
+        if label and "Tensor" in wanted:
+            return self._tensor(dims, label)
+        value = _value(given)
+        if any(word in wanted for word in _ELSEWHERE):
+            value = "meta" if "Device" in wanted else None
+        elif argument.name == "dtype" and isinstance(value, int):
+            value = getattr(self._torch, _SCALAR_TYPES[value])
+        elif value is None and argument.has_default_value():
+            value = argument.default_value
+        elif value is None and "Optional" not in wanted:
+            raise ValueError(f"{argument.name} is not told")
+        elif "Tensor" in wanted and value is not None:
+            value = self._torch.empty((), dtype=self._torch.float64, device="meta")
+        return float(value) if wanted == "float" and isinstance(value, int) else value
+
+    def _tensor(self, dims: Any, label: str) -> Any:
+        sizes = [whole(one) for one in dims] if isinstance(dims, list) else []
+        if any(size is None or size < 0 for size in sizes):
+            raise ValueError("a size is not told")
+        return self._torch.empty(sizes, dtype=getattr(self._torch, _TORCH_TYPES[label]), device="meta")
+
+
+def _value(given: Any) -> Any:
+    """Return the value that a trace writes as text; None if it writes none.
+
+    >>> _value("[1, 2]"), _value("False"), _value("0."), _value("")
+    ([1, 2], False, 0.0, None)
+    """
+    if not isinstance(given, str) or not given:
+        return None
+    if given in {"True", "False"}:
+        return given == "True"
+    if given.startswith("["):
+        return [_value(part.strip()) for part in given[1:-1].split(",") if part.strip()]
+    try:
+        return int(given)
+    except ValueError:
+        pass
+    try:
+        return float(given)
+    except ValueError:
+        return given
+
+
+class _Issue(NamedTuple):
+    """One thing that a rank issued: when, what, and the rows of the device that it became."""
+
+    t_ns: int
+    what: int
+    work: Work | None
+    rows: list[int]
+    path: str
+    launches: list[int]
+
+
+class _Writer:
+    """Writes what a rank issued, in order."""
+
+    def __init__(
+        self,
+        threads: Mapping[int, _Spans],
+        rows: OnDevice,
+        spans: pa.Table,
+        known: Known,
+        *,
+        on_device: Steps,
+        counting: _Counting,
+    ) -> None:
+        self._on_device = on_device
+        self._threads, self._rows, self._known, self._counting = threads, rows, known, counting
+        self._step = int64(spans, "step")
+        # pauses of the device's own between kernels of a stream are part of the later one
+        gap = rows.start_ns - np.append(0, rows.end_ns[:-1])
+        same = np.append(False, rows.stream[1:] == rows.stream[:-1])
+        self._duration = (
+            rows.end_ns - rows.start_ns + np.where(same & (gap > 0) & (gap <= SHORTEST_NS), gap, 0)
+        )
+        self._label = {name: _words(spans, name) for name in ("category", "kind", "name", "dtype")}
+        self._number = {name: int64(spans, name) for name in ("group", "sequence", "peer", "size_bytes")}
+        self._moved = int64(spans, "bytes_moved")
+        busy = np.bincount(rows.stream, self._duration * (rows.computes + 1e-9))
+        self._stream = np.argsort(np.argsort(-busy, kind="stable"))[rows.stream]
+
+    def written(self) -> Issued | None:
+        """Return what was issued in whole steps, None if nothing was."""
+        steps = self._steps()
+        issues = self._issues(set(steps))
+        if not issues or not steps:
+            return None
+        host_ns, pauses = self._host(issues)
+        events, measured, works, messages, places = [], [], _Table(), _Table(), _Table()
+        waits = self._waits(issues)
+        blocked = self._blocked()
+        number_of: dict[int, int] = {}
+        previous_ns = issues[0].t_ns
+        for at, issue in enumerate(issues):
+            first = issue.rows[0]
+            place = places.number(self._place(issue, steps))
+            stream = int(self._stream[first])
+            if ((blocked > previous_ns) & (blocked <= issue.t_ns)).any():
+                events.append((_HOST_WAIT, -1, place, 0, -1, 0))
+            previous_ns = issue.t_ns
+            events += [
+                (_WAIT, -1, place, 0, number_of[other], 0)
+                for other in waits.get(at, ())
+                if other in number_of
+            ]
+            number_of[at] = len(events)
+            if issue.what == _COMMUNICATION:
+                item = messages.number(self._message(first))
+                order = int(self._number["sequence"][first])
+                events.append((_COMMUNICATION, item, place, 0, max(order, at), 0))
+            else:
+                events.append((_OP, works.number(issue.work._asdict()), place, stream, -1, 0))  # type: ignore[union-attr]
+            took = int(self._duration[issue.rows].sum())
+            measured.append((number_of[at], int(self._rows.start_ns[first]), took, host_ns[at], pauses[at]))
+        tables = RankTables(
+            _table(events, EVENTS), works.table(WORKS), messages.table(MESSAGES), places.table(PLACES)
+        )
+        return Issued(tables, _table(measured, MEASURED), self._facts(issues, steps, host_ns, pauses))
+
+    def _steps(self) -> list[int]:
+        """Return the steps of which all that ran was launched within what was recorded; one if unmarked."""
+        if not len(self._known.steps.number):
+            return [-1]
+        own = set(np.unique(self._step[(self._rows.launch >= 0) & (self._step >= 0)]).tolist())
+        return [number for number in self._known.steps.number.tolist() if number in own]
+
+    def _issues(self, steps: set[int]) -> list[_Issue]:
+        rows, launches = self._rows, self._known.launches
+        found: dict[Any, _Issue] = {}
+        for row in np.flatnonzero(rows.launch >= 0).tolist():
+            if int(self._step[row]) not in steps:
+                continue
+            launch = int(rows.launch[row])
+            tid, t_ns = int(launches.tid[launch]), int(launches.start_ns[launch])
+            spans = self._threads.get(tid)
+            around = _around(spans, t_ns) if spans is not None else []
+            path = self._path(spans, around)
+            kind = self._label["kind"][row]
+            if self._label["category"][row] in {"collective", "p2p"}:
+                found[("communication", row)] = _Issue(t_ns, _COMMUNICATION, None, [row], path, [launch])
+                continue
+            if kind in {"host_to_device", "device_to_host"}:
+                work = self._copy(row, TO_DEVICE if kind == "host_to_device" else TO_HOST)
+                found[("copy", row)] = _Issue(t_ns, _OP, work, [row], path, [launch])
+                continue
+            chosen = self._chosen(spans, around)
+            key = ("operator", tid, chosen) if chosen is not None else ("kernel", row)
+            if key in found:
+                found[key].rows.append(row)
+                found[key].launches.append(launch)
+                continue
+            work = self._counting.of(spans.events[chosen]) if chosen is not None else self._nameless(row)  # type: ignore[union-attr]
+            found[key] = _Issue(t_ns, _OP, work, [row], path, [launch])
+        for key, one in found.items():
+            if one.work is not None and key[0] != "copy":  # a copy over the link is no kernel
+                work = one.work._replace(kernels=len(one.rows))
+                in_time = sorted(one.rows, key=lambda row: rows.start_ns[row])
+                found[key] = one._replace(work=work, rows=in_time)
+        return sorted(found.values(), key=lambda one: one.t_ns)
+
+    def _chosen(self, spans: _Spans | None, around: Sequence[int]) -> int | None:
+        """Return the outermost operator around a launch that torch does not take apart, or the innermost."""
+        if spans is None:
+            return None
+        named = [at for at in around if spans.events[at].get("cat") != "python_function"]
+        whole_ones = [at for at in named if self._counting.is_whole(text(spans.events[at].get("name")))]
+        return whole_ones[-1] if whole_ones else named[0] if named else None
+
+    def _path(self, spans: _Spans | None, around: Sequence[int]) -> str:
+        if spans is None:
+            return ""
+        names = [text(spans.events[at].get("name")) for at in reversed(around)]
+        return "/".join(name.removeprefix(MODULE) for name in names if name.startswith(MODULE))
+
+    def _copy(self, row: int, kind: str) -> Work:
+        return Work(f"copy.{kind}", kind, f"{self._moved[row]} B", "", 0, int(self._moved[row]))
+
+    def _nameless(self, row: int) -> Work:
+        return Work(self._label["name"][row], "memory", "", self._counting.usual, 0, 0, is_known=False)
+
+    def _place(self, issue: _Issue, steps: Sequence[int]) -> dict[str, Any]:
+        kind = self._label["kind"][issue.rows[0]]
+        is_compute = self._label["category"][issue.rows[0]] == "compute"
+        step = int(self._step[issue.rows[0]])
+        return {
+            "kind": kind if is_compute else "kernel",
+            "name": issue.path,
+            "layer": -1,
+            "step": steps.index(step) if step in steps else 0,
+            "microbatch": -1,
+            "stage": 0,
+            "virtual_stage": 0,
+            "trains": True,
+        }
+
+    def _message(self, row: int) -> dict[str, Any]:
+        return {
+            "kind": self._label["kind"][row],
+            **{name: int(self._number[name][row]) for name in ("group", "size_bytes", "peer")},
+            "dtype": self._label["dtype"][row],
+            "is_async": True,
+            "name": self._label["kind"][row],
+            "sent_bytes": [],
+            "received_bytes": [],
+        }
+
+    def _waits(self, issues: Sequence[_Issue]) -> dict[int, list[int]]:
+        """Return what waited for which communications: it started when they ended, on a stream that idled."""
+        rows = self._rows
+        found: dict[int, list[int]] = defaultdict(list)
+        main = [at for at, one in enumerate(issues) if one.what == _OP and self._stream[one.rows[0]] == 0]
+        starts = np.array([rows.start_ns[issues[at].rows[0]] for at in main], np.int64)
+        ends = np.array([rows.end_ns[issues[at].rows].max() for at in main], np.int64)
+        for at, one in enumerate(issues):
+            if one.what != _COMMUNICATION or not main:
+                continue
+            end_ns = int(rows.end_ns[one.rows[0]])
+            next_ = int(np.searchsorted(starts, end_ns))
+            if next_ == len(main):
+                continue
+            idle_since = int(ends[next_ - 1]) if next_ else 0
+            if starts[next_] - end_ns <= SOON_NS and idle_since < end_ns:
+                found[main[next_]].append(at)
+        return found
+
+    def _blocked(self) -> Int64Array:
+        """Return when calls of the runtime in which the host waited for the device returned."""
+        launches = self._known.launches
+        synchronizes = np.array(["Synchronize" in name for name in launches.names], np.bool_)
+        own = synchronizes[launches.code] if launches.names else np.zeros(0, np.bool_)
+        ends: Int64Array = np.sort(launches.end_ns[own])
+        return ends
+
+    def _host(self, issues: Sequence[_Issue]) -> tuple[list[int], list[int]]:
+        """Return the time of the host for each: what it worked, what it paused, not what it waited."""
+        launches, steps = self._known.launches, self._known.steps
+        calls = np.unique(np.concatenate([np.array(one.launches, np.int64) for one in issues]))
+        calls = calls[np.argsort(launches.start_ns[calls], kind="stable")]
+        begin = launches.start_ns[calls]
+        place = steps.place(begin)
+        first = np.append(True, place[1:] != place[:-1])
+        if len(steps.number):
+            since = np.where(
+                first, steps.start_ns[np.clip(place, 0, len(steps.number) - 1)], np.append(0, begin[:-1])
+            )
+        else:
+            since = np.append(begin[0], begin[:-1])
+        waited = _waited_ns(launches, since, begin, self._rows)
+        gap = np.maximum(begin - since - waited, 0)
+        limit = max(PAUSE_NS, PAUSE_RATIO * float(np.median(gap)))
+        of_call = dict(zip(calls.tolist(), gap.tolist(), strict=True))
+        host, pauses = [], []
+        seen: set[int] = set()
+        for one in issues:
+            own = [of_call[call] for call in dict.fromkeys(one.launches) if call not in seen]
+            seen.update(one.launches)
+            host.append(int(sum(ns for ns in own if ns < limit)))
+            pauses.append(int(sum(ns for ns in own if ns >= limit)))
+        return host, pauses
+
+    def _facts(
+        self, issues: Sequence[_Issue], steps: Sequence[int], host_ns: Sequence[int], pauses: Sequence[int]
+    ) -> dict[str, Any]:
+        """Return what a reader should know: the step that was measured, and how much of it is explained."""
+        rows = self._rows
+        own = np.array(sorted({row for one in issues for row in one.rows}))
+        before = np.ones(len(rows.start_ns), np.bool_)
+        before[own] = False
+        windows, idle = [], []
+        edges = self._on_device
+        for number in steps:
+            mine = own[self._step[own] == number]
+            begin = int(rows.start_ns[mine].min())
+            if number >= 0:
+                at = int(np.flatnonzero(edges.number == number)[0])
+                begin = int(edges.start_ns[at])
+            earlier = rows.end_ns[(self._step != number) | before]
+            earlier = earlier[earlier <= int(rows.start_ns[mine].min())]
+            begin = max(begin, int(earlier.max(initial=begin)))
+            end = int(rows.end_ns[mine].max())
+            if number >= 0:
+                end = max(end, int(edges.end_ns[at]))
+            windows.append((end - begin) / 1e9)
+            idle.append((end - begin - _covered_ns(rows, begin, end)) / 1e9)
+        known_ns = sum(
+            int(self._duration[one.rows].sum()) for one in issues if one.work is None or one.work.is_known
+        )
+        return {
+            "steps": len(steps),
+            "step_s": windows,
+            "idle_s": idle,
+            "explained": known_ns / max(int(self._duration[own].sum()), 1),
+            "paused_s": sum(pauses) / 1e9,
+        }
+
+
+def _covered_ns(rows: OnDevice, begin_ns: int, end_ns: int) -> int:
+    """Return how long anything ran between two moments; pauses of the device's own count as running."""
+    start, end = np.clip(rows.start_ns, begin_ns, end_ns), np.clip(rows.end_ns, begin_ns, end_ns)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    gap = start - np.append(begin_ns, end[:-1])
+    return end_ns - begin_ns - int(gap[gap > SHORTEST_NS].sum()) - max(end_ns - int(end[-1]), 0)
+
+
+def _waited_ns(launches: Launches, since: Int64Array, until: Int64Array, rows: OnDevice) -> Int64Array:
+    """Return how much of each interval the host waited for its device, in calls that block or take long."""
+    blocking = np.array([BLOCKING.search(name) is not None for name in launches.names], np.bool_)
+    takes = launches.end_ns - launches.start_ns
+    own = np.flatnonzero(
+        (blocking[launches.code] if launches.names else takes < 0) | (takes >= LEAST_FRAME_US * 1000)
+    )
+    own = own[np.argsort(launches.start_ns[own], kind="stable")]
+    start, end = _both(launches.start_ns[own], launches.end_ns[own], *_united(rows.start_ns, rows.end_ns))
+    length = np.maximum(end - start, 0)
+    total = np.append(0, np.cumsum(length))
+
+    def until_(t_ns: Int64Array) -> Int64Array:
+        at = np.searchsorted(start, t_ns, side="right")
+        inside = np.maximum(np.append(0, end)[at] - t_ns, 0) * (at > 0)
+        found: Int64Array = total[at] - np.minimum(inside, np.append(0, length)[at])
+        return found
+
+    return until_(until) - until_(since)
+
+
+def _united(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return intervals that cover what the given ones cover, and do not overlap."""
+    if not len(start):
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    heads = np.flatnonzero(np.append(True, start[1:] > end[:-1]))
+    return start[heads], end[np.append(heads[1:], len(start)) - 1]
+
+
+def _both(
+    start: Int64Array, end: Int64Array, other: Int64Array, other_end: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Return where intervals lie within others, which do not overlap."""
+    start, end = _united(start, end)
+    points = np.unique(np.concatenate([start, end, other, other_end]))
+    left, right = points[:-1], points[1:]
+
+    def inside(begin: Int64Array, stop: Int64Array) -> Any:
+        at = np.searchsorted(begin, left, side="right") - 1
+        return (at >= 0) & (left < np.append(stop, 0)[at])
+
+    kept = inside(start, end) & inside(other, other_end)
+    return left[kept], right[kept]
+
+
+def _words(spans: pa.Table, name: str) -> list[str]:
+    codes, names = labels(spans, name)
+    return [names[code] for code in codes.tolist()]
+
+
+class _Table:
+    """Distinct rows, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._rows: list[Mapping[str, Any]] = []
+
+    def number(self, row: Mapping[str, Any]) -> int:
+        """Return the number of *row*, a new one the first time."""
+        key = json.dumps(row, default=list)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._rows)
+            self._rows.append(row)
+        return self._numbers[key]
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """Return them in the columns of *schema*."""
+        return pa.Table.from_pylist(
+            [{**row, "rows": list(row["rows"])} if "rows" in row else dict(row) for row in self._rows], schema
+        )
+
+
+def _table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )

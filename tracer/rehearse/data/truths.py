@@ -1,0 +1,199 @@
+"""Checks of numbers that are unknown, and hold: they are finite, and do not end the script.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+# Checks whether unknown numbers are finite: they are, as in a training that goes well.
+
+
+NEVER: Final = frozenset({"aten.isnan", "aten.isinf", "aten.isposinf", "aten.isneginf"})
+"""Operators that are true of numbers that are not finite only."""
+
+COMPARED: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    f"aten.{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+"""Operators by which numbers are compared: with themselves, or with infinity."""
+
+NEGATES: Final = frozenset({"aten.logical_not", "aten.bitwise_not"})
+BOTH: Final = frozenset({"aten.mul", "aten.logical_and", "aten.bitwise_and", "aten.all", "aten._is_all_true"})
+EITHER: Final = frozenset({"aten.logical_or", "aten.bitwise_or", "aten.any", "aten._is_any_true"})
+
+JOINS: Final = NEGATES | BOTH | EITHER
+"""Operators on truths: the truth of their results follows from that of all elements of their operands."""
+
+CHECKS: Final = NEVER | frozenset(COMPARED)
+
+
+def truth_of(name: str, args: Sequence[Any]) -> float | None:
+    """Return whether the check *name* of *args* is true (1) or false (0) for finite numbers.
+
+    None if it is no such check. Comparing a number with itself, or with infinity, is such a check.
+    """
+    if name in NEVER:
+        return 0.0
+    if name not in COMPARED or len(args) < 2:
+        return None
+    one, other = args[:2]
+    if one is other or are_same(one, other):
+        return float(COMPARED[name](0.0, 0.0))
+    return float(COMPARED[name](0.0, other)) if isinstance(other, float) and math.isinf(other) else None
+
+
+def joined(name: str, truths: Sequence[float | None]) -> float | None:
+    """Return the result of *name* on operands that are these *truths* (1, 0, None: unknown); None if unknown.
+
+    >>> joined("aten.any", [0.0]), joined("aten.mul", [1.0, None]), joined("aten.logical_or", [1.0, None])
+    (0.0, None, 1.0)
+    """
+    if name in NEGATES:
+        return None if truths[0] not in {0.0, 1.0} else 1.0 - float(truths[0] or 0.0)
+    decides = 0.0 if name in BOTH else 1.0
+    if decides in truths:
+        return decides
+    return 1.0 - decides if all(truth == 1.0 - decides for truth in truths) else None
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Whether two tensors are the same elements of the same storage, as two selections of one loss."""
+    if not (hasattr(one, "untyped_storage") and hasattr(other, "untyped_storage")):
+        return False
+    return (
+        one.untyped_storage()._cdata == other.untyped_storage()._cdata  # noqa: SLF001 - tells storages apart
+        and one.storage_offset() == other.storage_offset()
+        and (one.shape, one.stride()) == (other.shape, other.stride())
+    )
+
+
+# What the source of a script says of a number that it reads: whether it decides anything, and how it must.
+
+
+ADDS: Final = frozenset({"add", "append", "extend", "insert", "update"})
+"""Methods by which a container gets what they are given."""
+
+
+@lru_cache(maxsize=1024)
+def passing(name: str, line: int) -> bool | None:
+    """Return the answer that does not end the script, for the condition in *line* of the file *name*.
+
+    None if the line is in no such check, or if it has several conditions that could be meant.
+    """
+    for test, wanted in _checks(name):
+        if _covers(test, line):
+            found = set(_truths(test, line, wanted=wanted))
+            return found.pop() if len(found) == 1 else None
+    return None
+
+
+@lru_cache(maxsize=64)
+def _checks(name: str) -> tuple[tuple[ast.expr, bool], ...]:
+    """Return what the checks of a file ask, each with the truth that does not end the script."""
+    return tuple(_found(_tree(name)))
+
+
+def _found(tree: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield node.test, True
+        elif isinstance(node, ast.If) and _ends(node.body) != _ends(node.orelse):
+            yield node.test, _ends(node.orelse)
+
+
+def _ends(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], ast.Raise)
+
+
+def _covers(node: ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _truths(test: ast.expr, line: int, *, wanted: bool) -> Iterator[bool]:
+    """Yield the truths that parts of *test* on *line* need so that it is as *wanted*."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _truths(test.operand, line, wanted=not wanted)
+    elif isinstance(test, ast.BoolOp):
+        for one in test.values:
+            yield from _truths(one, line, wanted=wanted)
+    elif _covers(test, line):
+        yield wanted
+
+
+@lru_cache(maxsize=1024)
+def may_decide(name: str, line: int) -> bool:
+    """Whether a number that is made in *line* of the file *name* may decide what is done there.
+
+    It does if a condition, a comparison, an index or a whole number is made of it, or of something that it is
+    given to. Names are compared, whatever function they are in.
+    """
+    nodes = [*ast.walk(_tree(name))]
+    uses = [use for node in nodes for use in _uses(node)]
+    if any(isinstance(one, ast.Call) and _covers(one, line) for use in uses for one in ast.walk(use)):
+        return True
+    given = [one for node in nodes for one in _given(node)]
+    found = {one for node, names in given if _covers(node, line) for one in names}
+    n_before = -1
+    while len(found) > n_before:
+        n_before = len(found)
+        found |= {one for node, names in given if not found.isdisjoint(_named(node)) for one in names}
+    return any(not found.isdisjoint(_named(use)) for use in uses)
+
+
+def _uses(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what decides something in *node*."""
+    if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+        yield node.test
+    elif isinstance(node, ast.Compare):
+        yield node
+    elif isinstance(node, ast.Subscript):
+        yield node.slice
+    elif isinstance(node, ast.comprehension):
+        yield from node.ifs
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"int", "range"}:
+        yield from node.args
+
+
+def _given(node: ast.AST) -> Iterator[tuple[Any, set[str]]]:
+    """Yield expressions in *node*, and the names by which what they make is known."""
+    if isinstance(node, ast.Assign):
+        yield node.value, {one for target in node.targets for one in _own(target)}
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        yield node.value, _own(node.target)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADDS:
+        yield node, _own(node.func.value)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        for one in ast.walk(node):
+            if isinstance(one, ast.Return) and one.value is not None:
+                yield one.value, {node.name}
+
+
+def _own(target: ast.AST) -> set[str]:
+    """Return the names of what is assigned: of an attribute its own, of an element that of its container."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return {name for one in target.elts for name in _own(one)}
+    while isinstance(target, ast.Subscript | ast.Starred):
+        target = target.value
+    return {target.attr} if isinstance(target, ast.Attribute) else _named(target)
+
+
+def _named(node: ast.AST) -> set[str]:
+    """Return the names, and those of attributes, in *node*."""
+    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return found | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+
+
+@lru_cache(maxsize=64)
+def _tree(name: str) -> ast.Module:
+    """Return the source of a file as a tree, an empty one where it has none."""
+    try:
+        return ast.parse("".join(linecache.getlines(name)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])

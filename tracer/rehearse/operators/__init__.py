@@ -1,1 +1,0 @@
-"""What an operator costs: its kind, sizes, FLOPs and bytes."""

@@ -1,1 +1,0 @@
-"""The world of which one rank is run: groups, collectives, stores, and what other ranks would send."""

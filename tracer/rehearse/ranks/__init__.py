@@ -1,1 +1,0 @@
-"""Which ranks are run, and the processes that run them."""

@@ -1,0 +1,52 @@
+"""Puts functions of a rehearsal in the place of those of torch and of libraries."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from foretrace.tracer.importing import Expectation
+
+
+def replaces(*owners: Any, name: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what puts a function in the place of the one of its *name* in *owners*, which it is given first.
+
+    >>> from types import SimpleNamespace
+    >>> module = SimpleNamespace(double=lambda n: 2 * n)
+    >>> @replaces(module)
+    ... def double(original, n):
+    ...     return original(n) + 1
+    >>> module.double(3)
+    7
+    """
+
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        called = name or function.__name__
+        original = getattr(owners[0], called)
+
+        @functools.wraps(original)
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        for owner in owners:
+            setattr(owner, called, instead)
+        return instead
+
+    return put
+
+
+def when_imported(name: str, change: Callable[[Any], None]) -> list[Any]:
+    """Change the module *name* now, or once it is imported; return objects that must be kept alive."""
+    if name in sys.modules:
+        change(sys.modules[name])
+        return []
+    return [Expectation(name, change)]
+
+
+def everywhere(name: str, original: Any, replaced: Any) -> None:
+    """Replace a function of torch by *replaced* in all modules that have it under this *name*."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:  # getattr would make errors
+            setattr(module, name, replaced)

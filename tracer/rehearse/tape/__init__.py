@@ -1,0 +1,1 @@
+"""What a rank issues, seen operator by operator, priced, and written down in order."""

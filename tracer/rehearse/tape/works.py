@@ -1,0 +1,617 @@
+"""The work of PyTorch operators on a GPU: a matrix product, attention, or memory traffic, with its size.
+
+Pure functions of shapes; importing this module does not import torch. A tensor here is anything with
+``shape``, ``dtype``, ``nbytes``, ``numel()`` and ``element_size()``. FLOPs are those that are executed: two
+per multiply-add, half of the scores under a causal mask; element-wise arithmetic counts as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from math import log2, prod
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from foretrace.tracer.operators import dtype_name, tensor_bytes
+from foretrace.tracer.rehearse.tape.calls import Call, tensors_in, total_bytes
+from foretrace.traces.rehearsal import ALIGNED_BYTES
+
+# One operation on a device, and functions that all formulas of operators share.
+
+
+class Work(NamedTuple):
+    """One operation on a device, in the columns of ``traces.rehearsal.WORKS``."""
+
+    name: str  # operator, e.g. ``"aten.mm"``
+    kind: str  # ``"gemm"``, ``"attention"``, ``"attention_backward"`` or ``"memory"``
+    shapes: str  # of operands and results, for display
+    dtype: str  # of the operands
+    flops: int  # floating-point operations over all members of a batch
+    bytes_moved: int  # device memory read and written, each operand once
+    # of a product ``(m, k) @ (k, n)``; of attention queries, keys and head width; m, of element-wise work,
+    # elements that are addressed one by one
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1  # members of a batched product; heads over all sequences of an attention
+    v_dim: int = 0  # width of a value head
+    causal: bool = False  # attention skips what a causal mask hides
+    kernels: int = 1  # on the device
+    # whether there is a formula for the operator; else only the bytes of its operands are known
+    is_known: bool = True
+    rows: tuple[int, ...] = ()  # of each expert of a grouped product, empty if unknown
+    # the dimension split among experts: ``"m"``, ``"n"`` or ``"k"``; its own field is the mean
+    along: str = ""
+    # whether the rows of all matrices begin at addresses from which tensor cores can read; of element-wise
+    # work, whether it goes through memory in order
+    aligned: bool = True
+
+
+def dtype_of(tensors: Sequence[Any]) -> str:
+    """Return the dtype of the first floating-point tensor, else of the first tensor."""
+    floating = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
+    return dtype_name((floating or list(tensors))[0]) if tensors else ""
+
+
+def shapes_of(call: Call) -> str:
+    """Return the shapes of operands and results as short text."""
+
+    def words(values: Any) -> str:
+        shapes = ["x".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(values)]
+        shown = ", ".join(shapes[:4])
+        return f"{shown}, {len(shapes) - 4} more" if len(shapes) > 4 else shown
+
+    return f"{words(call.args)} -> {words(call.out)}"
+
+
+def is_aligned(matrix: Any) -> bool:
+    """Return whether each row of *matrix* is aligned, or each column if columns are contiguous."""
+    if min(matrix.shape) < 2:
+        return True
+    return bool(max(matrix.stride()) * matrix.element_size() % ALIGNED_BYTES == 0)
+
+
+def product(
+    call: Call, operand: Any, shape: tuple[int, int, int], *, batch: int = 1, extra_bytes: int = 0
+) -> Work:
+    """Return the work of ``(m, k) @ (k, n)``, *shape* ``(m, n, k)``, in the dtype of *operand*."""
+    m, n, k = shape
+    width = operand.element_size()
+    out = next(iter(tensors_in(call.out)))
+    moved = ((m * k + k * n) * width + m * n * out.element_size()) * batch + extra_bytes
+    return Work(
+        name=call.name,
+        kind="gemm",
+        shapes=shapes_of(call),
+        dtype=dtype_name(operand),
+        flops=2 * m * n * k * batch,
+        bytes_moved=moved,
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+    )
+
+
+# Bytes of device memory that an operator reads and writes, if it is neither a product nor attention.
+
+
+def traffic(call: Call) -> int:
+    """Return the bytes that *call* reads and writes."""
+    return _TRAFFIC.get(call.name, _operands)(call)
+
+
+def _operands(call: Call) -> int:
+    """Every operand is read once, every result is written once; a tensor changed in place counts as both."""
+    written = tensors_in(call.named.get("out"))
+    read = {id(tensor): tensor for tensor in tensors_in(call.args)}
+    for tensor in written:
+        read.pop(id(tensor), None)
+    results = tensors_in(call.out) or written
+    if not results and call.name.endswith("_"):  # foreach operators in place return nothing
+        results = tensors_in(call.args[0])
+    return total_bytes(read.values()) + total_bytes(results)
+
+
+def _written(call: Call) -> int:
+    return total_bytes(tensors_in(call.out) or tensors_in(call.args[:1]))
+
+
+def _copied(call: Call) -> int:
+    """The first operand is written and not read."""
+    return total_bytes(tensors_in(call.args[1:])) + total_bytes(tensors_in(call.args[0]))
+
+
+def _filled(call: Call) -> int:
+    """The operand is copied first, and the copy is filled where a mask says (TensorAdvancedIndexing.cpp)."""
+    return _operands(call) + 2 * total_bytes(tensors_in(call.out))
+
+
+def _picked(call: Call) -> int:
+    """Only the selected elements of the first operand are read."""
+    return 2 * total_bytes(tensors_in(call.out)) + total_bytes(tensors_in(call.args[1:]))
+
+
+def _put(call: Call) -> int:
+    """Values are read, and written to their places; if they are added, these places are read before.
+
+    An operator that is not in place first copies its whole first operand.
+    """
+    named = call.named
+    put = next((named[name] for name in ("values", "source", "src") if name in named), None)
+    places = tensors_in([named.get("indices"), named.get("index")])
+    n_times = 3 if "add" in call.name or named.get("accumulate") else 2
+    whole = 0 if call.name.endswith("_") else 2 * tensor_bytes(call.args[0])
+    return n_times * total_bytes(tensors_in(put)) + total_bytes(places) + whole
+
+
+def _bag(call: Call) -> int:
+    """A row of the table is read per index; the sums of the bags are written."""
+    table, places = call.args[:2]
+    row = tensor_bytes(table) // max(int(table.shape[0]), 1)
+    return (
+        row * int(places.numel()) + total_bytes(tensors_in(call.args[1:])) + total_bytes(tensors_in(call.out))
+    )
+
+
+def _bag_backward(call: Call) -> int:
+    """Zeros are written; then, per index, a gradient row is read, a result row read and written."""
+    out = tensors_in(call.out)
+    row = total_bytes(out) // max(int(out[0].shape[0]), 1)
+    return 3 * row * int(call.args[1].numel()) + total_bytes(tensors_in(call.args)) + total_bytes(out)
+
+
+def _embedding_backward(call: Call) -> int:
+    """Zeros are written; then, per token, a gradient row is read, a result row read and written."""
+    return 3 * tensor_bytes(call.args[0]) + tensor_bytes(call.args[1]) + total_bytes(tensors_in(call.out))
+
+
+def _normalised(call: Call) -> int:
+    """A norm over many elements reads its input once for mean and variance, and once more to apply them.
+
+    A batch norm that does not train knows mean and variance already.
+    """
+    again = 0 if call.named.get("training") is False else tensor_bytes(call.args[0])
+    return _operands(call) + again
+
+
+def _normalised_backward(call: Call) -> int:
+    """Gradient and input are read for two sums over them, and once more for the gradient of the input.
+
+    A row of a layer norm fits into a multiprocessor and is read once. Its sums over all rows, for weight and
+    bias, are a separate kernel (``layer_norm_kernel.cu``).
+    """
+    named = call.named
+    needs_sums = named.get("train", True) and ("layer" not in call.name or any(named["output_mask"][1:]))
+    again = total_bytes(tensors_in([named["grad_out"], named["input"]])) if needs_sums else 0
+    return _operands(call) + again
+
+
+def _adam(call: Call) -> int:
+    """Parameters, gradients and two moments are read; all but the gradients are written."""
+    lists = [tensors_in(value) for value in call.args[:4]]
+    return (
+        sum(map(total_bytes, lists)) + total_bytes(lists[0]) + total_bytes(lists[2]) + total_bytes(lists[3])
+    )
+
+
+def _one_of_each_row(call: Call) -> int:
+    """The loss reads one logit of each row."""
+    return 2 * total_bytes(tensors_in(call.args[1:2])) + total_bytes(tensors_in(call.out))
+
+
+def _gathered(call: Call) -> int:
+    """Shards are copied into the buffer of an all-gather."""
+    return 2 * total_bytes(tensors_in(call.args[0]))
+
+
+_TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
+    {
+        f"aten.{name}": traffic
+        for traffic, names in {
+            _copied: "copy_ _foreach_copy_",
+            _filled: "masked_fill",
+            _written: "fill_ zero_ _foreach_zero_ full_like zeros_like ones_like new_zeros new_full normal_ "
+            "uniform_ nll_loss_backward",
+            _picked: "embedding index index_select gather",
+            _put: "index_put_ index_put index_add_ index_add scatter_add_ index_copy_ index_copy scatter_add",
+            _embedding_backward: "embedding_dense_backward",
+            _bag: "_embedding_bag _embedding_bag_forward_only",
+            _bag_backward: "_embedding_bag_backward _embedding_bag_dense_backward",
+            _one_of_each_row: "nll_loss_forward",
+            _normalised: "native_batch_norm _native_batch_norm_legit native_group_norm",
+            _normalised_backward: "native_batch_norm_backward native_group_norm_backward "
+            "native_layer_norm_backward",
+            _adam: "_fused_adam_ _fused_adamw_",
+        }.items()
+        for name in names.split()
+    }
+    | {"fsdp.all_gather_copy_in": _gathered}
+)
+"""By operator, its traffic if that is not every operand and every result once."""
+
+
+# FLOPs of matrix decompositions and similar operators of linear algebra.
+
+
+COMPLEX_FACTOR: Final = 4
+"""FLOPs of a complex multiply-add, relative to a real one."""
+
+
+def decomposition(call: Call) -> Work:
+    """Return the work of *call*: a matrix product with as many FLOPs, which is faster than the real one."""
+    matrix = next(tensor for tensor in tensors_in(call.args) if len(tensor.shape) > 1)
+    flops, rows, columns = 0, matrix.shape[-2], matrix.shape[-1]
+    batch = prod(matrix.shape[:-2])
+    if call.name != NO_COUNT:
+        *of, m, n = call.args[0].shape
+        flops = round(prod(of) * FLOPS[call.name](call, max(m, n), min(m, n)))
+        flops *= COMPLEX_FACTOR if matrix.dtype.is_complex else 1
+    area = batch * rows * columns
+    work = Work(
+        name=call.name,
+        kind="gemm" if flops and area else "memory",
+        shapes=shapes_of(call),
+        dtype=dtype_of(tensors_in(call.args)),
+        flops=flops,
+        bytes_moved=traffic(call),
+        is_known=False,
+    )
+    if work.kind == "memory":
+        return work
+    return work._replace(m=rows, n=columns, k=max(round(flops / (2 * area)), 1), batch=batch)
+
+
+def transform(call: Call) -> Work:
+    """Return the work of a Fourier transform: it reads and writes its operands once per dimension.
+
+    FLOPs are ``5 n log2(n)`` for *n* complex elements that are transformed together, half of that if one side
+    is real: the convention by which FFTW and cuFFT state their rates (Frigo and Johnson, "The Design and
+    Implementation of FFTW3", Proceedings of the IEEE 93(2), 2005).
+    """
+    data, dims = call.args[:2]
+    out = next(iter(tensors_in(call.out)))
+    whole = data if call.name == "aten._fft_r2c" else out
+    n_together = prod(whole.shape[dim] for dim in dims)
+    n_times = whole.numel() // max(n_together, 1)
+    per_element = 5 if call.name == "aten._fft_c2c" else 2.5
+    return Work(
+        name=call.name,
+        kind="memory",
+        shapes=shapes_of(call),
+        dtype=dtype_of([data]),
+        flops=round(per_element * n_times * n_together * log2(max(n_together, 1))),
+        bytes_moved=traffic(call) + 2 * out.nbytes * (len(dims) - 1),
+        kernels=len(dims),
+        is_known=False,
+    )
+
+
+def _right(call: Call, at: int = 1) -> float:
+    """Return the columns of operand *at*, for each matrix of the first operand."""
+    first, right = call.args[0], call.args[at]
+    return float(right.numel() / max(prod(first.shape[:-1]), 1))
+
+
+def _lu(m: float, n: float) -> float:
+    return m * n**2 - n**3 / 3
+
+
+def _generated(m: float, n: float, k: float) -> float:
+    """``xORGQR`` (LAWN 41): *k* reflections made a matrix of *m* rows and *n* columns."""
+    return float(4 * m * n * k - 2 * (m + n) * k**2 + 4 * k**3 / 3)
+
+
+def _qr(call: Call, m: float, n: float) -> float:
+    """``xGEQRF``, and ``xORGQR`` if Q is requested (LAWN 41)."""
+    mode, rows = call.named.get("mode", "reduced"), call.args[0].shape[-2]
+    q = {"r": 0, "complete": rows}.get(mode, n)
+    return 2 * _lu(m, n) + (_generated(rows, q, n) if q else 0)
+
+
+def _applied(call: Call, m: float, n: float) -> float:
+    """``xORMQR`` (LAWN 41): 4 m n k - 2 n k² with k reflections, applied to m rows and n columns."""
+    tau, other = call.args[1:3]
+    k, sides = tau.shape[-1], other.shape[-2:] if call.named.get("left", True) else other.shape[-2:][::-1]
+    return float(4 * sides[0] * sides[1] * k - 2 * sides[1] * k**2)
+
+
+def _singular(call: Call, m: float, n: float) -> float:
+    """With or without a QR first, whichever is less (G&VL, figure 8.6.1)."""
+    if not call.named.get("compute_uv", True):
+        return float(min(2 * m * n**2 + 2 * n**3, 4 * m * n**2 - 4 / 3 * n**3))
+    return float(min(6 * m * n**2 + 20 * n**3, 14 * m * n**2 + 8 * n**3))
+
+
+NO_COUNT: Final = "aten.linalg_matrix_exp"
+"""Operator whose number of squarings depends on values."""
+
+FLOPS: Final[Mapping[str, Callable[[Call, float, float], Any]]] = MappingProxyType(
+    {
+        "aten.linalg_cholesky_ex": lambda call, m, n: n**3 / 3,  # xPOTRF
+        "aten.cholesky_inverse": lambda call, m, n: 2 * n**3 / 3,  # xPOTRI
+        "aten.cholesky_solve": lambda call, m, n: 2 * call.args[1].shape[-1] * m * n,  # two triangles, xPOTRS
+        "aten.linalg_ldl_factor_ex": lambda call, m, n: n**3 / 3,  # xSYTRF
+        **dict.fromkeys(  # xGETRF, of LAWN 41 as those below
+            ("aten.linalg_lu", "aten.linalg_lu_factor_ex", "aten._linalg_det", "aten._linalg_slogdet"),
+            lambda call, m, n: _lu(m, n),
+        ),
+        "aten.linalg_inv_ex": lambda call, m, n: 2 * n**3,  # xGETRF and xGETRI
+        "aten._linalg_solve_ex": lambda call, m, n: _lu(m, n) + 2 * n**2 * _right(call),  # xGESV
+        "aten.linalg_lu_solve": lambda call, m, n: 2 * n**2 * _right(call, 2),  # xGETRS
+        "aten.linalg_solve_triangular": lambda call, m, n: n**2 * _right(call),  # xTRTRS
+        "aten.triangular_solve": lambda call, m, n: call.args[1].shape[-1] * m * n,
+        "aten.geqrf": lambda call, m, n: 2 * _lu(m, n),  # xGEQRF
+        "aten.linalg_qr": _qr,
+        "aten.linalg_householder_product": lambda call, m, n: _generated(m, n, call.args[1].shape[-1]),
+        "aten.ormqr": _applied,
+        # xGELS: reflections, applied to right-hand sides, and a triangle for each (G&VL, section 5.3)
+        "aten.linalg_lstsq": lambda call, m, n: 2 * _lu(m, n) + _right(call) * (4 * m * n - n**2),
+        "aten._linalg_eigh": lambda call, m, n: (  # 4/3 n³ for the tridiagonal form (G&VL, section 8.3)
+            (9 if call.named.get("compute_v", True) else 4 / 3) * n**3
+        ),
+        "aten.linalg_eig": lambda call, m, n: 25 * n**3,  # G&VL, section 7.5, with vectors
+        "aten._linalg_eigvals": lambda call, m, n: 10 * n**3,  # the same, values alone
+        "aten._linalg_svd": _singular,
+    }
+)
+"""FLOPs of an operator for each matrix of its first operand, whose longer side is m, and the shorter n;
+comments name the routine of LAPACK."""
+
+DECOMPOSED: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
+    {
+        **dict.fromkeys((*FLOPS, NO_COUNT), decomposition),
+        **dict.fromkeys(("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"), transform),
+    }
+)
+"""Operators of this module, and the function that returns the work of each."""
+
+
+# The work of fused attention: over sequences of equal length, or over packed sequences of many lengths.
+
+BACKWARD_PRODUCTS: Final = 5
+"""Matrix products of a fused attention backward; a forward has two (FlashAttention-2, arXiv:2307.08691)."""
+
+_FLASH: Final = ("cum_seq_q", "cum_seq_k")
+_EFFICIENT: Final = ("cu_seqlens_q", "cu_seqlens_k")
+
+VARLEN: Final = MappingProxyType(
+    {
+        "aten._flash_attention_forward": _FLASH,
+        "aten._flash_attention_backward": _FLASH,
+        "aten._efficient_attention_forward": _EFFICIENT,
+        "aten._efficient_attention_backward": _EFFICIENT,
+    }
+)
+"""Operators on tensors of shape (batch, tokens, heads, width), or (tokens, heads, width) for packed
+sequences, and the arguments with the bounds of the sequences of queries and of keys."""
+
+
+def attention(call: Call) -> Work:
+    """Return the work of a fused attention, forward or backward."""
+    backward = "backward" in call.name
+    named = call.named
+    q, k, v = call.args[1:4] if backward else call.args[:3]
+    heads, lengths = _sequences(call, q, k) if call.name in VARLEN else _alike(q, k)
+    tokens, seen_tokens = (sum(one[side] for one in lengths) for side in (0, 1))
+    n_seen = sum(queries * keys for queries, keys in lengths)
+    m, n = _mean(n_seen, seen_tokens), _mean(n_seen, tokens)
+    causal = bool(named.get("is_causal", named.get("custom_mask_type", 0)))
+    flops = 2 * heads * (n_seen // 2 if causal else n_seen) * (q.shape[-1] + v.shape[-1])
+    moved = total_bytes([q, k, v]) + tensor_bytes(q) // q.shape[-1] * v.shape[-1]
+    return Work(
+        name=call.name,
+        kind="attention_backward" if backward else "attention",
+        shapes=shapes_of(call),
+        dtype=dtype_name(q),
+        flops=flops * BACKWARD_PRODUCTS // 2 if backward else flops,
+        bytes_moved=2 * moved if backward else moved,
+        m=m,
+        n=n,
+        k=q.shape[-1],
+        batch=round(heads * tokens / m) if m else heads,
+        v_dim=v.shape[-1],
+        causal=causal,
+    )
+
+
+def _mean(n_seen: int, tokens: int) -> int:
+    """Return the length of equal sequences that have the same number of scores and of *tokens*."""
+    return round(n_seen / tokens) if tokens else 0
+
+
+def _alike(q: Any, k: Any) -> tuple[int, Sequence[tuple[int, int]]]:
+    """Return the heads of all sequences, and queries and keys, for shape (batch, heads, tokens, width)."""
+    return prod(q.shape[:-2]), [(q.shape[-2], k.shape[-2])]
+
+
+def _sequences(call: Call, q: Any, k: Any) -> tuple[int, Sequence[tuple[int, int]]]:
+    """Return heads, and queries and keys of each sequence: as the call says, else of equal length."""
+    bounds = call.named.get(VARLEN[call.name][0])
+    n_queries, n_keys, heads = prod(q.shape[:-2]), prod(k.shape[:-2]), q.shape[-2]
+    if bounds is None:
+        return heads * q.shape[0], [(q.shape[1], k.shape[1])]
+    n_sequences = max(bounds.shape[0] - 1, 1)
+    half = len(call.ends) // 2
+    if half == n_sequences + 1:
+        sides = (call.ends[:half], call.ends[half:])
+        return heads, list(zip(*(tuple(b - a for a, b in pairwise(one)) for one in sides), strict=True))
+    return heads, [(n_queries // n_sequences, n_keys // n_sequences)] * n_sequences
+
+
+KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
+"""Namespaces of PyTorch itself; other operators are custom kernels, of which only the operands are known."""
+
+SILENT: Final = frozenset(
+    {
+        "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
+        "aten.detach", "aten.detach_", "aten.alias", "aten.lift_fresh", "aten.set_", "aten.resize_",
+        "aten._unsafe_view", "aten._reshape_alias", "aten.is_same_size", "aten.sym_size", "aten.sym_stride",
+        "aten.sym_numel", "aten.sym_storage_offset", "aten.is_pinned", "aten._pin_memory",
+        "aten.record_stream", "aten._has_same_storage_numel", "aten.equal", "aten._nested_tensor_size",
+        "aten.requires_grad_", "aten.unsqueeze_", "aten.squeeze_", "aten.transpose_", "aten.t_",
+        "aten.as_strided_", "prims.device_put", "aten.split_with_sizes", "aten.unsafe_split", "aten.chunk",
+    }
+)  # fmt: skip
+"""Operators that launch no kernel although they are not declared as views."""
+
+TENSORS_PER_LAUNCH: Final = 64
+"""Tensors per launch of a multi-tensor kernel: 110 to 30, by the number of lists
+(``depth_to_max_tensors`` in ATen/native/cuda/MultiTensorApply.cuh)."""
+
+ELEMENTS_PER_LAUNCH: Final = 65536 * 320
+"""Most elements per launch: ``kChunkSize * depth_to_max_blocks`` of the same file."""
+
+GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2"})
+"""Operators that multiply for all experts at once; ``offs`` says where the rows of each expert end."""
+
+BY_NUMBERS: Final = GROUPED | frozenset(VARLEN)
+"""Operators whose work depends on the values of operands, not only on shapes."""
+
+_AT_ONCE: Final = ("bf16", "fp8")
+"""Dtypes of operands for which there is one kernel for all experts."""
+
+
+def work_of(call: Call) -> Work:
+    """Return the work of *call* on the device."""
+    special = _PRODUCTS.get(call.name)
+    if special is not None:
+        return special(call)
+    if "attention" in call.name and call.name.startswith("aten._"):
+        return attention(call)
+    bytes_moved = traffic(call)
+    everything = [*tensors_in(call.args), *tensors_in(call.out)]
+    return Work(
+        name=call.name,
+        kind="memory",
+        shapes=shapes_of(call),
+        dtype=dtype_of(everything),
+        flops=0,
+        bytes_moved=bytes_moved,
+        kernels=_launches(call),
+        is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES,
+    )
+
+
+def _launches(call: Call) -> int:
+    """Return the kernels that *call* launches: one, unless it works on lists of tensors."""
+    if "_foreach_" not in call.name and "_fused_adam" not in call.name:
+        return 1
+    first = next((a for a in call.args if isinstance(a, list | tuple) and a), ())
+    n_elements = sum(int(tensor.numel()) for tensor in first)
+    return max(-(-len(first) // TENSORS_PER_LAUNCH), -(-n_elements // ELEMENTS_PER_LAUNCH), 1)
+
+
+def _mm(call: Call) -> Work:
+    *bias, a, b = call.args[: 3 if call.name == "aten.addmm" else 2]
+    shape = (a.shape[0], b.shape[1], a.shape[1])
+    found = product(call, a, shape, extra_bytes=total_bytes(bias))
+    return found._replace(aligned=all(map(is_aligned, (a, b, *tensors_in(call.out)))))
+
+
+def _bmm(call: Call) -> Work:
+    first = 0 if call.name == "aten.bmm" else 1
+    a, b = call.args[first : first + 2]
+    return product(call, a, (a.shape[1], b.shape[2], a.shape[2]), batch=a.shape[0])
+
+
+def _distances(call: Call) -> Work:
+    """Distances of all pairs of rows: a product of both, with two more columns (squares and ones)."""
+    a, b = call.args[:2]
+    shape = (a.shape[-2], b.shape[-2], a.shape[-1] + 2)
+    return product(call, a, shape, batch=prod(a.shape[:-2]))
+
+
+def _recurrent(call: Call) -> Work:
+    """All layers of a recurrent network: a product of each token with all weights, one token after the other.
+
+    A backward takes twice that. Each token of a layer launches a product and an element-wise kernel; the
+    inputs of all its tokens are multiplied at once, which is one more launch (the standard algorithm of
+    cuDNN). Layers may differ in width: the shape is that of the mean.
+    """
+    named = call.named
+    x, sizes = named["input"], named["batch_sizes"]
+    matrices = [weight for weight in named["weight"] if len(weight.shape) == 2]
+    n_steps = len(sizes) or x.shape[1 if named["batch_first"] else 0]
+    n_tokens, n_weights = prod(x.shape[:-1]), sum(prod(weight.shape) for weight in matrices)
+    passes, gates = 2 if "backward" in call.name else 1, matrices[0].shape[0]
+    layers = named["num_layers"] * (2 if named["bidirectional"] else 1)
+    shape = (n_tokens // n_steps, gates, round(n_weights / (gates * layers)))
+    found = product(call, x, shape, batch=n_steps * layers * passes)
+    return found._replace(
+        flops=2 * n_tokens * n_weights * passes, kernels=(2 * n_steps + 1) * layers * passes
+    )
+
+
+def _grouped(call: Call) -> Work:
+    """Products of experts: the rows of one operand are split among the matrices of the other.
+
+    They are split as the call says, or evenly if that is unknown. In bf16 and fp8 this is one kernel, in
+    other dtypes one product per expert (``_grouped_mm_fallback`` in ATen/native/GroupedMMUtils.h). The
+    weights of an expert without rows are not read, but its gradients are written.
+    """
+    a, b = call.args[:2]
+    members = next(t.shape[0] for t in (b, a, *tensors_in(call.out)) if len(t.shape) == 3)
+    sides = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    along = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}.get((len(a.shape), len(b.shape)), "")
+    total = sides.get(along, 0)
+    flops = 2 * prod(sides.values()) * (1 if along else members)
+    if along:
+        sides[along] = max(total // members, 1)
+    found = product(call, a, (sides["m"], sides["n"], sides["k"]), batch=members)._replace(
+        flops=flops, kernels=1 if dtype_name(a) in _AT_ONCE else members
+    )
+    rows = rows_between(call.ends, members, total) if along else ()
+    if not rows:
+        return found
+    width, out_width = a.element_size(), next(iter(tensors_in(call.out))).element_size()
+    each = [{**sides, along: n} for n in rows]
+    read = sum(s["k"] * (s["m"] + s["n"]) for s in each if s[along])
+    written = sum(s["m"] * s["n"] for s in each)
+    return found._replace(bytes_moved=read * width + written * out_width, rows=rows, along=along)
+
+
+def rows_between(ends: Sequence[int], members: int, total: int) -> tuple[int, ...]:
+    """Return the rows of each of *members* experts from their *ends*; nothing if they need more than *total*.
+
+    >>> rows_between([3, 3, 4], 3, 5)
+    (3, 0, 1)
+    """
+    rows = tuple(after - before for before, after in pairwise((0, *ends)))
+    return rows if len(rows) == members and min(rows) >= 0 and sum(rows) <= total else ()
+
+
+def _convolution(call: Call) -> Work:
+    """A convolution as a matrix product; a backward has one product per requested gradient.
+
+    The matrix of neighbourhoods is never in memory: operands are read once. The rows of the product are the
+    pixels of the result, or of the input if the convolution is transposed. Groups are the members of a batch.
+    """
+    named = call.named
+    groups = int(named.get("groups", 1))
+    weight, data = named["weight"], named["input"]
+    backward = "grad_output" in named
+    result = named["grad_output"] if backward else next(iter(tensors_in(call.out)))
+    over = data if named["transposed"] else result
+    asked = sum(map(bool, named.get("output_mask", (True,))[:2])) if backward else 1
+    rows = over.shape[0] * prod(over.shape[2:]) * asked
+    shape = (rows, weight.shape[0] // groups, prod(weight.shape[1:]))
+    all_of_them = product(call, data, shape, batch=groups)
+    moved = total_bytes([data, weight, result]) * asked
+    return all_of_them._replace(bytes_moved=moved, kernels=asked)
+
+
+_PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("aten.mm", "aten.addmm", "aten._int_mm", "aten._scaled_mm", "aten._scaled_mm_v2"), _mm
+        ),
+        **dict.fromkeys(("aten.bmm", "aten.baddbmm"), _bmm),
+        **dict.fromkeys(("aten._cudnn_rnn", "aten._cudnn_rnn_backward"), _recurrent),
+        "aten._euclidean_dist": _distances,
+        **DECOMPOSED,
+        **dict.fromkeys(GROUPED, _grouped),
+        **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), _convolution),
+    }
+)

@@ -1,0 +1,242 @@
+"""Which spans of which ranks are one communication.
+
+A collective is known by ``(group, sequence)``, a point-to-point transfer by ``(group, sender, receiver,
+sequence)``: its two ends are the ``send`` of one rank and the ``recv`` of the other. What is in one order,
+the collectives of a group or the transfers of a pair in one direction, is a *channel*.
+
+Ranks are read one after the other, and what ranks have in common is held once, so that a run of hundreds of
+ranks needs a few numbers per communication beside its spans, and not per span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from foretrace.traces.columns import BoolArray, Int64Array, distinct, factorized, int64, is_one_of
+from foretrace.traces.run import Run
+
+COMMUNICATION = ("collective", "p2p")
+"""Categories of spans that several ranks take part in."""
+
+
+class Part(NamedTuple):
+    """The communication spans of one rank, in stored order; arrays have shape ``(n_rows,)``.
+
+    Attributes:
+        rank: whose they are.
+        rows: their rows in its spans.
+        start_ns, end_ns: when they run.
+        number: the communication that each takes part in, -1 if only it does.
+        slot: channel of each, as the rank counts its own by their first use; -1 where ``number`` is.
+        channels: number of the channel in each slot.
+        is_apart: a transfer that does not say with whom.
+    """
+
+    rank: int
+    rows: NDArray[np.intp]
+    start_ns: Int64Array
+    end_ns: Int64Array
+    number: Int64Array
+    slot: Int64Array
+    channels: Int64Array
+    is_apart: BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class Communications:
+    """The communications of the stored ranks.
+
+    They are numbered channel by channel and in each by sequence, with numbers in between that nobody has.
+
+    Attributes:
+        n_numbers: numbers are below this.
+        channels: group, sender and receiver of each channel, -1 in collectives; ascending, shape ``(n, 3)``.
+        channel: of each number, shape ``(n_numbers,)``.
+    """
+
+    n_numbers: int
+    channels: Int64Array
+    channel: Int64Array
+    _run: Run
+    _slots: dict[int, _Slots]
+    _code: dict[int, Int64Array]
+    _base: Int64Array
+
+    def __iter__(self) -> Iterator[Part]:
+        """Yield the part of each stored rank, in order."""
+        return map(self.of, self._run.stored_ranks)
+
+    def of(self, rank: int) -> Part:
+        """Return the part of the stored *rank*."""
+        own, one = self._run.once(_own, rank), self._slots[rank]
+        known, number = one.slot >= 0, np.full(len(one.slot), -1, np.int64)
+        code = self._code[self._run.like(rank)]
+        number[known] = self._base[one.channels[one.slot[known]]] + code[known]
+        return Part(rank, own.rows, own.start_ns, own.end_ns, number, one.slot, one.channels, one.is_apart)
+
+    def code(self, part: Part) -> Int64Array:
+        """Return which communication of its channel each row of *part* is, the same on all its ranks."""
+        return self._code[self._run.like(part.rank)]
+
+
+def communications(run: Run, *, by_step: bool = False) -> Communications:
+    """Return the communications of the stored ranks; kept with the run.
+
+    Args:
+        run: an open run.
+        by_step: tell apart what has one number in two steps, and join only what names its group.
+    """
+    return run.derived(_in_steps if by_step else _all)
+
+
+def came_last(n_numbers: int, parts: Iterable[tuple[Part, Int64Array]]) -> tuple[Int64Array, Int64Array]:
+    """Return by number when the last one came, and its rank: of several, the highest.
+
+    Args:
+        n_numbers: numbers are below this.
+        parts: of each rank, in order, and the number of each of its rows; -1 for one that does not count.
+
+    Returns:
+        times, the smallest int64 where nobody came, and ranks, -1 there; shapes ``(n_numbers,)``.
+    """
+    last_ns, rank = np.full(n_numbers, np.iinfo(np.int64).min), np.full(n_numbers, -1, np.int64)
+    for part, numbers in parts:
+        rows = np.flatnonzero(numbers >= 0)
+        number, start_ns = numbers[rows], part.start_ns[rows]
+        np.maximum.at(last_ns, number, start_ns)
+        rank[number[start_ns == last_ns[number]]] = part.rank  # until one comes later, or as late
+    return last_ns, rank
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What communication spans say without saying who takes part."""
+
+    rows: NDArray[np.intp]
+    start_ns: Int64Array
+    end_ns: Int64Array
+    sequence: Int64Array
+    step: Int64Array
+    is_p2p: BoolArray
+    is_send: BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """The channels of one rank: slot by row; row of first use, key and number by slot."""
+
+    slot: Int64Array
+    first: NDArray[np.intp]
+    keys: Int64Array
+    channels: Int64Array
+    is_apart: BoolArray
+
+
+def _own(table: pa.Table) -> _Own:
+    rows = np.flatnonzero(is_one_of(table, "category", COMMUNICATION))
+    start = int64(table, "start_ns")[rows]
+    return _Own(
+        rows=rows,
+        start_ns=start,
+        end_ns=start + int64(table, "duration_ns")[rows],
+        sequence=int64(table, "sequence")[rows],
+        step=int64(table, "step")[rows],
+        is_p2p=is_one_of(table, "category", ("p2p",))[rows],
+        is_send=is_one_of(table, "kind", ("send",))[rows],
+    )
+
+
+def _all(run: Run) -> Communications:
+    return _numbered(run, by_step=False)
+
+
+def _in_steps(run: Run) -> Communications:
+    return _numbered(run, by_step=True)
+
+
+def _numbered(run: Run, *, by_step: bool) -> Communications:
+    slots: dict[int, _Slots] = {}
+    for rank in run.stored_ranks:
+        slots[rank] = _slots(run, rank, slots.get(run.like(rank)), by_step=by_step)
+    keys, place = np.unique(np.concatenate([one.keys for one in slots.values()]), axis=0, return_inverse=True)
+    done = 0
+    for one in slots.values():
+        one.channels[:] = place.reshape(-1)[done : done + len(one.channels)]
+        done += len(one.channels)
+    code = _codes({rank: run.once(_own, rank) for rank in slots if run.like(rank) == rank}, by_step=by_step)
+    low, high = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), -1, np.int64)
+    for rank, one in slots.items():
+        known = one.slot >= 0
+        channel, of_rank = one.channels[one.slot[known]], code[run.like(rank)][known]
+        np.minimum.at(low, channel, of_rank)
+        np.maximum.at(high, channel, of_rank)
+    width = high - low + 1
+    return Communications(
+        n_numbers=int(width.sum()),
+        channels=keys,
+        channel=np.repeat(np.arange(len(keys)), width),
+        _run=run,
+        _slots=slots,
+        _code=code,
+        _base=np.cumsum(width) - width - low,
+    )
+
+
+def _codes(own: dict[int, _Own], *, by_step: bool) -> dict[int, Int64Array]:
+    """Return a number for the sequence of each row, or for its sequence and step, in their order."""
+    sequences = distinct(np.concatenate([one.sequence for one in own.values()]))
+    steps = distinct(np.concatenate([one.step for one in own.values()])) if by_step else np.zeros(1, np.int64)
+    code = {}
+    for rank, one in own.items():
+        step = np.searchsorted(steps, one.step) if by_step else 0
+        code[rank] = np.searchsorted(sequences, one.sequence) * len(steps) + step
+    if not by_step:
+        return code
+    used = distinct(np.concatenate(list(code.values())))
+    return {rank: np.searchsorted(used, numbers) for rank, numbers in code.items()}
+
+
+def _slots(run: Run, rank: int, known: _Slots | None, *, by_step: bool) -> _Slots:
+    """Return the channels of *rank*; where they are used as those *known* are, with the same arrays."""
+    own = run.once(_own, rank)
+    table = run.spans([rank], ["group", "peer"])
+    group, peer = int64(table, "group")[own.rows], int64(table, "peer")[own.rows]
+    is_pair = own.is_p2p & (peer >= 0)
+    keys = np.stack(
+        [
+            group,
+            np.where(is_pair, np.where(own.is_send, rank, peer), -1),
+            np.where(is_pair, np.where(own.is_send, peer, rank), -1),
+        ],
+        axis=1,
+    )
+    joins = (own.sequence >= 0) & ((group >= 0) if by_step else (group >= 0) | is_pair)
+    is_apart = own.is_p2p & ~is_pair
+    if known is not None and _used_alike(known, keys, joins) and (known.is_apart == is_apart).all():
+        found = keys[known.first]
+        return _Slots(known.slot, known.first, found, np.empty(len(found), np.int64), known.is_apart)
+    rows = np.flatnonzero(joins)
+    slot = np.full(len(joins), -1, np.int64)
+    number = factorized(*keys[rows].T)
+    _, first = np.unique(number, return_index=True)
+    turn = np.argsort(first)
+    slot[rows] = np.argsort(turn)[number]
+    first = rows[first[turn]]
+    return _Slots(slot, first, keys[first], np.empty(len(first), np.int64), is_apart)
+
+
+def _used_alike(known: _Slots, keys: Int64Array, joins: BoolArray) -> bool:
+    """Return whether *keys* are those of one channel for each slot that is *known*."""
+    if not np.array_equal(joins, known.slot >= 0):
+        return False
+    found = keys[known.first]
+    if not len(found):
+        return True
+    same = (found[known.slot] == keys).all(axis=1) | ~joins
+    return bool(same.all()) and len(np.unique(found, axis=0)) == len(found)

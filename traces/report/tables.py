@@ -1,0 +1,112 @@
+"""The tables that people look for in a trace of a device: kernels, copies, collectives, and its launches."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.kernels import kernels
+from foretrace.traces.analysis.launching import held_memory, launches
+from foretrace.traces.report.format import format_share, format_si, format_time
+from foretrace.traces.run import Run
+
+SHOWN_LETTERS: Final = 60
+"""Letters of a kernel's name that a person reads; the JSON has all."""
+
+REFUSED: Final = "refused: above what the links allow, so that size or group are not what they seem"
+
+
+class Shown(NamedTuple):
+    """One table: names of its columns, of which the first is text, its rows, and what to know of it."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str = ""
+
+
+def tables(run: Run, n_rows: int, limit_bytes_per_s: float | None = None) -> list[Shown]:
+    """Return the tables of a run whose reader knew launches, *n_rows* of each; none of any other run."""
+    if not n_rows or run.is_timeless or not (told := launches(run)):
+        return []
+    moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
+    return [
+        _work("kernel", kernels(run, copies=False), n_rows),
+        _work("copy", kernels(run, copies=True), n_rows),
+        Shown(
+            ("collective", "size", "calls", "transfer", "waiting", "bus bandwidth", "of link"),
+            [_collective(row, is_whole=not run.missing_ranks) for row in moved[:n_rows]],
+            REFUSED if any(row["refused_bytes_per_s"] for row in moved) else "",
+        ),
+        Shown(
+            ("launches", "calls", "started", "a call takes", "until a start", "queue", "longest", "empty"),
+            [_launching(rank, one) for rank, one in list(told.items())[:n_rows]],
+        ),
+        Shown(
+            ("memory", "peak", "after", "of device", "reserved"),
+            [_held(row) for row in held_memory(run)[:n_rows]],
+        ),
+    ]
+
+
+def _work(title: str, rows: list[dict[str, Any]], n_rows: int) -> Shown:
+    """Return the table of kernels or copies."""
+    head = (f"{title}, {len(rows)} kinds", "of step", "calls", "total", "mean", "reaches", "of peak")
+    return Shown(head, [_one(row) for row in rows[:n_rows]])
+
+
+def _one(row: dict[str, Any]) -> tuple[str, ...]:
+    name, of_peak = str(row["name"]), row["of_peak"]
+    if row["flops_per_s"]:
+        reached = format_si(row["flops_per_s"], "FLOP/s")
+    else:
+        reached = format_si(row["bytes_per_s"], "B/s") if row["bytes_per_s"] else ""
+    return (
+        name if len(name) <= SHOWN_LETTERS else f"{name[: SHOWN_LETTERS - 1]}…",
+        format_share(row["share"]),
+        f"{row['count']:,}",
+        format_time(row["total_s"]),
+        format_time(row["mean_s"]),
+        reached,
+        "" if of_peak is None else format_share(of_peak, ".0f"),
+    )
+
+
+def _held(row: dict[str, Any]) -> tuple[str, ...]:
+    peak, limit, reserved = (row[name] for name in ("peak_bytes", "limit_bytes", "reserved_bytes"))
+    return (
+        f"rank {row['rank']}",
+        "" if peak is None else format_si(peak, "B"),
+        format_time(row["at_s"]) if "at_s" in row else "",
+        format_share(peak / limit) if peak is not None and limit else "",
+        "" if reserved is None else format_si(reserved, "B"),
+    )
+
+
+def _collective(row: dict[str, Any], *, is_whole: bool) -> tuple[str, ...]:
+    rate, refused, share = (
+        row[name] for name in ("median_busbw_bytes_per_s", "refused_bytes_per_s", "share_of_limit")
+    )
+    reached = [format_si(rate, "B/s")] if rate else []
+    reached += [f"refused: {format_si(refused, 'B/s')}"] if refused else []
+    return (
+        f"{row['kind']} {row['axis']}",
+        format_si(row["size_bytes"], "B") if row["size_bytes"] else "unknown",
+        f"{row['count']:,}",
+        format_time(row["transfer_s"]),
+        format_time(row["waiting_s"]) if is_whole else "unknown",
+        ", ".join(reached),
+        "" if share is None else format_share(share, ".0f"),
+    )
+
+
+def _launching(rank: str, one: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"rank {rank}",
+        f"{one['n_launches']:,}",
+        f"{one['n_kernels']:,}",
+        format_time(one["mean_call_s"]),
+        format_time(one["median_delay_s"]),
+        f"{one['mean_queue']:.1f}",
+        f"{one['longest_queue']:,}",
+        format_share(one["empty_share"], ".0f"),
+    )
