@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from foretrace.interrupts import leave
+
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False))
@@ -30,13 +32,14 @@ def serve(folder: str, port: int, *, opens: bool) -> None:
 
     runs, planner = Runs(Path(folder)), Planner()
     with Server({**runs.routes(), **planner.routes()}, port) as server:
-        threading.Thread(target=planner.warm, daemon=True).start()
         click.echo(f"runs below {runs.root}: {server.address}")
         click.echo(f"what if:  {server.address}plan")
         click.echo("Ctrl-C ends it")
         if opens:
             webbrowser.open(server.address)
         try:
+            threading.Thread(target=planner.warm, daemon=True).start()
             server.serve_forever()
         except KeyboardInterrupt:
             click.echo("")
+            leave(0)

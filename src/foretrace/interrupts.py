@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from contextlib import suppress
+from typing import NoReturn
 
 INTERRUPTED = 130
 """Status of a command that Ctrl-C ended: 128 and the number of the signal, as shells have it."""
@@ -12,6 +15,17 @@ INTERRUPTED = 130
 def end(*_: object) -> None:
     """End the process with nothing said and nothing cleaned up."""
     os._exit(INTERRUPTED)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process with *status* once its output is written.
+
+    Threads are not torn down: one in the midst of compiling would take the process with it (SIGABRT).
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def loading_begins() -> None:
