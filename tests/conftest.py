@@ -1,6 +1,7 @@
 """What every test shares: property tests are deterministic, and patient with a loaded machine."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,10 @@ settings.load_profile("suite")
 # The processes that tests start would compile all of foretrace, each of them, where bytecode is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell that starts the suite behind an & makes Ctrl-C nothing to it and all that it starts; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
