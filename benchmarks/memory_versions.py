@@ -20,7 +20,8 @@ from measured.memory import completed, job_with_stages
 from measured.table import Row, read_table
 
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.validate.runs import figure_bytes, stage_memories
+from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.validate.runs import figure_bytes
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
 from foretrace.traces.report.format import format_share
@@ -37,8 +38,8 @@ def errors(row: Row) -> tuple[float, float] | None:
         found = []
         for kept in (False, True):
             other = replace(job, conventions=(*job.conventions, (CONVENTION, kept)))
-            stage = stage_memories(other)[rank]
-            found.append(abs(math.log(figure_bytes(other, stage, "unspecified") / measured)))
+            memory = rank_memories(other)[rank]
+            found.append(abs(math.log(figure_bytes(other, memory, "unspecified") / measured)))
     except (SimulationError, TopologyError, TraceError, ValueError):
         return None
     return found[0], found[1]

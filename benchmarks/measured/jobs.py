@@ -13,13 +13,13 @@ from foretrace.simulator.config import job_settings, with_expert_tp
 from foretrace.simulator.errors import JobError, TableError
 from foretrace.simulator.framework import framework_of, load_framework
 from foretrace.simulator.job import Job, check_chunks, why_not_combined
+from foretrace.simulator.memory.ranks import peak_bytes
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model, names
 from foretrace.simulator.network.cost import Network, network_of, placed
 from foretrace.simulator.settings import CONVENTIONS
 from foretrace.simulator.settings import SHAPE as SHAPE_SETTING
 from foretrace.simulator.sharding import SHARDINGS
-from foretrace.simulator.validate.runs import stage_memories
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
@@ -445,7 +445,7 @@ def largest_micro_batch(job: Job) -> int:
     room = FILLED * job.cluster.device.memory_bytes
     while job.n_microbatches % 2 == 0:
         larger = replace(job, micro_batch=2 * job.micro_batch)
-        if max(memory.peak_bytes for memory in stage_memories(larger)) > room:
+        if peak_bytes(larger) > room:
             break
         job = larger
     return job.micro_batch

@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from foretrace.simulator.builder.stages import stage_layers
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import require_numba
@@ -28,8 +27,8 @@ from foretrace.simulator.errors import SimulationError, TableError
 from foretrace.simulator.framework import OVERRIDABLE, Framework
 from foretrace.simulator.intervals import layout_class
 from foretrace.simulator.job import Job
+from foretrace.simulator.memory.ranks import RankMemory, rank_memories
 from foretrace.simulator.memory.remedies import NOT_POSSIBLE
-from foretrace.simulator.memory.stage import StageMemory, stage_memory
 from foretrace.simulator.memory.states import reserved_bytes
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import SHAPE_FIELDS
@@ -487,11 +486,11 @@ def scored_memory(row: Row) -> list[tuple[Scored, Job]]:
         raise TableError("no figure")
     job = job_of(row)
     rank = row.text("rank")
-    stages = stage_memories(job)
+    ranks = rank_memories(job)
     memory = (
-        stages[job.layout.coord(row.integer("rank")).pp]
+        ranks[job.layout.coord(row.integer("rank")).pp]
         if rank
-        else max(stages, key=lambda stage: stage.peak_bytes)
+        else max(ranks, key=lambda one: one.peak_bytes)
     )
     return [
         (
@@ -509,7 +508,7 @@ def scored_memory(row: Row) -> list[tuple[Scored, Job]]:
     ]
 
 
-def figure_bytes(job: Job, memory: StageMemory, kind: str) -> int:
+def figure_bytes(job: Job, memory: RankMemory, kind: str) -> int:
     """Return the peak as *kind* counts it.
 
     ``allocated`` is what tensors take; ``reserved`` adds the slack of the caching allocator; ``nvidia_smi``
@@ -522,24 +521,6 @@ def figure_bytes(job: Job, memory: StageMemory, kind: str) -> int:
     limit = job.cluster.device.memory_bytes - memory.items["reserved"]
     reserved = max(allocated, min(reserved, limit))  # the allocator frees its slack before it fails
     return round(reserved) + (memory.items["reserved"] if kind == "nvidia_smi" else 0)
-
-
-def stage_memories(job: Job) -> list[StageMemory]:
-    """Return the memory of each pipeline rank of *job* under 1F1B, interleaved if there are virtual stages.
-
-    Interleaved, rank *r* of *p* has ``2 (p - r - 1) + (v - 1) p + 1`` of its *v* stages' micro-batches in
-    flight (Megatron-LM, ``forward_backward_pipelining_with_interleaving``), each 1/v of its layers.
-    """
-    pp, n_microbatches, virtual = job.layout.pp, job.n_microbatches, job.virtual_stages or 1
-    layers = stage_layers(job, pp)
-    found = []
-    for rank in range(pp):
-        held = min(pp - rank, n_microbatches)
-        if virtual > 1 and pp > 1:
-            chunks = min(2 * (pp - rank - 1) + (virtual - 1) * pp + 1, n_microbatches * virtual)
-            held = -(-chunks // virtual)
-        found.append(stage_memory(job, layers[rank], rank, held, first=rank == 0, last=rank == pp - 1))
-    return found
 
 
 # Runs that fit, and runs that failed.
@@ -667,7 +648,7 @@ def verdict(row: Row, *, ran: bool) -> Verdict:
     Raises SimulationError, TopologyError, TraceError if it cannot be predicted.
     """
     job = job_of(row)
-    allocated = max(figure_bytes(job, memory, "allocated") for memory in stage_memories(job))
+    allocated = max(figure_bytes(job, memory, "allocated") for memory in rank_memories(job))
     return Verdict(
         id=row.id,
         what=_what(job),

@@ -14,8 +14,9 @@ from measured.table import Row
 
 from foretrace.cli import main
 from foretrace.simulator.errors import TableError
+from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.memory.states import reserved_bytes
-from foretrace.simulator.validate.runs import figure_bytes, stage_memories
+from foretrace.simulator.validate.runs import figure_bytes
 
 STEP = {
     "id": "s1",
@@ -85,7 +86,7 @@ def test_each_figure_of_a_row_is_held_against_its_own_kind(tables: Path) -> None
 
 def test_nvidia_smi_shows_more_than_is_reserved_than_is_allocated() -> None:
     job = job_of(row())
-    memory = stage_memories(job)[0]
+    memory = rank_memories(job)[0]
     sizes = [figure_bytes(job, memory, kind) for kind in ("allocated", "reserved", "nvidia_smi")]
     assert sizes == sorted(set(sizes))
     assert sizes[2] - sizes[1] == reserved_bytes(job)

@@ -11,8 +11,8 @@ from measured.judge import Step, run_rows
 from measured.table import Row
 
 from foretrace.simulator.errors import TableError
+from foretrace.simulator.memory.ranks import peak_bytes
 from foretrace.simulator.simulate import simulate
-from foretrace.simulator.validate.runs import stage_memories
 from foretrace.simulator.validate.scores import Failed
 from foretrace.topologies.catalog import load_cluster
 
@@ -252,7 +252,7 @@ def test_a_micro_batch_that_is_not_stated_is_the_largest_that_fits(layers: int) 
     most = 4096 // 16
     assert most % found.micro_batch == 0
     peaks = [
-        max(memory.peak_bytes for memory in stage_memories(replace(found, micro_batch=size)))
+        peak_bytes(replace(found, micro_batch=size))
         for size in (found.micro_batch, 2 * found.micro_batch)
         if most % size == 0
     ]

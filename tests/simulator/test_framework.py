@@ -22,10 +22,10 @@ from foretrace.simulator.framework import (
 )
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.activations import kept_bytes, logits_bytes
+from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.memory.stage import stage_memory
 from foretrace.simulator.memory.states import bucket_bytes, sharding_units
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.validate.runs import stage_memories
 from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.layout import Layout
 
@@ -137,14 +137,15 @@ def test_stages_by_cost_leave_the_head_its_share() -> None:
 def test_stages_hold_every_layer_once_and_fewer_micro_batches_each(
     name: str, pp: int, virtual: int, *, sp: bool
 ) -> None:
-    schedule = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
+    virtual = virtual if pp > 1 else 1
+    schedule = "interleaved-1f1b" if virtual > 1 else "1f1b"
     stages: Any = {"schedule": schedule, "virtual_stages": virtual}
     some = job(Layout(pp=pp), framework=name, sequence_parallel=sp, **stages)
     layers = stage_layers(some, pp)
     assert [layer for stage in layers for layer in stage] == list(range(32))
-    held = [memory.in_flight for memory in stage_memories(some)]
+    held = [memory.in_flight for memory in rank_memories(some)]
     assert held == sorted(held, reverse=True)
-    assert 1 <= held[-1] <= held[0] <= some.n_microbatches
+    assert 1 <= held[-1] <= held[0] <= some.n_microbatches * virtual
 
 
 def test_a_profile_that_is_not_one_is_refused() -> None:
