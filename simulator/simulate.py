@@ -59,7 +59,7 @@ Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Simulation:
     """A simulated run.
 
@@ -77,7 +77,7 @@ class Simulation:
     memory: pa.Table
     links: pa.Table | None = None
     expands: bool = False
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -98,6 +98,10 @@ class Simulation:
             links=self.links,
             shown=run_html,
         )
+
+    def __repr__(self) -> str:
+        """Return what was simulated and how long a step takes, in one line."""
+        return repr(self.run)
 
     def _repr_html_(self) -> str:
         """Return the figures as a notebook shows them."""

@@ -49,7 +49,7 @@ class Cause:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
     """What two runs have in common and what not; *a* is usually simulated, *b* measured.
 
@@ -144,6 +144,12 @@ class Comparison:
                 )
                 level_ns += cause.difference_ns
         return bars
+
+    def __repr__(self) -> str:
+        """Return both steps in one line."""
+        both = ((self.a_name, self.a_step_ns), (self.b_name, self.b_step_ns))
+        said = (f"{name} {format_time(step_ns / 1e9)}" for name, step_ns in both)
+        return f"<Comparison of a step: {', '.join(said)}>"
 
     def _repr_html_(self) -> str:
         """Return both steps as a notebook shows them, and the causes of their difference, largest first."""

@@ -3,6 +3,7 @@
 import html
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from foretrace.traces.report.words import headline
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.text_picture import picture
-from foretrace.traces.timeline import timeline
+from foretrace.traces.timeline import empty, timeline
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113, severity 1, in linear RGB
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
@@ -207,6 +208,20 @@ def test_a_notebook_shows_the_key_figures_of_a_run(name: str, request: pytest.Fi
     found = compare(run, run)._repr_html_()
     assert "difference" in found
     assert "<script" not in shown + found
+
+
+def test_a_run_is_one_line_without_its_spans(pipeline_run: Run, tmp_path: Path) -> None:
+    info = replace(pipeline_run.info, name="mine", summary={"step_time_s": 0.25})
+    described = open_run(write_run(tmp_path / "run", info, pipeline_run.spans()))
+    ranks = pipeline_run.info.world_size
+    assert repr(described) == f"<Run 'mine': {info.origin}, {ranks} ranks, step 250.00 ms>"
+    for path in (tmp_path / "run").glob("*.arrow"):
+        path.write_bytes(b"")
+    assert repr(described) == f"<Run 'mine': {info.origin}, {ranks} ranks, step 250.00 ms>"
+    assert "step" not in repr(open_run(write_run(tmp_path / "other", replace(info, summary={}), empty())))
+    found = repr(compare(pipeline_run, pipeline_run))
+    assert found.startswith("<Comparison of a step: ")
+    assert len(found) < 200
 
 
 def test_a_notebook_takes_names_as_text(tmp_path: Path) -> None:
