@@ -33,7 +33,7 @@ from foretrace.simulator.memory.ranks import RankMemory, fits, peak_bytes, rank_
 from foretrace.simulator.network.advice import slow_axes
 from foretrace.simulator.network.cost import Network, job_network, placed
 from foretrace.simulator.network.uplinks import link_changes, links_table, uplinks
-from foretrace.simulator.outer import apart
+from foretrace.simulator.outer import across, across_words, apart
 from foretrace.simulator.program import Int64Array, Program
 from foretrace.simulator.summary import (
     empty_stages,
@@ -198,6 +198,8 @@ def simulate(
     notes += job.cluster.calibrated
     saving_s = checkpoint_s(job, groups)
     summary = figures(job, simulation.run, memories, rests_on=notes, saving_s=saving_s)
+    if found := across(job, groups, network, summary):
+        summary |= {"across_sites": found, "rests_on": [*across_words(found), *summary["rests_on"]]}
     summary["memory_bound_share"] = program.memory_bound_share
     if covers_unsaid:
         own = Reading(job.framework, summary["step_time_s"], summary["peak_memory_bytes"])

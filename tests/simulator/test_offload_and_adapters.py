@@ -165,7 +165,13 @@ def test_a_search_leaves_out_what_no_node_holds() -> None:
     for size in (None, 1):
         cluster = replace(load_cluster("dgx-h100", 8), node_memory_bytes=size)
         model = load_model("llama2-7b")
-        only = {"tp": (1,), "pp": (1,), "micro_batch": (1,), "sharding": ("fsdp",), "recompute": ("full",)}
+        only: dict[str, Any] = {
+            "tp": (1,),
+            "pp": (1,),
+            "micro_batch": (1,),
+            "sharding": ("fsdp",),
+            "recompute": ("full",),
+        }
         space = Space(
             model=model, cluster=cluster, global_batch=8, seq_len=1024, offload=("none", "optimizer"), **only
         )
