@@ -13,10 +13,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from foretrace.traces.analysis.causes import causes, precedence
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, left_out, step_times_ns
+from foretrace.traces.analysis.metrics import left_out, typical_step
 from foretrace.traces.batch import work_of
 from foretrace.traces.by_operator import Pair, by_operator
-from foretrace.traces.errors import RunError
 from foretrace.traces.join import JoinedSpans, join_spans
 from foretrace.traces.notebook import card
 from foretrace.traces.report.format import format_share, format_time
@@ -292,20 +291,6 @@ def _with_whole_backward(side: Mapping[str, int]) -> dict[str, int]:
     """Return causes with the backward as one: between a run that splits it and one that does not."""
     rest = {name: ns for name, ns in side.items() if name not in _BACKWARD}
     return rest | {_BACKWARD[0]: sum(side.get(name, 0) for name in _BACKWARD)}
-
-
-def typical_step(run: Run) -> tuple[int, int]:
-    """Return the number of the step of median length, and its length in ns on its slowest rank.
-
-    Raises:
-        RunError: the run has no step with a length.
-    """
-    times_ns = step_times_ns(breakdown(run))
-    steps = averaged_steps(run, times_ns)
-    if not steps:
-        raise RunError(f"{run.path} holds no span with a length: nothing to compare")
-    step = sorted(steps, key=lambda step: (times_ns[step], step))[(len(steps) - 1) // 2]
-    return step, times_ns[step]
 
 
 def _name(run: Run) -> str:

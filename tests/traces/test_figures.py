@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from foretrace.traces import figures
-from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize
+from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize, typical_step
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.compare import compare, typical_step
+from foretrace.traces.compare import compare
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures import timelines
 from foretrace.traces.info import RunInfo
@@ -23,7 +23,7 @@ from foretrace.traces.report.words import headline
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.text_picture import picture
-from foretrace.traces.timeline import empty, timeline
+from foretrace.traces.timeline import timeline
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, doi:10.1109/TVCG.2009.113, severity 1, in linear RGB
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
@@ -218,7 +218,8 @@ def test_a_run_is_one_line_without_its_spans(pipeline_run: Run, tmp_path: Path) 
     for path in (tmp_path / "run").glob("*.arrow"):
         path.write_bytes(b"")
     assert repr(described) == f"<Run 'mine': {info.origin}, {ranks} ranks, step 250.00 ms>"
-    assert "step" not in repr(open_run(write_run(tmp_path / "other", replace(info, summary={}), empty())))
+    unknown = replace(info, summary={})
+    assert "step" not in repr(open_run(write_run(tmp_path / "other", unknown, pipeline_run.spans())))
     found = repr(compare(pipeline_run, pipeline_run))
     assert found.startswith("<Comparison of a step: ")
     assert len(found) < 200
