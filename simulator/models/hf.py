@@ -67,11 +67,6 @@ def _that_sees(model: Model, kind: str, config: Mapping[str, object], where: str
     return replace(model, tower=tower)
 
 
-def _phi3(config: Config) -> Shape:
-    """Phi-3 and Phi-4."""
-    return {**llama(config), "window": config.integer("sliding_window", 0)}
-
-
 def _qwen2(config: Config) -> Shape:
     return {**llama(config), "qkv_bias": True, "proj_bias": False}
 
@@ -114,6 +109,7 @@ def _glm4v_text(config: Config) -> Shape:
 
 
 def _mistral(config: Config) -> Shape:
+    """Mistral, Phi-3 and Phi-4: all layers have the window, if there is one."""
     return {**llama(config), "window": config.integer("sliding_window", 0)}
 
 
@@ -153,7 +149,7 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "ministral3": _mistral,
         "mistral": _mistral,
         "nemotron": _nemotron,
-        "phi3": _phi3,
+        "phi3": _mistral,
         "qwen2": _qwen2,
         "qwen2_5_vl": _qwen2,
         "qwen2_5_vl_text": _qwen2,
