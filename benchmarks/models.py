@@ -18,7 +18,7 @@ from typing import Any
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import SimulationError
-from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.ranks import host_bytes, rank_memories
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import EXACT, load_model, names, published_params
 from foretrace.simulator.search.parts import searched
@@ -82,7 +82,7 @@ def searched_step(model: Model, seq_len: int) -> str:
         if best := searched([space], 1).best:
             job, summary = best[0].job, best[0].summary
             degrees = " ".join(f"{axis}={n}" for axis, n in job.layout.degrees.items() if n > 1)
-            host = max(rank.host_bytes for rank in rank_memories(job)) * cluster.gpus_per_node / 1e12
+            host = host_bytes(job, rank_memories(job)) / 1e12
             said = f"{summary['step_time_s']:.2f} s, MFU {format_share(summary['mfu'])}"
             return f"{said} ({degrees} fsdp, offload={offload}: {host:.2f} TB in the host of each node)"
     return f"does not fit on {GPUS} H100"

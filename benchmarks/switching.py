@@ -78,7 +78,8 @@ def _calculon(folder: Path, python: str, table: Path | None) -> Iterator[Row]:
         for kind, measured_s in kinds.items():
             app = folder / "models" / f"{model}.json"
             execution = folder / "validation" / "seqsel" / "tab5" / f"{model}_{kind}.json"
-            command = [python, "-c", RUN_CALCULON, *map(str, (app, execution, system))]
+            files = (path.resolve() for path in (app, execution, system))
+            command = [python, "-c", RUN_CALCULON, *map(str, files)]
             told = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
             ours = _ours([execution, app], table, cluster="dgx-a100")
             yield Row(f"{model} {kind}", measured_s, float(told), *ours)

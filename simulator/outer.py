@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from foretrace.simulator.builder.gradients import DataParallel
+from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.step import job_groups
 from foretrace.simulator.builder.templates import units_of_ranks
 from foretrace.simulator.job import Job
@@ -148,12 +149,6 @@ def apart(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
         name: [factors[name] * end for end in value] if name in factors else value
         for name, value in summary["intervals"].items()
     }
-    link = job.cluster.fabric_spec.group_bytes_per_s
-    filled = min(link, out_of_nodes_bytes_per_s(job))  # a wider link is no faster than all NICs behind it
-    needed = {
-        name: None if (slower := met.slower(target)) is None else filled / slower
-        for name, target in (("pays_from_bytes_per_s", 1 / n_sites), ("full_from_bytes_per_s", WANTED))
-    }
     site = job.of_one_site
     data_parallel = DataParallel(site, job_groups(site))
     size = sum(map(data_parallel.trained_params, units_of_ranks(site))) * job.outer_bits / 8
@@ -168,8 +163,8 @@ def apart(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
         "exchange_s": met.fragments * (met.latency_s + met.wire_s),
         "exposed_s": met.exposed_s,
         "utilisation": met.utilisation,
-        "link_bytes_per_s": link,
-        **needed,
+        "link_bytes_per_s": job.cluster.fabric_spec.group_bytes_per_s,
+        **_needed(job, met, n_sites),
     }
     return {
         **summary,
@@ -181,20 +176,80 @@ def apart(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def words(outer: Mapping[str, Any]) -> list[str]:
-    """Return what is said of sites that meet, and of the link between them, as sentences."""
+def across(job: Job, groups: Groups, network: Network, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what copies of shards on several sites exchange (HSDP), and the link that it needs, if they do.
+
+    Every unit is summed on its own, as FSDP does, and nothing is taken to hide that: a step without it takes
+    what is left, but at least what is not exposed data parallelism.
+    """
+    spec, group = job.cluster.fabric_spec, groups.of("dp.copies", 0)
+    if spec.kind != "two-site" or group is None:
+        return {}
+    per_site = spec.group_nodes * job.cluster.gpus_per_node
+    n_sites = len({network.placement[rank] // per_site for rank in group.ranks})
+    if n_sites == 1:
+        return {}
+    data_parallel = DataParallel(job, groups)
+    units = units_of_ranks(job)
+    trained = sum(map(data_parallel.trained_params, units))
+    owned, n_units = max((data_parallel.owned_params(own), len(own)) for own in units)
+    size = DTYPE_BYTES[data_parallel.reduced_dtype]
+    each = data_parallel.reduces(is_last=False) and not job.profile.copies_once
+    times = job.n_microbatches if each else 1
+    sent = network.collective("all_reduce", owned * size, group.ranks)
+    wire_s, latency_s = times * sent.wire_ns / 1e9, times * n_units * sent.latency_ns / 1e9
+    step_s, exposed = summary["step_time_s"], summary["exposed_by_axis"].get("dp", 0.0)
+    left_s = max(step_s - wire_s - latency_s, step_s * (1 - exposed))
+    met = Meeting(every=1, step_s=left_s, wire_s=wire_s, latency_s=latency_s)
+    return {
+        "sites": n_sites,
+        "sums_per_step": times,
+        "bytes_per_site": times * ring_bytes(trained * size, n_sites),
+        "exchange_s": met.latency_s + met.wire_s,
+        "link_bytes_per_s": spec.group_bytes_per_s,
+        **_needed(job, met, n_sites),
+    }
+
+
+def across_words(found: Mapping[str, Any]) -> list[str]:
+    """Return what ``across`` has found, as a sentence; none if nothing."""
+    if not found:
+        return []
+    times = found["sums_per_step"]
+    how = "once a step" if times == 1 else f"in each of {times} micro-batches (--set copies_once=true: once)"
+    sent = f"{format_bytes(found['bytes_per_site'])} a step, in {format_time(found['exchange_s'])}"
+    return [
+        f"copies of shards on {found['sites']} sites are summed {how}: each sends {sent}",
+        _of_link(found),
+    ]
+
+
+def _needed(job: Job, met: Meeting, n_sites: int) -> dict[str, float | None]:
+    """Return the links from which *n_sites* beat one, and keep the rate, None where none would do."""
+    # a wider link is no faster than all NICs behind it
+    filled = min(job.cluster.fabric_spec.group_bytes_per_s, out_of_nodes_bytes_per_s(job))
+    return {
+        name: None if (slower := met.slower(target)) is None else filled / slower
+        for name, target in (("pays_from_bytes_per_s", 1 / n_sites), ("full_from_bytes_per_s", WANTED))
+    }
+
+
+def _of_link(found: Mapping[str, Any]) -> str:
+    """Return what the link between sites is, and has to be, as a sentence."""
     pays, full = (
-        "no link" if outer[name] is None else f"{format_bandwidth(outer[name])}"
+        "no link" if found[name] is None else format_bandwidth(found[name])
         for name in ("pays_from_bytes_per_s", "full_from_bytes_per_s")
     )
+    kept = f"{format_share(WANTED, '.0f')} of the rate from {full} on"
+    link = format_bandwidth(found["link_bytes_per_s"])
+    return f"the link, {link} out of a site: all sites beat one from {pays} on, and keep {kept}"
+
+
+def words(outer: Mapping[str, Any]) -> list[str]:
+    """Return what is said of sites that meet, and of the link between them, as sentences."""
     meets = (
         f"every {outer['every']} steps each sends {format_bytes(outer['bytes_per_site'])}, "
         f"{outer['bytes_fewer']:,.0f} times less than gradients of every step, in "
         f"{format_time(outer['exchange_s'])}, and waits {format_time(outer['exposed_s'])}"
     )
-    link = format_bandwidth(outer["link_bytes_per_s"])
-    kept = f"{format_share(WANTED, '.0f')} of the rate from {full} on"
-    return [
-        f"times are of one of {outer['sites']} sites, rates of all; {meets}",
-        f"the link, {link} out of a site: all sites beat one from {pays} on, and keep {kept}",
-    ]
+    return [f"times are of one of {outer['sites']} sites, rates of all; {meets}", _of_link(outer)]

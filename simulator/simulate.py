@@ -33,7 +33,7 @@ from foretrace.simulator.memory.ranks import RankMemory, fits, peak_bytes, rank_
 from foretrace.simulator.network.advice import slow_axes
 from foretrace.simulator.network.cost import Network, job_network, placed
 from foretrace.simulator.network.uplinks import link_changes, links_table, uplinks
-from foretrace.simulator.outer import apart
+from foretrace.simulator.outer import across, across_words, apart
 from foretrace.simulator.program import Int64Array, Program
 from foretrace.simulator.summary import (
     empty_stages,
@@ -59,7 +59,7 @@ Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Simulation:
     """A simulated run.
 
@@ -77,7 +77,7 @@ class Simulation:
     memory: pa.Table
     links: pa.Table | None = None
     expands: bool = False
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -98,6 +98,10 @@ class Simulation:
             links=self.links,
             shown=run_html,
         )
+
+    def __repr__(self) -> str:
+        """Return what was simulated and how long a step takes, in one line."""
+        return repr(self.run)
 
     def _repr_html_(self) -> str:
         """Return the figures as a notebook shows them."""
@@ -194,6 +198,8 @@ def simulate(
     notes += job.cluster.calibrated
     saving_s = checkpoint_s(job, groups)
     summary = figures(job, simulation.run, memories, rests_on=notes, saving_s=saving_s)
+    if found := across(job, groups, network, summary):
+        summary |= {"across_sites": found, "rests_on": [*across_words(found), *summary["rests_on"]]}
     summary["memory_bound_share"] = program.memory_bound_share
     if covers_unsaid:
         own = Reading(job.framework, summary["step_time_s"], summary["peak_memory_bytes"])

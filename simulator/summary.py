@@ -11,7 +11,7 @@ from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.intervals import intervals
 from foretrace.simulator.job import EXPERT_TP_FROM, RECOMPUTES, Job
-from foretrace.simulator.memory.ranks import RankMemory, fits
+from foretrace.simulator.memory.ranks import RankMemory, fits, host_bytes, host_holds
 from foretrace.simulator.memory.remedies import as_flags
 from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.network.cost import job_network
@@ -109,7 +109,8 @@ def figures(
         **headline,
         "intervals": intervals(job, headline),
         "memory_limit_bytes": limit,
-        "fits": headline["peak_memory_bytes"] <= limit,
+        "fits": headline["peak_memory_bytes"] <= limit and host_holds(job, stages),
+        "host_memory_bytes": host_bytes(job, stages),
         **{key: found[key] for key in ("bubble_fraction", "exposed_comm_fraction", "exposed_by_axis")},
         **{key: found[key] for key in ("hidden_by_axis", "waiting_fraction", "shares")},
         "step_times_s": times_s,
@@ -156,11 +157,19 @@ def memory_warnings(job: Job, stages: Sequence[RankMemory]) -> list[str]:
     """
     limit = job.cluster.device.memory_bytes
     over = sorted((one for one in stages if one.peak_bytes > limit), key=lambda one: -one.peak_bytes)
-    if not over:
+    said = [] if host_holds(job, stages) else [host_words(job, host_bytes(job, stages))]
+    if over:
+        said.append(_too_full(job, over, every=len(over) == len(stages)))
+    if not said:
         return []
     remedies = list(_remedies(job))
-    advice = "would fit: " + "; ".join(remedies) if remedies else "no single setting makes it fit"
-    return [advice, _too_full(job, over, every=len(over) == len(stages))]
+    return ["would fit: " + "; ".join(remedies) if remedies else "no single setting makes it fit", *said]
+
+
+def host_words(job: Job, needed_bytes: int) -> str:
+    """Return that the hosts of *job* do not hold what it offloads, in words."""
+    have = format_capacity(job.cluster.node_memory_bytes or 0)
+    return f"what is offloaded does not fit: {format_bytes(needed_bytes)} in the memory of a node, of {have}"
 
 
 def _too_full(job: Job, over: Sequence[RankMemory], *, every: bool) -> str:

@@ -67,6 +67,7 @@ class Cluster:
             calibration: by link, kind and part, ``"near.all_reduce.wire"``; kind ``others`` is for the rest.
         price_usd_per_gpu_hour: what one device costs, if known.
         node_power_w: what a node draws at most, GPUs included, if known.
+        node_memory_bytes: memory of the host of a node, if known.
         gpus_per_tray: GPUs of a node that are rented, and powered, together; all of them if 0.
         description: one line for people.
         sources: where each figure of the machine itself comes from.
@@ -90,6 +91,7 @@ class Cluster:
     transfer_factors: Mapping[str, float] = field(default_factory=dict, hash=False)
     price_usd_per_gpu_hour: float | None = None
     node_power_w: float | None = None
+    node_memory_bytes: int | None = None
     gpus_per_tray: int = 0
     description: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
@@ -263,6 +265,7 @@ class Cluster:
             "fabric": self.fabric_spec.describe() | {"sources": self._fabric_sources()},
             "price_usd_per_gpu_hour": self.mean_price_usd_per_gpu_hour,
             **self.powers(),
+            "node_memory_bytes": self.node_memory_bytes,
             "digest": digest(self),
             "sources": dict(self.sources),
         }
@@ -285,7 +288,9 @@ def processor_share(cores: int, n_processes: int) -> float:
     return min(1.0, cores / n_processes)
 
 
-WORDS: Final = frozenset({"name", "description", "sources", "power_limit_w", "node_power_w", "gpus_per_tray"})
+WORDS: Final = frozenset(
+    {"name", "description", "sources", "power_limit_w", "node_power_w", "node_memory_bytes", "gpus_per_tray"}
+)
 """What a machine and its parts say of themselves that no time depends on."""
 
 CALIBRATED: Final = frozenset({"factors", "transfer_factors"})

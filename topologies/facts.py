@@ -82,8 +82,11 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, dict[str, str], Mapping[str, 
         facts["price_per_gpu"] = f"{cluster.price_usd_per_gpu_hour:g} USD/h"
     elif not cluster.cores:
         facts["price_per_gpu"] = "not known, --price gives one"
-    if cluster.node_power_w is not None:
-        facts["node_power"] = format_power(cluster.node_power_w)
+    known = (
+        ("node_power", cluster.node_power_w, format_power),
+        ("node_memory", cluster.node_memory_bytes, format_bytes),
+    )
+    facts |= {key: words(value) for key, value, words in known if value is not None}
     yield "machine", facts, cluster.sources
     device = cluster.device
     facts = {f"peak.{dtype}": flops(peak) for dtype, peak in device.peak_flops_per_s.items()}

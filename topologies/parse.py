@@ -190,6 +190,7 @@ def cluster_from(
         time_slice_s=section.get("time_slice", parse_time, 0.0),
         price_usd_per_gpu_hour=section.get("price_per_gpu", parse_price, None),
         node_power_w=section.get("node_power", parse_power, None),
+        node_memory_bytes=section.get("node_memory", parse_bytes, None),
         gpus_per_tray=section.get("gpus_per_tray", whole, 0),
     )
     section.done()

@@ -13,10 +13,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from foretrace.traces.analysis.causes import causes, precedence
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, left_out, step_times_ns
+from foretrace.traces.analysis.metrics import left_out, typical_step
 from foretrace.traces.batch import work_of
 from foretrace.traces.by_operator import Pair, by_operator
-from foretrace.traces.errors import RunError
 from foretrace.traces.join import JoinedSpans, join_spans
 from foretrace.traces.notebook import card
 from foretrace.traces.report.format import format_share, format_time
@@ -49,7 +48,7 @@ class Cause:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
     """What two runs have in common and what not; *a* is usually simulated, *b* measured.
 
@@ -144,6 +143,12 @@ class Comparison:
                 )
                 level_ns += cause.difference_ns
         return bars
+
+    def __repr__(self) -> str:
+        """Return both steps in one line."""
+        both = ((self.a_name, self.a_step_ns), (self.b_name, self.b_step_ns))
+        said = (f"{name} {format_time(step_ns / 1e9)}" for name, step_ns in both)
+        return f"<Comparison of a step: {', '.join(said)}>"
 
     def _repr_html_(self) -> str:
         """Return both steps as a notebook shows them, and the causes of their difference, largest first."""
@@ -286,20 +291,6 @@ def _with_whole_backward(side: Mapping[str, int]) -> dict[str, int]:
     """Return causes with the backward as one: between a run that splits it and one that does not."""
     rest = {name: ns for name, ns in side.items() if name not in _BACKWARD}
     return rest | {_BACKWARD[0]: sum(side.get(name, 0) for name in _BACKWARD)}
-
-
-def typical_step(run: Run) -> tuple[int, int]:
-    """Return the number of the step of median length, and its length in ns on its slowest rank.
-
-    Raises:
-        RunError: the run has no step with a length.
-    """
-    times_ns = step_times_ns(breakdown(run))
-    steps = averaged_steps(run, times_ns)
-    if not steps:
-        raise RunError(f"{run.path} holds no span with a length: nothing to compare")
-    step = sorted(steps, key=lambda step: (times_ns[step], step))[(len(steps) - 1) // 2]
-    return step, times_ns[step]
 
 
 def _name(run: Run) -> str:

@@ -14,9 +14,9 @@ from foretrace.traces.analysis.critical_path import GAP, CriticalPath, critical_
 from foretrace.traces.analysis.diagnosis import Diagnosis
 from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
 from foretrace.traces.analysis.gaps import CAUSES, gaps_on_path
-from foretrace.traces.analysis.metrics import Breakdown, breakdown, grouped, in_plural
+from foretrace.traces.analysis.metrics import Breakdown, breakdown, grouped, in_plural, typical_step
 from foretrace.traces.batch import batch_in
-from foretrace.traces.compare import Comparison, typical_step
+from foretrace.traces.compare import Comparison
 from foretrace.traces.console import stdout
 from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import format_left_out, format_share, format_si, format_time

@@ -13,6 +13,7 @@ from foretrace.traces.columns import int64, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.folding import Expander
 from foretrace.traces.info import UNNAMED, Clock, RunInfo, rank_list
+from foretrace.traces.report.format import format_time
 from foretrace.traces.timeline import TIMELINE, empty
 
 _Derived = TypeVar("_Derived")
@@ -136,6 +137,13 @@ class Run:
         if (build, first) not in self._derived:
             self._derived[build, first] = build(self._rank_spans(first))
         return cast("_Derived", self._derived[build, first])
+
+    def __repr__(self) -> str:
+        """Return what the description says, in one line; no spans are loaded."""
+        info, step_s = self.info, self.info.summary.get("step_time_s")
+        ranks = f"{info.world_size} rank{'s' if info.world_size > 1 else ''}"
+        said = [info.origin, ranks, *([f"step {format_time(step_s)}"] if step_s else [])]
+        return f"<Run {info.name or self.path!r}: {', '.join(said)}>"
 
     def _repr_html_(self) -> str | None:
         """Return the run as a notebook shows it; None if it was made without."""

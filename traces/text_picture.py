@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.traces.analysis.metrics import typical_step
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.report.areas import painted, share_of_bins
 from foretrace.traces.report.cells import rank_step
@@ -55,7 +56,7 @@ class Picture(NamedTuple):
 
 
 def picture(run: Run, width: int) -> Picture | None:
-    """Return the first step of *run*, at most one screen of rows; None where *width* letters are too few.
+    """Return the step of median length of *run*, at most one screen of rows; None if *width* is too small.
 
     The letters of a kind are its share of all of them, and no kind of work is without one.
 
@@ -66,7 +67,7 @@ def picture(run: Run, width: int) -> Picture | None:
         return None
     kinds = Kinds((run,))
     labels = Labels(kinds)
-    step = min(window.step for window in windows(run))
+    step, _ = typical_step(run)
     ours = [window for window in windows(run) if window.step == step]
     origin_ns = min(window.start_ns for window in ours)
     length_ns = max(window.end_ns for window in ours) - origin_ns

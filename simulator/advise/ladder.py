@@ -15,7 +15,7 @@ from typing import Any, Final
 from foretrace.simulator.config import of_framework
 from foretrace.simulator.errors import EngineError
 from foretrace.simulator.job import Job
-from foretrace.simulator.memory.ranks import RankMemory, fits, rank_memories
+from foretrace.simulator.memory.ranks import RankMemory, fits, host_bytes, host_holds, rank_memories
 from foretrace.simulator.memory.remedies import NOT_POSSIBLE
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.search.describe import described, difference
@@ -23,6 +23,7 @@ from foretrace.simulator.search.found import Ranked
 from foretrace.simulator.search.parts import searched
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.simulate import simulate
+from foretrace.simulator.summary import host_words
 from foretrace.topologies.cluster import Cluster
 from foretrace.traces.layout import Layout
 
@@ -139,11 +140,7 @@ class Rung:
     @property
     def host_bytes(self) -> int:
         """Bytes that the memory of a node has to hold because they are not on its devices."""
-        if self.job is None or self.job.offload == "none":
-            return 0
-        kept = max(rank_memories(replace(self.job, offload="none")), key=lambda rank: rank.peak_bytes)
-        moved = sum(kept.items[name] - self.fullest.items[name] for name in kept.items if name != "buffers")
-        return max(moved, 0) * min(self.job.cluster.gpus_per_node, self.job.cluster.n_gpus)
+        return host_bytes(self.job, self.ranks) if self.job else 0
 
     @property
     def is_tight(self) -> bool:
@@ -289,15 +286,21 @@ def longest(rung: Rung) -> int:
 def _rung(question: Question, way: Way) -> Rung:
     """Return the preferred of the first variant of which any fits, or the closest to fitting."""
     closest: Rung | None = None
+    note = "the batch does not divide over these GPUs"
     for settings in way.variants:
-        tried = list(_tried(question, way, settings))
+        tried = []
+        for rung in _tried(question, way, settings):
+            if rung.job is None or host_holds(rung.job, rung.ranks):
+                tried.append(rung)
+            else:
+                note = host_words(rung.job, rung.host_bytes)
         fitting = [rung for rung in tried if rung.missing_bytes <= 0]
         if fitting:
             return preferred([_simulated(rung) for rung in fitting])
         for rung in tried:
             if closest is None or rung.missing_bytes < closest.missing_bytes:
                 closest = rung
-    return closest or Rung(way=way, note="the batch does not divide over these GPUs")
+    return closest or Rung(way=way, note=note)
 
 
 def _tried(question: Question, way: Way, settings: Settings) -> Iterator[Rung]:

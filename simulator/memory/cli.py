@@ -50,7 +50,7 @@ def memory(
 
 def describe(job: Job) -> dict[str, Any]:
     """Return what ``--json`` prints: the verdict, every pipeline rank, and what would fit or need less."""
-    from foretrace.simulator.memory.ranks import rank_memories
+    from foretrace.simulator.memory.ranks import host_bytes, host_holds, rank_memories
     from foretrace.simulator.memory.remedies import changes
     from foretrace.simulator.summary import expert_tp_note, job_name
 
@@ -59,10 +59,12 @@ def describe(job: Job) -> dict[str, Any]:
     tried = list(changes(job))
     return {
         "name": job_name(job),
-        "fits": fullest.peak_bytes <= limit,
+        "fits": fullest.peak_bytes <= limit and host_holds(job, ranks),
         "memory_limit_bytes": limit,
         "peak_memory_bytes": fullest.peak_bytes,
         "spare_bytes": limit - fullest.peak_bytes,
+        "host_memory_bytes": host_bytes(job, ranks),
+        "host_memory_limit_bytes": job.cluster.node_memory_bytes,
         "slack_bytes": _slack_bytes(job, fullest.peak_bytes),
         "fullest_pipeline_rank": fullest.pp,
         "when": _moment(fullest),
@@ -123,12 +125,18 @@ def _show(found: dict[str, Any]) -> None:
 
     console = stdout(highlight=True)
     limit, peak = found["memory_limit_bytes"], found["peak_memory_bytes"]
-    verdict = "[green]fits[/]" if found["fits"] else "[red]does not fit[/]"
-    spare = f"{format_bytes(abs(found['spare_bytes']))} {'spare' if found['fits'] else 'too much'}"
+    verdicts = {True: "[green]fits[/]", False: "[red]does not fit[/]"}
+    spare = f"{format_bytes(abs(found['spare_bytes']))} {'spare' if peak <= limit else 'too much'}"
     console.print(f"[bold]{escape(found['name'])}[/]", highlight=False)
     for note in found["notes"]:
         console.print(note, style="dim", highlight=False, markup=False)
-    console.print(f"{verdict}: {format_bytes(peak)} of {format_capacity(limit)}, {spare}", highlight=False)
+    on_device = f"{format_bytes(peak)} of {format_capacity(limit)}, {spare}"
+    console.print(f"{verdicts[peak <= limit]}: {on_device}", highlight=False)
+    if needed := found["host_memory_bytes"]:
+        have = found["host_memory_limit_bytes"]
+        of = f" of {format_capacity(have)}" if have else ""
+        holds = f"{verdicts[needed <= have]}: " if have else ""
+        console.print(f"{holds}{format_bytes(needed)}{of} in the memory of a node", highlight=False)
     if found["fits"] and found["slack_bytes"] > found["spare_bytes"]:
         slack = format_bytes(found["slack_bytes"])
         console.print(f"[yellow]tight[/]: the allocator usually keeps {slack} beside", highlight=False)

@@ -37,6 +37,7 @@ class RankMemory(Peak):
             much: one layer, as they take turns.
         brought_back_bytes: what recomputation brings back during a backward.
         when: that worst moment of its fullest stage, in words.
+        host_bytes: what each keeps in the memory of its node instead.
     """
 
     pp: int
@@ -47,6 +48,7 @@ class RankMemory(Peak):
     ahead_bytes: Mapping[int, int]
     brought_back_bytes: int
     when: str
+    host_bytes: int = 0
 
 
 def rank_memories(job: Job) -> list[RankMemory]:
@@ -68,9 +70,23 @@ def peak_bytes(job: Job) -> int:
     return max(memory.peak_bytes for memory in rank_memories(job))
 
 
+def host_bytes(job: Job, ranks: Sequence[RankMemory]) -> int:
+    """Return what the memory of a node has to hold of *job* at most, as *ranks* say; not what is on disks."""
+    if job.offload_to != "host":
+        return 0
+    return max(rank.host_bytes for rank in ranks) * min(job.most_ranks_per_node, job.layout.world_size)
+
+
+def host_holds(job: Job, ranks: Sequence[RankMemory]) -> bool:
+    """Return whether a node holds what *job* offloads into it; where its memory is not known, it does."""
+    limit = job.cluster.node_memory_bytes
+    return limit is None or host_bytes(job, ranks) <= limit
+
+
 def fits(job: Job) -> bool:
-    """Return whether every rank of *job* fits into the memory of its device."""
-    return peak_bytes(job) <= job.cluster.device.memory_bytes
+    """Return whether every rank of *job* fits into its device, and what is offloaded into its node."""
+    ranks, limit = rank_memories(job), job.cluster.device.memory_bytes
+    return max(rank.peak_bytes for rank in ranks) <= limit and host_holds(job, ranks)
 
 
 def rank_memory(
@@ -113,6 +129,7 @@ def rank_memory(
         brought_back_bytes=brought_back,
         items=items,
         when=max(parts.values(), key=lambda part: part.peak_bytes).when,
+        host_bytes=sum(part.host_bytes for part in parts.values()),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import RECOMPUTES, Job
-from foretrace.simulator.memory.ranks import peak_bytes
+from foretrace.simulator.memory.ranks import host_holds, peak_bytes, rank_memories
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.errors import TopologyError
 from foretrace.traces.errors import TraceError
@@ -56,11 +56,13 @@ def changes(job: Job) -> Iterator[Remedy]:
     before = peak_bytes(job)
     for change, other in _candidates(job):
         try:
-            after = peak_bytes(replace(job, **other))
+            changed = replace(job, **other)
+            ranks = rank_memories(changed)
         except NOT_POSSIBLE:
             continue
-        if after < before:
-            yield Remedy(change, after, replace(job, **other))
+        after = max(rank.peak_bytes for rank in ranks)
+        if after < before and host_holds(changed, ranks):
+            yield Remedy(change, after, changed)
 
 
 def _candidates(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,7 +1,8 @@
 """Reads the shape of a model out of a Hugging Face ``config.json``.
 
 Each reader takes what the ``transformers`` configuration class of that architecture declares; a key that the
-class gives a default may be missing from the file, any other missing key is an error that names it.
+class gives a default (``hf_defaults.toml``) may be missing from the file, any other missing key is an error
+that names it. A ``null`` stands for none, not for the default.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from foretrace.simulator.errors import ModelError
-from foretrace.simulator.models.hf_config import Config, Shape
+from foretrace.simulator.models.hf_config import Config, Shape, with_defaults
 from foretrace.simulator.models.hf_experts import EXPERTS
-from foretrace.simulator.models.hf_hybrid import DEFAULTS, HYBRIDS, local_and_global
+from foretrace.simulator.models.hf_hybrid import HYBRIDS, local_and_global
 from foretrace.simulator.models.hf_llama import llama, qwen3
 from foretrace.simulator.models.hf_plain import bert, bloom, falcon, gpt2, gpt_neox
 from foretrace.simulator.models.hf_vision import tower_of
@@ -32,7 +33,8 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
     """
     kind, text = config.get("model_type"), config.get("text_config")
     if isinstance(text, Mapping):
-        whole = {"_name_or_path": config.get("_name_or_path"), **text}
+        of_whole = {key: config.get(key) for key in ("_name_or_path", "tie_word_embeddings")}
+        whole = {**text, **{key: value for key, value in of_whole.items() if value is not None}}
         return _that_sees(model_from_config(whole, where=where), str(kind), config, where)
     if kind is None:
         raise ModelError(f"{where}: missing key 'model_type'; not a Hugging Face config of a language model")
@@ -42,11 +44,13 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
             f"supported: {', '.join(sorted(READERS))}"
         )
     name = config.get("_name_or_path") or where
-    given = {key: value for key, value in config.items() if value is not None}
-    shape = READERS[kind](Config({**DEFAULTS.get(kind, {}), **given}, where))
+    sizes = with_defaults(config, kind)
+    shape = READERS[kind](Config(sizes, where))
     further = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
     left_out = "multi-token prediction (n_mtp = 1 adds it)" if further else ""
-    shape |= {"name": str(name), "source": f"{where} ({kind})", "left_out": left_out}
+    absent = ", ".join(sorted(sizes.keys() - config.keys()))
+    said = f"; defaults of transformers for {absent}" if absent else ""
+    shape |= {"name": str(name), "source": f"{where} ({kind}{said})", "left_out": left_out}
     return _that_sees(Model(**shape), kind, config, where)  # type: ignore[arg-type]  # keys are Model's
 
 
@@ -63,27 +67,14 @@ def _that_sees(model: Model, kind: str, config: Mapping[str, object], where: str
     return replace(model, tower=tower)
 
 
-def _phi3(config: Config) -> Shape:
-    """Phi-3 and Phi-4."""
-    return {**llama(config), "window": config.integer("sliding_window", 0)}
-
-
 def _qwen2(config: Config) -> Shape:
     return {**llama(config), "qkv_bias": True, "proj_bias": False}
-
-
-def _gemma(config: Config) -> Shape:
-    return {
-        **llama(config),
-        "head_dim": config.integer("head_dim", 256),
-        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
-    }
 
 
 def _gemma2(config: Config) -> Shape:
     """Gemma 2: every second layer sees everything."""
     return {
-        **_gemma(config),
+        **llama(config),
         "norms_per_layer": 4,
         "window": config.integer("sliding_window", 4096),
         "global_every": 2,
@@ -94,7 +85,7 @@ def _gemma3_text(config: Config) -> Shape:
     """Gemma 3, its language model: every sixth layer sees everything."""
     every = config.integer("sliding_window_pattern", 6)
     return {
-        **_gemma(config),
+        **llama(config),
         "norms_per_layer": 4,
         "qk_norm": True,
         "window": config.integer("sliding_window", 4096),
@@ -102,13 +93,23 @@ def _gemma3_text(config: Config) -> Shape:
     }
 
 
+def _glm(config: Config) -> Shape:
+    """GLM-4-9B: biases on queries, keys and values alone."""
+    return {**llama(config), "proj_bias": False}
+
+
 def _glm4(config: Config) -> Shape:
-    """GLM-4: biases on queries, keys and values alone, outputs are normalised too."""
-    bias = config.flag("attention_bias", default=False)
-    return {**llama(config), "qkv_bias": bias, "proj_bias": False, "norms_per_layer": 4}
+    """GLM-4 of 2025: outputs are normalised too."""
+    return {**_glm(config), "norms_per_layer": 4}
+
+
+def _glm4v_text(config: Config) -> Shape:
+    """GLM-4 that sees: the biases cannot be switched off."""
+    return {**_glm4(config), "qkv_bias": True}
 
 
 def _mistral(config: Config) -> Shape:
+    """Mistral, Phi-3 and Phi-4: all layers have the window, if there is one."""
     return {**llama(config), "window": config.integer("sliding_window", 0)}
 
 
@@ -116,7 +117,6 @@ def _cohere(config: Config) -> Shape:
     """Command R: one layer norm without bias for both blocks, tied embeddings."""
     return {
         **llama(config),
-        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
         "norm": "layernorm",
         "norm_bias": False,
         "norms_per_layer": 1,
@@ -137,20 +137,24 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "bloom": bloom,
         "cohere": _cohere,
         "falcon": falcon,
-        "gemma": _gemma,
+        "gemma": llama,
         "gemma2": _gemma2,
         "gemma3_text": _gemma3_text,
+        "glm": _glm,
         "glm4": _glm4,
-        "glm4v_text": _glm4,
+        "glm4v_text": _glm4v_text,
         "gpt2": gpt2,
         "gpt_neox": gpt_neox,
         "llama": llama,
+        "ministral3": _mistral,
         "mistral": _mistral,
         "nemotron": _nemotron,
-        "phi3": _phi3,
+        "phi3": _mistral,
         "qwen2": _qwen2,
         "qwen2_5_vl": _qwen2,
         "qwen2_5_vl_text": _qwen2,
+        "qwen2_vl": _qwen2,
+        "qwen2_vl_text": _qwen2,
         "qwen3": qwen3,
         "qwen3_vl_text": qwen3,
     }

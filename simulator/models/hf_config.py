@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from typing import TypeVar
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from foretrace.door import ShapeError, shaped
 from foretrace.simulator.errors import ModelError
@@ -11,6 +15,22 @@ from foretrace.simulator.errors import ModelError
 T = TypeVar("T")
 Shape = dict[str, int | bool | str]
 """Fields of a model, by name."""
+
+
+SAVED_AS: Final[Mapping[str, str]] = MappingProxyType({"num_experts": "num_local_experts"})
+"""What transformers 5 calls a key when it writes it."""
+
+
+@cache
+def _defaults() -> Mapping[str, Mapping[str, Mapping[str, object]]]:
+    text = (resources.files("foretrace.simulator.models") / "hf_defaults.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def with_defaults(values: Mapping[str, object], kind: str, part: str = "text") -> dict[str, object]:
+    """Return *values* over what the class of a *kind* has by default; of its ``"text"`` or ``"vision"``."""
+    known = _defaults()[part].get(kind, {})
+    return {**{key: value for key, value in known.items() if SAVED_AS.get(key) not in values}, **values}
 
 
 class Config:
@@ -59,7 +79,7 @@ class Config:
             raise ModelError(f"{self._where}: {otherwise}")
 
     def _typed(self, kind: type[T], key: str, default: object) -> T:
-        value = self._values.get(key)
+        value = self._values.get(key, self._values.get(SAVED_AS.get(key, "")))
         if value is None and (value := default) is None:
             raise ModelError(f"{self._where}: missing key {key!r}")
         try:

@@ -37,7 +37,7 @@ def _deepseek(config: Config) -> Shape:
         "top_k": config.integer("num_experts_per_tok"),
         "moe_ffn_hidden": config.integer("moe_intermediate_size"),
         "n_shared_experts": config.integer("n_shared_experts"),
-        "n_dense_layers": config.integer("first_k_dense_replace"),
+        "n_dense_layers": config.integer("first_k_dense_replace", 1),
         "kv_lora_rank": config.integer("kv_lora_rank"),
         "q_lora_rank": config.integer("q_lora_rank", 0),
         "rope_head_dim": rope_dim,
@@ -53,6 +53,17 @@ def _deepseek_v32(config: Config) -> Shape:
         "index_head_dim": config.integer("index_head_dim"),
         "index_top_k": config.integer("index_topk"),
     }
+
+
+def _glm4_moe_lite(config: Config) -> Shape:
+    """GLM-4.7-Flash: that of DeepSeek-V3, which layers are dense listed."""
+    listed = config.items("mlp_layer_types", str)
+    dense = listed.count("dense") if listed else config.integer("first_k_dense_replace", 1)
+    known = [*["dense"] * dense, *["sparse"] * (len(listed) - dense)]
+    config.need(
+        listed == known or not listed, "mlp_layer_types: dense layers come first, all others are sparse"
+    )
+    return {**_deepseek(config), "n_dense_layers": dense}
 
 
 def _minimax_m2(config: Config) -> Shape:
@@ -106,8 +117,6 @@ def _gpt_oss(config: Config) -> Shape:
     shape, experts = llama(config), config.integer("num_local_experts")
     return {
         **shape,
-        **dict.fromkeys(("qkv_bias", "proj_bias"), config.flag("attention_bias", default=True)),
-        "head_dim": config.integer("head_dim", 64),
         "mlp_bias": True,
         "clamped": True,
         "scaled_rotary": config.within("rope_scaling", {}).word("rope_type", "") == "yarn",
@@ -128,8 +137,10 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "deepseek_v3": _deepseek,
         "deepseek_v32": _deepseek_v32,
         "glm4_moe": _glm4_moe,
+        "glm4_moe_lite": _glm4_moe_lite,
         "glm4v_moe_text": _glm4_moe,
         "gpt_oss": _gpt_oss,
+        "kimi_k2": _deepseek,
         "minimax_m2": _minimax_m2,
         "mixtral": _mixtral,
         "qwen3_moe": _qwen3_moe,

@@ -32,20 +32,23 @@ def pattern(layers: Sequence[str]) -> str:
     return " ".join(layers[:period])
 
 
-def mixers(config: Config, n_layers: int, default: Callable[[int], str], **kinds: str) -> list[str]:
-    """Return the kind of mixer of each layer: as ``layer_types`` lists them, else *default* of each index.
+def mixers(
+    config: Config, n_layers: int, default: Callable[[int], str], key: str = "layer_types", **kinds: str
+) -> list[str]:
+    """Return the kind of mixer of each layer: as *key* lists them, else *default* of each index.
 
     Args:
         config: of the model.
         n_layers: layers that must be listed.
-        default: names as ``layer_types`` has them.
+        default: names as *key* has them.
+        key: of the list.
         **kinds: what names stand for in this architecture, beside ``MIXERS``.
     """
-    listed = config.items("layer_types", str) or [default(i) for i in range(n_layers)]
+    listed = config.items(key, str) or [default(i) for i in range(n_layers)]
     known = {**MIXERS, **kinds}
-    config.need(len(listed) == n_layers, f"layer_types has {len(listed)} entries for {n_layers} layers")
+    config.need(len(listed) == n_layers, f"{key} has {len(listed)} entries for {n_layers} layers")
     for name in dict.fromkeys(listed):
-        config.need(name in known, f"layer_types has {name!r}; known: {', '.join(known)}")
+        config.need(name in known, f"{key} has {name!r}; known: {', '.join(known)}")
     return [known[name] for name in listed]
 
 
@@ -82,8 +85,8 @@ def _llama4(config: Config) -> Shape:
     }
 
 
-def _qwen3_next(config: Config) -> Shape:
-    """Qwen3-Next: gated delta nets but for every fourth layer; gated attention, a gated shared expert."""
+def _qwen3_5(config: Config, ffn: int | None = None) -> Shape:
+    """Qwen3.5: gated delta nets but for every fourth layer, which has gated attention."""
     n, every = config.integer("num_hidden_layers"), config.integer("full_attention_interval", 4)
     found = mixers(
         config,
@@ -91,27 +94,38 @@ def _qwen3_next(config: Config) -> Shape:
         lambda i: "linear_attention" if (i + 1) % every else "full_attention",
         linear_attention="delta",
     )
-    step, dense = config.integer("decoder_sparse_step", 1), set(config.items("mlp_only_layers", int))
-    routed = [i not in dense and (i + 1) % step == 0 for i in range(n)]
-    inner, shared = (
-        config.integer(key) for key in ("moe_intermediate_size", "shared_expert_intermediate_size")
-    )
     return {
-        **llama(config),
-        "pattern": pattern([f"{kind}+{'moe' if routed[i] else 'mlp'}" for i, kind in enumerate(found)]),
+        **llama(config, ffn=ffn),
+        "pattern": pattern([f"{kind}+mlp" for kind in found]),
         "qk_norm": True,
         "attention_gate": True,
-        "n_experts": config.integer("num_experts"),
-        "top_k": config.integer("num_experts_per_tok"),
-        "moe_ffn_hidden": inner,
-        "n_shared_experts": config.multiple("shared_expert_intermediate_size", shared, inner),
-        "shared_gate": True,
         "scan_heads": config.integer("linear_num_value_heads"),
         "scan_key_heads": config.integer("linear_num_key_heads"),
         "scan_key_dim": config.integer("linear_key_head_dim"),
         "scan_value_dim": config.integer("linear_value_head_dim"),
         "scan_chunk": 64,  # chunk_size of torch_chunk_gated_delta_rule, and of flash-linear-attention
         "conv_kernel": config.integer("linear_conv_kernel_dim"),
+    }
+
+
+def _qwen3_next(config: Config) -> Shape:
+    """Qwen3-Next, and Qwen3.5 with experts: a gated shared one beside those that are routed."""
+    shape = _qwen3_5(config, ffn=0)
+    step, dense = config.integer("decoder_sparse_step", 1), set(config.items("mlp_only_layers", int))
+    kinds, n = str(shape["pattern"]).split(), int(shape["n_layers"])
+    routed = [i not in dense and (i + 1) % step == 0 for i in range(n)]
+    layers = [kinds[i % len(kinds)].replace("mlp", "moe" if routed[i] else "mlp") for i in range(n)]
+    inner, shared = (
+        config.integer(key) for key in ("moe_intermediate_size", "shared_expert_intermediate_size")
+    )
+    return {
+        **shape,
+        "pattern": pattern(layers),
+        "n_experts": config.integer("num_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": inner,
+        "n_shared_experts": config.multiple("shared_expert_intermediate_size", shared, inner),
+        "shared_gate": True,
     }
 
 
@@ -147,7 +161,7 @@ def _nemotron_h(config: Config) -> Shape:
     layers = [letters[letter] for letter in drawn] or [{**MIXERS, **names}.get(one, one) for one in listed]
     config.need(bool(layers), "missing key 'hybrid_override_pattern' or 'layers_block_type'")
     shape: Shape = {
-        **llama(config),
+        **llama(config, len(layers)),
         "n_layers": len(layers),
         "pattern": pattern(layers),
         "gated": False,
@@ -175,109 +189,56 @@ def _nemotron_h(config: Config) -> Shape:
     }
 
 
+def _bamba(config: Config) -> Shape:
+    """Bamba and Granite 4: Mamba-2 mixers but for a few layers of attention, each with an MLP."""
+    n, hidden, heads = (config.integer(k) for k in ("num_hidden_layers", "hidden_size", "mamba_n_heads"))
+    full, names = (
+        set(config.items("attn_layer_indices", int)),
+        dict.fromkeys(("mamba", "linear_attention"), "mamba2"),
+    )
+    key = "layers_block_type" if config.items("layers_block_type", str) else "layer_types"
+    found = mixers(config, n, lambda i: "attention" if i in full else "mamba", key=key, **names)
+    return {
+        **llama(config),
+        "pattern": pattern([f"{kind}+mlp" for kind in found]),
+        "scan_heads": heads,
+        "scan_key_heads": config.integer("mamba_n_groups"),
+        "scan_key_dim": config.integer("mamba_d_state"),
+        "scan_value_dim": config.integer("mamba_expand", 2) * hidden // max(heads, 1),
+        "scan_chunk": config.integer("mamba_chunk_size"),
+        "conv_kernel": config.integer("mamba_d_conv"),
+        "conv_bias": config.flag("mamba_conv_bias", default=True),
+    }
+
+
+def _granite(config: Config) -> Shape:
+    """Granite 4: the MLP is that of the shared experts, with or without routed ones beside it."""
+    shape, shared = _bamba(config), config.integer("shared_intermediate_size")
+    if not (n_experts := config.integer("num_local_experts", 0)):
+        return {**shape, "ffn_hidden": shared}
+    inner = config.integer("intermediate_size")
+    return {
+        **shape,
+        "pattern": str(shape["pattern"]).replace("mlp", "moe"),
+        "n_experts": n_experts,
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": inner,
+        "n_shared_experts": config.multiple("shared_intermediate_size", shared, inner),
+    }
+
+
 HYBRIDS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
+        "bamba": _bamba,
+        "granitemoehybrid": _granite,
         "llama4_text": _llama4,
         "minimax": _minimax,
         "minimax_m1": _minimax_m1,
         "minimax_text_01": _minimax_m1,
         "nemotron_h": _nemotron_h,
+        "qwen3_5_moe_text": _qwen3_next,
+        "qwen3_5_text": _qwen3_5,
         "qwen3_next": _qwen3_next,
     }
 )
 """Reader of each ``model_type`` that mixes kinds of layers."""
-
-DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {
-        "glm4v_text": {"attention_bias": True},
-        "glm4v_moe_text": {"attention_bias": True},
-        "gemma3_text": {
-            "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "head_dim": 256,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-        },
-        "llama4_text": {
-            "vocab_size": 202048,
-            "hidden_size": 5120,
-            "intermediate_size": 8192,
-            "head_dim": 128,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "intermediate_size_mlp": 16384,
-            "num_local_experts": 16,
-            "num_experts_per_tok": 1,
-            "attention_chunk_size": 8192,
-        },
-        "qwen3_next": {
-            "vocab_size": 151936,
-            "hidden_size": 2048,
-            "intermediate_size": 5632,
-            "head_dim": 256,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "linear_num_value_heads": 32,
-            "linear_num_key_heads": 16,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "num_experts": 512,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-            "num_experts_per_tok": 10,
-        },
-        "minimax_m2": {
-            "vocab_size": 200064,
-            "hidden_size": 3072,
-            "intermediate_size": 1536,
-            "head_dim": 128,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "num_local_experts": 256,
-            "num_experts_per_tok": 8,
-        },
-        "nemotron_h": {
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "intermediate_size": 21504,
-            "head_dim": 128,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "num_hidden_layers": 52,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "ssm_state_size": 128,
-            "n_groups": 8,
-            "chunk_size": 128,
-            "conv_kernel": 4,
-        },
-        "deepseek_v32": {
-            "vocab_size": 129280,
-            "hidden_size": 7168,
-            "intermediate_size": 18432,
-            "num_hidden_layers": 61,
-            "num_attention_heads": 128,
-            "moe_intermediate_size": 2048,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 8,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 3,
-            "kv_lora_rank": 512,
-            "q_lora_rank": 1536,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "index_topk": 2048,
-            "index_head_dim": 128,
-            "index_n_heads": 64,
-        },
-    }
-)
-"""What a key is where a file leaves it out, as parts of larger configs do: as in the configuration class in
-transformers 5.24, ``models/*/configuration_*.py``."""

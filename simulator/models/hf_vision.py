@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from foretrace.simulator.models.hf_config import Config
+from foretrace.simulator.models.hf_config import Config, with_defaults
 from foretrace.simulator.models.model import Tower
 
 Reader = Callable[[Config, Config, int], dict[str, Any]]
@@ -28,7 +28,7 @@ def tower_of(kind: str, config: Mapping[str, object], hidden: int, where: str) -
     given = config.get("vision_config")
     if not isinstance(given, Mapping) or kind not in TOWERS:
         return None
-    known = {**DEFAULTS.get(kind, {}), **{key: value for key, value in given.items() if value is not None}}
+    known = with_defaults(given, kind, "vision")
     fields = TOWERS[kind](Config(known, f"{where}: vision_config"), Config(config, where), hidden)
     return Tower(**{"name": f"tower of {kind}", "source": f"{where} ({kind})", **_ALL, **fields})
 
@@ -41,8 +41,11 @@ _BIASED: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def _sizes(vision: Config, layers: str, *, frames: bool) -> dict[str, Any]:
-    """Return the sizes that all have, with *layers* the key of their number; patches of several *frames*."""
+def _sizes(vision: Config, layers: str, *, frames: bool, ffn: int = 0) -> dict[str, Any]:
+    """Return the sizes that all have, with *layers* the key of their number; patches of several *frames*.
+
+    *ffn* is the width inside the MLPs where none is given.
+    """
     hidden, heads = (
         vision.integer("hidden_size"),
         vision.integer("num_heads" if frames else "num_attention_heads"),
@@ -54,7 +57,7 @@ def _sizes(vision: Config, layers: str, *, frames: bool) -> dict[str, Any]:
         "n_heads": heads,
         "n_kv_heads": heads,
         "head_dim": vision.integer("head_dim", hidden // max(heads, 1)),
-        "ffn_hidden": vision.integer("intermediate_size"),
+        "ffn_hidden": ffn or vision.integer("intermediate_size"),
         "vocab": vision.integer("in_channels" if frames else "num_channels", 3) * deep * side * side,
     }
 
@@ -136,6 +139,23 @@ def _qwen2_5_vl(vision: Config, _whole: Config, hidden: int) -> dict[str, Any]:
     }
 
 
+def _qwen2_vl(vision: Config, _whole: Config, hidden: int) -> dict[str, Any]:
+    """Rotary positions, plain MLPs; ``hidden_size`` is the width of its tokens."""
+    width, out = vision.integer("embed_dim"), vision.integer("hidden_size", hidden)
+    shape = _sizes(vision, "depth", frames=True, ffn=round(vision.number("mlp_ratio", 4.0) * width))
+    side = vision.integer("spatial_merge_size", 2)
+    inner = side * side * width
+    return {
+        **shape,
+        **_BIASED,
+        "hidden": width,
+        "head_dim": width // max(int(shape["n_heads"]), 1),
+        "extra_params": inner + out,
+        "patches_per_token": side * side,
+        "projector": ((inner, inner), (inner, out)),
+    }
+
+
 def _qwen3_vl(vision: Config, _whole: Config, hidden: int) -> dict[str, Any]:
     """Learned positions; results of some layers go through projectors of their own (DeepStack)."""
     shape = _sizes(vision, "depth", frames=True)
@@ -175,41 +195,17 @@ def _glm4v(vision: Config, _whole: Config, hidden: int) -> dict[str, Any]:
 TOWERS: Mapping[str, Reader] = MappingProxyType(
     {
         "gemma3": _gemma3,
+        "glm46v": _glm4v,
         "glm4v": _glm4v,
         "glm4v_moe": _glm4v,
         "llama4": _llama4,
         "mistral3": _mistral3,
         "qwen2_5_vl": _qwen2_5_vl,
+        "qwen2_vl": _qwen2_vl,
+        "qwen3_5": _qwen3_vl,
+        "qwen3_5_moe": _qwen3_vl,
         "qwen3_vl": _qwen3_vl,
         "qwen3_vl_moe": _qwen3_vl,
     }
 )
 """Reader of the tower by ``model_type`` of the whole."""
-
-_QWEN3: Mapping[str, object] = MappingProxyType(
-    {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16}
-    | {"out_hidden_size": 3584, "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24]}
-)
-_GLM4: Mapping[str, object] = MappingProxyType(
-    {"depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "num_heads": 12, "patch_size": 14}
-    | {"out_hidden_size": 4096, "image_size": 336}
-)
-
-DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {
-        "gemma3": {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072}
-        | {"num_attention_heads": 12, "image_size": 224, "patch_size": 16},
-        "glm4v": _GLM4,
-        "glm4v_moe": _GLM4,
-        "llama4": {"num_hidden_layers": 34, "hidden_size": 768, "intermediate_size": 5632}
-        | {"num_attention_heads": 16, "image_size": 448, "patch_size": 14}
-        | {"projector_input_dim": 4096, "projector_output_dim": 4096, "vision_output_dim": 7680},
-        "mistral3": {"num_hidden_layers": 24, "hidden_size": 1024, "intermediate_size": 4096}
-        | {"num_attention_heads": 16, "patch_size": 14},
-        "qwen2_5_vl": {"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16}
-        | {"patch_size": 14, "out_hidden_size": 3584, "fullatt_block_indexes": [7, 15, 23, 31]},
-        "qwen3_vl": _QWEN3,
-        "qwen3_vl_moe": _QWEN3,
-    }
-)
-"""What a key of the tower is where a file leaves it out, as in transformers 5.24."""

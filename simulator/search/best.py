@@ -26,7 +26,7 @@ from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose, require_numba
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
-from foretrace.simulator.memory.ranks import peak_bytes
+from foretrace.simulator.memory.ranks import host_holds, peak_bytes, rank_memories
 from foretrace.simulator.network.cost import Network, job_network, placed
 from foretrace.simulator.program import Program
 from foretrace.simulator.search.found import Counts, Ranked, Timed, best_of, order_of, summarised
@@ -257,7 +257,11 @@ class Search:
 
         None: it does not fit.
         """
-        if not self._fits(job, peak_bytes(job)):
+        ranks = rank_memories(job)
+        if not self._fits(job, max(rank.peak_bytes for rank in ranks)):
+            return None
+        if not host_holds(job, ranks):
+            self.n_too_large += 1
             return None
         self.n_simulated += 1
         if job.cluster.others or job.variation.factors or job.n_sites > 1:

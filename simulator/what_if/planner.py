@@ -28,7 +28,7 @@ from foretrace.simulator.search.found import best_of
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.simulate import Simulation, simulate
-from foretrace.simulator.summary import job_name
+from foretrace.simulator.summary import host_words, job_name
 from foretrace.simulator.what_if.fitting import values_of, ways_out, ways_to_fit
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.catalog import names as cluster_names
@@ -141,8 +141,9 @@ def _misfit(planned: Planned) -> dict[str, Any] | None:
     if summary["fits"]:
         return None
     peak, limit = summary["peak_memory_bytes"], summary["memory_limit_bytes"]
+    text = f"does not fit: {format_si(peak, 'B')} needed, {format_si(limit, 'B')} there"
     return {
-        "text": f"does not fit: {format_si(peak, 'B')} needed, {format_si(limit, 'B')} there",
+        "text": text if peak > limit else host_words(job, summary["host_memory_bytes"]),
         "remedies": [
             {"change": way.change, "peak": format_si(way.peak_bytes, "B"), "settings": way.settings}
             for way in ways_to_fit(job)[:SHOWN_REMEDIES]

@@ -216,8 +216,9 @@ def test_a_mixed_machine_draws_the_mean_of_its_nodes(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_limit_says_so(tmp_path: Path) -> None:
-    mine = tmp_path / "grace.toml"
-    mine.write_text('base = "dgx-h100"\ndevice = "gh200"\n')
+    board, mine = tmp_path / "board.toml", tmp_path / "grace.toml"
+    board.write_text('base = "h100-sxm"\nname = "board"\n')
+    mine.write_text(f'base = "dgx-h100"\ndevice = "{board}"\n')
     job = JOB.replace("dgx-h100", str(mine))
     assert unknown("grace") in said(f"simulate {job}")
     assert json.loads(said(f"simulate {job} --json"))["energy"] is None

@@ -14,14 +14,18 @@ from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import EXACT, _read, load_model, names, published_params
 
-COUNTED = [name for name in names() if published_params(name)]
+APART = {"grok1": 0.0054, "nemotron4-15b": -0.0046}
+"""Shares by which sizes that are published make another count than the one that is published beside them."""
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", names())
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     """But for a bias per expert that balances load: checkpoints have it, no gradient trains it."""
     model, count = load_model(name), published_params(name)
     assert count is not None
+    if name in APART:
+        assert model.n_params / count.params - 1 == pytest.approx(APART[name], abs=1e-4)
+        return
     biases = model.n_experts * (sum(map(model.is_moe, range(model.n_layers))) + (1 if count.beside else 0))
     if count.decimals < EXACT:
         assert count.agrees(model.n_params)

@@ -11,7 +11,7 @@ import pytest
 
 from foretrace.simulator.errors import ModelError
 from foretrace.simulator.models.hf import READERS, model_from_config
-from foretrace.simulator.models.hf_hybrid import DEFAULTS
+from foretrace.simulator.models.hf_config import with_defaults
 from foretrace.simulator.models.sources import load_model, names
 
 LLAMA3_8B: dict[str, object] = {
@@ -219,8 +219,43 @@ CONFIGS: dict[str, dict[str, object]] = {
     "minimax_text_01": MINIMAX | {"attn_type_list": ([0] * 7 + [1]) * 10},
     "minimax_m1": MINIMAX | {"attn_type_list": ([0] * 7 + [1]) * 10},
     "minimax": MINIMAX | {"layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 10},
+    "glm": {},
+    "glm4_moe_lite": {},
+    "ministral3": {},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
+    "bamba": {"attn_layer_indices": [9, 18, 27], "mamba_d_state": 128, "vocab_size": 128256},
+    "granitemoehybrid": {
+        "hidden_size": 1536,
+        "intermediate_size": 512,
+        "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+        "mamba_d_state": 128,
+        "mamba_n_heads": 48,
+        "num_attention_heads": 12,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 4,
+        "num_local_experts": 64,
+        "tie_word_embeddings": True,
+        "vocab_size": 100352,
+    },
+}
+CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"] | {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 384,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "vocab_size": 163840,
 }
 PARAMS = {
+    "bamba": 9_780_235_392,
+    "glm": 9_399_951_360,
+    "glm4_moe_lite": 29_943_390_976,
+    "granitemoehybrid": 6_939_037_248,
+    "kimi_k2": 1_026_408_209_408,
+    "ministral3": 8_489_553_920,
+    "qwen3_5_moe_text": 34_660_610_688,
+    "qwen3_5_text": 8_953_803_264,
     "glm4": 9_400_279_040,
     "llama": 8_030_261_248,
     "mistral": 7_241_732_096,
@@ -254,6 +289,7 @@ PARAMS = {
     "phi3": 14_659_507_200,
 }
 SAME_AS = {
+    "kimi_k2": "kimi-k2",
     "deepseek_v32": "deepseek-v3.2",
     "glm4_moe": "glm4.5-air",
     "llama4_text": "llama4-maverick",
@@ -290,21 +326,12 @@ LIKE = {
     "glm4v_text": "glm4",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }
 """Language models of models that see, and the kind that each is."""
-
-DEFAULTED = {
-    "rope_scaling",
-    "attention_bias",
-    "num_key_value_heads",
-    "tie_word_embeddings",
-    "head_dim",
-    "sliding_window",
-    "q_lora_rank",
-    "layer_types",
-}
 
 
 def config(kind: str) -> dict[str, object]:
@@ -318,8 +345,9 @@ def test_every_reader_has_a_known_count() -> None:
 @pytest.mark.parametrize("kind", sorted(LIKE))
 def test_a_language_model_that_sees_is_the_one_that_does_not(kind: str) -> None:
     """What hears is left out, which is said."""
-    found = model_from_config(config(LIKE[kind]) | {"model_type": kind, "audio_config": {"depth": 32}})
-    plain = model_from_config(config(LIKE[kind]))
+    plain_config = config(LIKE[kind]) | {"tie_word_embeddings": False}
+    found = model_from_config(plain_config | {"model_type": kind, "audio_config": {"depth": 32}})
+    plain = model_from_config(plain_config)
     assert replace(found, source=plain.source) == plain
     assert found.left_out == f"audio tower of {kind}"
 
@@ -340,16 +368,55 @@ def test_a_config_reads_as_the_preset(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "key"),
     [
-        (kind, key)
-        for kind in sorted(set(CONFIGS) - set(DEFAULTS))
-        for key in CONFIGS[kind]
-        if key not in DEFAULTED
+        *(("dbrx", key) for key in ("attn_config", "ffn_config")),
+        *(("minimax_m1", key) for key in sorted(MINIMAX) if key not in ("head_dim", "num_key_value_heads")),
+        ("deepseek_v2", "num_experts_per_tok"),
     ],
 )
 def test_a_missing_key_is_named(kind: str, key: str) -> None:
+    """Where the class of transformers has no default, or there is no class."""
     incomplete = {name: value for name, value in config(kind).items() if name != key}
     with pytest.raises(ModelError, match=f"missing key '{key}'"):
         model_from_config(incomplete, where="mine.json")
+
+
+def test_what_a_file_leaves_out_is_what_transformers_has_and_named() -> None:
+    """A null is no such thing: a window of none is no window, and heads of no width share the model's."""
+    found = model_from_config(LLAMA3_8B | {"model_type": "mistral"} | {"num_hidden_layers": 2})
+    assert found.window == 4096
+    assert found.source == "config.json (mistral; defaults of transformers for sliding_window)"
+    none = model_from_config(LLAMA3_8B | {"model_type": "mistral", "sliding_window": None})
+    assert (none.window, none.source) == (0, "config.json (mistral)")
+    wide = {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 32}
+    assert model_from_config(wide).head_dim == 128
+    assert model_from_config(wide | {"head_dim": None}).head_dim == 32
+
+
+def test_experts_are_counted_under_the_name_that_transformers_5_writes() -> None:
+    found = config("qwen3_moe")
+    later = {"num_local_experts" if key == "num_experts" else key: value for key, value in found.items()}
+    assert model_from_config(later) == model_from_config(found)
+    assert with_defaults({"num_local_experts": 8}, "qwen3_moe").get("num_experts") is None
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_a_model_that_sees_is_tied_as_the_whole_says(tied: bool | None) -> None:
+    """Where it does not say, as its text does."""
+    text = config("mistral") | {"tie_word_embeddings": False}
+    whole = {"model_type": "mistral3", "text_config": text, "tie_word_embeddings": tied}
+    assert model_from_config(whole).tied_embeddings is bool(tied)
+
+
+@pytest.mark.parametrize("listed", [["sparse"] + ["dense"] * 46, ["dense"] * 46 + ["other"]])
+def test_dense_layers_come_first(listed: list[str]) -> None:
+    with pytest.raises(ModelError, match="mlp_layer_types: dense layers come first"):
+        model_from_config(config("glm4_moe_lite") | {"mlp_layer_types": listed})
+
+
+def test_a_granite_without_routed_experts_has_the_mlp_of_the_shared_ones() -> None:
+    dense = model_from_config(config("granitemoehybrid") | {"num_local_experts": 0})
+    assert (dense.n_experts, dense.ffn_hidden) == (0, 1024)
+    assert "moe" not in dense.pattern
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,18 @@ def test_a_model_is_checked_against_its_file(tmp_path: Path) -> None:
     assert "n_experts: 256 here, 128 there" in result.stdout
 
 
+def test_a_model_of_ones_own_has_no_published_count(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('base = "gpt2"\n', encoding="utf-8")
+    result = run("check", str(own))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "no published count is known; give one (8.03B), or a config.json" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("show", "Qwen/Qwen3-9B"), "its config.json would work"),
-        (("check", "gpt3-175b"), "no published count is known; give one (8.03B), or a config.json"),
         (("check", "gpt2", "0"), "0 parameters: at least 1"),
         (("check", "llama3-8b", "nothing"), "unknown model 'nothing'"),
     ],

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foretrace.simulator.models.hf import model_from_config
+from foretrace.simulator.models import hf_config
+from foretrace.simulator.models.hf import READERS, model_from_config
+from foretrace.simulator.models.hf_vision import TOWERS
 from foretrace.simulator.models.model import Model
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -44,10 +49,39 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 16,
     "num_key_value_heads": 4,
 }
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 16,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 16,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 64,
+    "pad_token_id": None,
+}
+DELTA: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
+OF_FOUR: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
+    # groups as many as heads: transformers multiplies B and C of a group again for each of its heads
+    "bamba": SIZES | MAMBA | {"attn_layer_indices": [2, 5]},
     "deepseek_v3": LATENT,
     "deepseek_v32": LATENT | {"index_topk": 2 * TOKENS, "index_n_heads": 4, "index_head_dim": 16},
     "gemma3_text": SIZES | {"sliding_window": 2 * TOKENS},
+    "glm": SIZES | {"pad_token_id": 0},
+    "glm4": SIZES | {"pad_token_id": 0},
+    "glm4_moe_lite": {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"},
+    "granitemoehybrid": SIZES
+    | MAMBA
+    | {"layer_types": ["linear_attention", "full_attention"] * 4, "num_local_experts": 4}
+    | {"num_experts_per_tok": 2, "shared_intermediate_size": 192, "intermediate_size": 96},
     "glm4_moe": SIZES | GROUPED | {"use_qk_norm": True, "attention_bias": True},
     # transformers sends every token to every expert, and scores with nothing those that it does not visit
     "llama4_text": SIZES
@@ -55,17 +89,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"attention_chunk_size": 2 * TOKENS, "interleave_moe_layer_step": 2},
     "minimax": SIZES | TWO_OF_FOUR | {"block_size": 64},
     "minimax_m2": SIZES | TWO_OF_FOUR,
+    "ministral3": SIZES,
     "mistral": SIZES | {"sliding_window": 2 * TOKENS},
-    # groups as many as heads: transformers multiplies B and C of a group again for each of its heads
     "nemotron_h": SIZES
     | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention", "moe"]}
     | {"moe_shared_expert_intermediate_size": 64, "ssm_state_size": 16, "mamba_num_heads": 8}
     | {"mamba_head_dim": 8, "n_groups": 8, "chunk_size": 64}
     | {key: value for key, value in GROUPED.items() if key not in ("n_shared_experts", "num_mtp_layers")},
-    "qwen3_next": SIZES
-    | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16}
-    | {"linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}
-    | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "qwen3_5_moe_text": SIZES | DELTA | OF_FOUR,
+    "qwen3_5_text": SIZES | DELTA,
+    "qwen3_moe": SIZES | {key: value for key, value in OF_FOUR.items() if not key.startswith("shared")},
+    "qwen3_next": SIZES | DELTA | OF_FOUR,
 }
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48}
@@ -79,6 +113,10 @@ SEEING: dict[str, dict[str, Any]] = {
         "text_config": CONFIGS["gemma3_text"],
         "vision_config": FLAT | {"vision_use_head": False},  # else transformers computes it, for nothing
         "mm_tokens_per_image": 16,
+    },
+    "glm46v": {
+        "text_config": {"model_type": "glm4v_moe_text", **SIZES, **GROUPED, **IN_HALF},
+        "vision_config": FRAMES | {"image_size": 64},
     },
     "glm4v": {"text_config": SIZES | IN_HALF, "vision_config": FRAMES | {"image_size": 64}},
     "glm4v_moe": {"text_config": SIZES | GROUPED | IN_HALF, "vision_config": FRAMES | {"image_size": 64}},
@@ -96,6 +134,14 @@ SEEING: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "text_config": SIZES | IN_THREE,
         "vision_config": FRAMES | {"window_size": 32, "fullatt_block_indexes": [1]},
+    },
+    "qwen2_vl": {
+        "text_config": SIZES | IN_THREE,
+        "vision_config": {"depth": 4, "embed_dim": 32, "hidden_size": 64, "num_heads": 4, "patch_size": 8},
+    },
+    "qwen3_5": {
+        "text_config": SIZES | DELTA,
+        "vision_config": FRAMES | {"num_position_embeddings": 64},
     },
     "qwen3_vl": {
         "text_config": SIZES | IN_THREE,
@@ -143,6 +189,48 @@ def test_a_model_has_the_parameters_and_flops_of_transformers_modules(kind: str)
     with torch.no_grad(), counter:
         network(input_ids=torch.randint(0, 128, (1, TOKENS)), use_cache=False)
     assert counter.get_total_flops() == ours.flops_per_token(TOKENS) * TOKENS // 3 + _extra(ours)
+
+
+def test_what_files_leave_out_is_what_the_classes_have() -> None:
+    """Values of the table, each of its keys; which vision class a kind has is in the class of the whole."""
+    table = tomllib.loads((Path(hf_config.__file__).parent / "hf_defaults.toml").read_text())
+    for part, kinds in table.items():
+        for kind, values in kinds.items():
+            whole = transformers.AutoConfig.for_model(kind)
+            own = type(whole) if part == "text" else type(whole.vision_config)
+            names = {key: hf_config.SAVED_AS.get(key, key) for key in values}
+            found = {key: getattr(own(), key, getattr(own(), name, None)) for key, name in names.items()}
+            known = {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+            assert known == values, (part, kind)
+
+
+UNUSABLE = {
+    "deepseek_v2": "experts of a token are none",
+    "dbrx": "the class cannot be made",
+    "gemma3": "an image has fewer patches than tokens",
+    "granitemoehybrid": "no whole number of experts is as wide as the shared ones",
+    "llama4": "four patches are not as wide as the matrix behind them",
+    "nemotron": "the width of a head is none",
+}
+"""Kinds whose defaults are no model, and why."""
+
+
+@pytest.mark.parametrize("kind", sorted({*READERS, *TOWERS} - {*UNUSABLE}))
+def test_a_file_that_transformers_writes_has_the_parameters_of_its_modules(kind: str) -> None:
+    """All that a kind has by default, saved, in whole and in what differs."""
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers has no model_type {kind}")
+    whole = transformers.AutoConfig.for_model(kind)
+    maker = transformers.AutoModelForImageTextToText if kind in TOWERS else transformers.AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            network = (transformers.AutoModel if kind == "bert" else maker).from_config(whole)
+    except ValueError:
+        pytest.skip(f"transformers has no model of {kind} alone")
+    for written in (whole.to_dict(), whole.to_diff_dict()):
+        if "text_config" in written or kind not in TOWERS:
+            ours = model_from_config(json.loads(json.dumps({**written, "model_type": kind})))
+            assert ours.n_params == sum(parameter.numel() for parameter in network.parameters())
 
 
 def _seen(network: Any, kind: str) -> None:

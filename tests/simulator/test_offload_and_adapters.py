@@ -15,10 +15,13 @@ from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.job import OFFLOADS, Job
 from foretrace.simulator.memory.activations import kept_bytes
-from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.ranks import fits, host_bytes, host_holds, rank_memories
+from foretrace.simulator.memory.remedies import changes
 from foretrace.simulator.memory.states import sharding_units
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
+from foretrace.simulator.search.parts import searched
+from foretrace.simulator.search.space import Space
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.lora import NF4_BITS
 from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
@@ -132,6 +135,48 @@ def test_drives_are_slower_than_memory_and_save_as_much(offload: str) -> None:
 def test_states_on_drives_are_read_and_written_once_per_step() -> None:
     host_s = (busy_ns(job(offload="optimizer", offload_to="nvme"), HOST) - busy_ns(job(), HOST)) / 1e9
     assert host_s == pytest.approx(LLAMA.n_params * 24 / NVME_BYTES_PER_S, rel=1e-3)
+
+
+def of_node(some: Job, memory_bytes: int | None) -> Job:
+    return replace(some, cluster=replace(some.cluster, node_memory_bytes=memory_bytes))
+
+
+@pytest.mark.parametrize("offload", sorted(set(OFFLOADS) - {"none"}))
+def test_what_leaves_the_devices_of_a_node_has_to_fit_into_its_memory(offload: str) -> None:
+    """What a device no longer holds, for each of its ranks; drives hold all, an unknown node too."""
+    some = job(sharding="fsdp", offload=offload)
+    ranks, whole = rank_memories(some), rank_memories(replace(some, offload="none"))
+    (away,) = {one.peak_bytes - other.peak_bytes for one, other in zip(whole, ranks, strict=True)}
+    needed = host_bytes(some, ranks)
+    assert needed == pytest.approx(8 * away, rel=0.01)
+    assert [fits(of_node(some, size)) for size in (needed, needed - 1, None)] == [True, False, True]
+    small = of_node(some, needed - 1)
+    assert not host_holds(small, ranks)
+    told = simulate(small)
+    assert told.summary["fits"] is False
+    assert told.summary["host_memory_bytes"] == needed
+    assert any("what is offloaded does not fit" in warning for warning in told.info.warnings)
+    assert fits(replace(small, offload_to="nvme"))
+    assert not any(f"offload={offload}" == one.change for one in changes(replace(small, offload="none")))
+
+
+def test_a_search_leaves_out_what_no_node_holds() -> None:
+    found = {}
+    for size in (None, 1):
+        cluster = replace(load_cluster("dgx-h100", 8), node_memory_bytes=size)
+        model = load_model("llama2-7b")
+        only: dict[str, Any] = {
+            "tp": (1,),
+            "pp": (1,),
+            "micro_batch": (1,),
+            "sharding": ("fsdp",),
+            "recompute": ("full",),
+        }
+        space = Space(
+            model=model, cluster=cluster, global_batch=8, seq_len=1024, offload=("none", "optimizer"), **only
+        )
+        found[size] = {one.job.offload for one in searched([space], 9).best}
+    assert found == {None: {"none", "optimizer"}, 1: {"none"}}
 
 
 def test_a_faster_link_to_the_host_is_never_slower() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -285,3 +286,37 @@ def test_search_has_the_flags_of_sites_that_simulate_has(tmp_path: Path) -> None
     assert "needs GPUs on several sites" in said(one_site, status=2)
     flags = {option.name for option in search.params}
     assert {*OUTER, "images", "image_tokens", "shard_ranks"} <= flags
+
+
+def hybrid(tmp_path: Path, bandwidth: str, **others: Any) -> Mapping[str, Any]:
+    cluster = machine(tmp_path, bandwidth=bandwidth, latency="2 ms")
+    is_once = others.pop("is_once", True)
+    given = {"outer_every": 0, "shard_ranks": 16, "global_batch": 256, **others}
+    given["conventions"] = {"copies_once": is_once}
+    return simulate(job(cluster, **given), covers_unsaid=False).summary
+
+
+def test_copies_of_shards_pay_from_the_link_that_is_said(tmp_path: Path) -> None:
+    """HSDP: over it, two sites take twice as long as one, which has half of the batch."""
+    found = hybrid(tmp_path, "100 Gb/s")["across_sites"]
+    trained = load_model("llama3.2-1b").n_params
+    assert found["bytes_per_site"] == pytest.approx(4 * trained, rel=1e-3)
+    assert found["sites"] == 2
+    pays = hybrid(tmp_path, f"{8 * found['pays_from_bytes_per_s'] / 1e9} Gb/s")
+    one = {"model": "llama3.2-1b", "cluster": "dgx-h100", "gpus": 16, "seq_len": 2048, "sharding": "fsdp"}
+    alone = simulate(job_from({**one, "global_batch": 128}), covers_unsaid=False).summary
+    assert pays["step_time_s"] == pytest.approx(2 * alone["step_time_s"], rel=0.1)
+
+
+def test_copies_are_summed_in_every_microbatch_unless_once(tmp_path: Path) -> None:
+    once, each = (hybrid(tmp_path, "100 Gb/s", is_once=is_once) for is_once in (True, False))
+    assert once["across_sites"]["sums_per_step"] == 1
+    assert each["across_sites"]["sums_per_step"] == 8
+    assert each["across_sites"]["bytes_per_site"] == 8 * once["across_sites"]["bytes_per_site"]
+    assert "copies of shards on 2 sites are summed once a step" in once["rests_on"][0]
+    assert "--set copies_once=true" in each["rests_on"][0]
+
+
+@pytest.mark.parametrize("others", [{"shard_ranks": 0}, {"gpus": 16, "shard_ranks": 8}])
+def test_nothing_is_said_where_copies_stay_on_a_site(tmp_path: Path, others: dict[str, Any]) -> None:
+    assert "across_sites" not in hybrid(tmp_path, "100 Gb/s", **others)

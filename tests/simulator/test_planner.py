@@ -1,6 +1,7 @@
 """The what-if page says what the command says, and every mistake in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from foretrace.simulator.config import job_from
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.what_if.fitting import ways_to_fit
-from foretrace.simulator.what_if.planner import DEFAULTS, Planner, choices
+from foretrace.simulator.what_if.planner import DEFAULTS, Planned, Planner, choices, words_of
+from foretrace.topologies.catalog import load_cluster
 from foretrace.traces.report.format import format_si
 from foretrace.traces.serving.server import Query
 
@@ -74,6 +76,16 @@ TOO_LARGE: tuple[dict[str, str], ...] = (
     {"model": "llama3-70b", "gpus": "8", "tp": "1", "pp": "1", "global_batch": "64"},  # both
     {"model": "mixtral-8x7b", "gpus": "16", "tp": "2", "pp": "1"},
 )
+
+
+def test_what_a_node_does_not_hold_is_said() -> None:
+    cluster = replace(load_cluster("dgx-h100", 8), node_memory_bytes=1)
+    asked = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "sharding": "fsdp", "global_batch": 8}
+    job = replace(job_from({**asked, "offload": "optimizer"}), cluster=cluster)
+    made = simulate(job)
+    misfit = words_of(Planned(job=job, simulation=made, run=made.run, price=None), None)["misfit"]
+    assert misfit is not None
+    assert "in the memory of a node, of 1 B" in misfit["text"]
 
 
 @pytest.mark.parametrize("large", TOO_LARGE)

@@ -43,6 +43,10 @@ def test_summary_follows_from_the_timeline() -> None:
     peak = job.cluster.device.peak("bf16")
     flops = job.model.flops_per_token(1024) * 8 * 1024
     assert summary["mfu"] == pytest.approx(flops / (8 * peak * summary["step_time_s"]))
+    assert repr(simulation) == repr(simulation.run)
+    assert repr(simulation).startswith(
+        "<Run 'llama2-7b on 8 dgx-h100, tp2 pp2 dp2': simulated, 8 ranks, step "
+    )
     assert summary["engine"] == "event"
     assert summary["fits"] is True
     assert summary["peak_memory_bytes"] == max(stage.peak_bytes for stage in rank_memories(job))

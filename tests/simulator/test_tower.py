@@ -56,6 +56,12 @@ PUBLISHED: dict[
         | {"out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "window_size": 112}
         | {"fullatt_block_indexes": [7, 15, 23, 31]},
     ),
+    "qwen2_vl": (
+        8_291_375_616 - load_model("qwen2.5-7b").n_params,
+        3584,
+        {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16}
+        | {"in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    ),
     "qwen3_vl": (
         8_767_123_696 - load_model("qwen3-8b").n_params,
         4096,

@@ -274,3 +274,21 @@ def test_a_bare_number_in_the_catalogue_would_be_refused(tmp_path: Path) -> None
     text = (HOME / "localhost.toml").read_text(encoding="utf-8").replace('"36 GB/s"', "36")
     with pytest.raises(UnitError, match="memory_bandwidth = 36 is not a bandwidth"):
         load_cluster(written(tmp_path, text))
+
+
+DERIVED = [path for path in sorted((HOME / "devices").glob("*.toml")) if "\nbase = " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", DERIVED, ids=lambda path: path.stem)
+def test_what_a_device_takes_from_another_names_it(path: Path) -> None:
+    own, bases, above = tomllib.loads(path.read_text()), list[str](), path
+    while base := tomllib.loads(above.read_text()).get("base"):
+        bases.append(base)
+        above = path.with_name(f"{base}.toml")
+    for key, said in load_device(path.stem).sources.items():
+        table = own.get(key.partition(".")[0], {})
+        is_own = key in own or key.partition(".")[2] in table if isinstance(table, dict) else True
+        if is_own or said.startswith("not given"):
+            assert not said.startswith(tuple(f"as {one}: " for one in bases)), key
+        elif not isinstance(table, dict) or "source" not in str(table):
+            assert said.startswith(tuple(f"as {one}: " for one in bases)), key

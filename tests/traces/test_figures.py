@@ -3,6 +3,7 @@
 import html
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from foretrace.traces import figures
-from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize
+from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize, typical_step
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.compare import compare, typical_step
+from foretrace.traces.compare import compare
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures import timelines
 from foretrace.traces.info import RunInfo
@@ -207,6 +208,21 @@ def test_a_notebook_shows_the_key_figures_of_a_run(name: str, request: pytest.Fi
     found = compare(run, run)._repr_html_()
     assert "difference" in found
     assert "<script" not in shown + found
+
+
+def test_a_run_is_one_line_without_its_spans(pipeline_run: Run, tmp_path: Path) -> None:
+    info = replace(pipeline_run.info, name="mine", summary={"step_time_s": 0.25})
+    described = open_run(write_run(tmp_path / "run", info, pipeline_run.spans()))
+    ranks = pipeline_run.info.world_size
+    assert repr(described) == f"<Run 'mine': {info.origin}, {ranks} ranks, step 250.00 ms>"
+    for path in (tmp_path / "run").glob("*.arrow"):
+        path.write_bytes(b"")
+    assert repr(described) == f"<Run 'mine': {info.origin}, {ranks} ranks, step 250.00 ms>"
+    unknown = replace(info, summary={})
+    assert "step" not in repr(open_run(write_run(tmp_path / "other", unknown, pipeline_run.spans())))
+    found = repr(compare(pipeline_run, pipeline_run))
+    assert found.startswith("<Comparison of a step: ")
+    assert len(found) < 200
 
 
 def test_a_notebook_takes_names_as_text(tmp_path: Path) -> None:

@@ -33,6 +33,24 @@ def test_rows_are_as_wide_as_asked_and_explained(
     assert len(found.lines) <= 16
 
 
+def test_the_step_that_is_drawn_is_the_typical_one(tmp_path: Path) -> None:
+    """Not the first of a recording, which warms up."""
+    lengths = (90, 10, 11, 12)
+    starts = [sum(lengths[:step]) for step in range(4)]
+    table = {
+        "rank": [0] * 8,
+        "step": [0, 1, 2, 3] * 2,
+        "category": ["step"] * 4 + ["compute"] * 4,
+        "kind": ["step"] * 4 + ["forward"] * 4,
+        "start_ns": starts * 2,
+        "duration_ns": [*lengths, *lengths],
+    }
+    info = RunInfo(origin="recorded", world_size=1)
+    found = picture(open_run(write_run(tmp_path / "run", info, timeline(table))), 80)
+    assert found is not None
+    assert found.length == "11 ns"
+
+
 @pytest.mark.parametrize("name", ["pipeline_run", "many_ranks_run", "recorded_pipeline_run", "dualpipe"])
 @pytest.mark.parametrize("width", [66, 150])
 def test_letters_are_the_shares_of_the_step(name: str, width: int, request: pytest.FixtureRequest) -> None:

@@ -120,8 +120,9 @@ def device_named(hardware: str) -> Device:
 def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]:
     """Return the tables of a file over those of the entry of *folder* that its ``base`` names.
 
-    A machine with another device than its base has no price and no power, and a device not the limit of its
-    base: these are of the one board alone. Trays are those of nodes of one size.
+    A machine with another device than its base has no price, power or host memory, and a device not the
+    limit of its base: these are of the one board alone. Trays are those of nodes of one size. What a device
+    takes from another names it in its source.
     """
     if (base := table.pop("base", None)) is None:
         return table
@@ -131,11 +132,28 @@ def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]
     below = _with_base(read_toml(path), folder, what)
     own = {"device": ["power_limit"], "cluster": []}.get(what, [])
     if what == "cluster":
-        own += ["price_per_gpu", "node_power"] if "device" in table else []
+        own += ["price_per_gpu", "node_power", "node_memory"] if "device" in table else []
         own += ["gpus_per_tray"] if "gpus_per_node" in table else []
     for key in own:
         below.pop(key, None)
+    if what == "device":
+        known = below.get("sources", {})
+        below = {**_as_of(below, path.stem, known), "sources": known}
     return _over(below, table)
+
+
+def _as_of(table: dict[str, Any], base: str, known: dict[str, str]) -> dict[str, Any]:
+    """Return *table* with the name of *base* before each source that has none yet; *known* are named ones."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found[key] = _as_of(value, base, known)
+        elif key == "source":
+            said = known.get(value, value)
+            found[key] = said if re.match(r"as \S+: ", said) else f"as {base}: {said}"
+        else:
+            found[key] = value
+    return found
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
         return result
     nodes = _from_json(document, result) if document is not None else _from_protobuf(data, source.name)
     if not any(node.duration_ns for node in nodes.values()):
-        raise IngestError(f"{source.name} holds {len(nodes)} nodes and no duration: not a timeline")
+        said = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} and no duration"
+        raise IngestError(f"{source.name} holds {said}: no timeline, but work for a simulator")
     result.spans = _laid_out(nodes, source.name, result)
     result.evidence["start"] = (
         "dependencies and durations: as early as they allow; the file has no start times"

@@ -12,9 +12,9 @@ from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
 from foretrace.traces.analysis.kernels import kernel_groups, kernels
 from foretrace.traces.analysis.launching import held_memory, launches
+from foretrace.traces.analysis.metrics import typical_step
 from foretrace.traces.analysis.roots import roots
 from foretrace.traces.analysis.stragglers import stragglers
-from foretrace.traces.compare import typical_step
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.whatif import what_if
 from foretrace.traces.run import Run

@@ -140,6 +140,20 @@ def averaged_steps(run: Run, times_ns: Mapping[int, int]) -> list[int]:
     return sorted(set(times_ns) - set(unaveraged(run, times_ns)))
 
 
+def typical_step(run: Run) -> tuple[int, int]:
+    """Return the number of the step of median length, and its length in ns on its slowest rank.
+
+    Raises:
+        RunError: the run has no step with a length.
+    """
+    times_ns = step_times_ns(breakdown(run))
+    steps = averaged_steps(run, times_ns)
+    if not steps:
+        raise RunError(f"{run.path} holds no span with a length: nothing to compare")
+    step = sorted(steps, key=lambda step: (times_ns[step], step))[(len(steps) - 1) // 2]
+    return step, times_ns[step]
+
+
 def unaveraged(run: Run, times_ns: Mapping[int, int]) -> dict[int, str]:
     """Return the steps that averages leave out, and why.
 

@@ -10,9 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from foretrace.traces.analysis.metrics import breakdown
+from foretrace.traces.analysis.metrics import breakdown, typical_step
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.compare import typical_step
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures.drawing import chosen_ranks, empty_figure, heading, row_names
 from foretrace.traces.report.colours import palette

@@ -11,9 +11,8 @@ import plotly.graph_objects as go
 
 from foretrace.traces.analysis.memory import curves
 from foretrace.traces.analysis.metrics import breakdown as step_breakdown
-from foretrace.traces.analysis.metrics import step_times_ns
+from foretrace.traces.analysis.metrics import step_times_ns, typical_step
 from foretrace.traces.analysis.windows import Window, windows
-from foretrace.traces.compare import typical_step
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures.drawing import chosen_ranks, empty_figure, heading, marker, row_names
 from foretrace.traces.join import rank_pairs

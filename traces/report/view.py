@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.metrics import breakdown, step_times_ns
+from foretrace.traces.analysis.metrics import breakdown, step_times_ns, typical_step
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.compare import typical_step
 from foretrace.traces.errors import RunError
 from foretrace.traces.pack import Pack, smallest, tick_ns, to_ticks
 from foretrace.traces.report.cells import COMPUTE_LANE, Cells, RankStep, rank_step

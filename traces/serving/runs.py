@@ -17,9 +17,8 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.analysis.metrics import summarize, typical_step
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.compare import typical_step
 from foretrace.traces.errors import RunError, TraceError, reason
 from foretrace.traces.info import RunInfo, read_info
 from foretrace.traces.opening import open_whole
