@@ -363,7 +363,7 @@ def _averaged(run: Run) -> Int64Array:
 
 def _members(run: Run, group: Int64Array, is_transfer: BoolArray) -> Int64Array:
     """Return how many ranks take part; 1 where that is not known."""
-    sizes = {known.id: len(known.ranks) for known in run.info.groups}
+    sizes = {known.id: len(known.ranks) or 1 for known in run.info.groups}
     each, at = np.unique(group, return_inverse=True)
     count = np.array([sizes.get(number, 1) for number in each.tolist()], np.int64)[at]
     return np.where(is_transfer, 2, count)
