@@ -191,12 +191,15 @@ class Graph:
         chain = np.argsort(self._unit)
         key = key[self.head[chain]]
         end = chain_ns[chain]
-        begins = np.zeros(len(chain), np.bool_)
-        begins[self._unit[self._begins]] = True
+        begins = np.zeros(len(chain) + 1, np.int64)
+        begins[self._unit[self._begins] + 1] = 1
+        n_begin = np.cumsum(begins).tolist()
         until = self._waves[0][0].start if self._waves else len(chain)
         for wave, (units, own, first) in enumerate([(slice(0, until), slice(0), chain[:0]), *self._waves]):
-            start = np.repeat(first_ns[key[units]].astype(np.float64)[:, None], end.shape[1], axis=1)
-            if n := len(start) - int(begins[units].sum()):
+            start = np.empty((units.stop - units.start, end.shape[1]))
+            n = len(start) - n_begin[units.stop] + n_begin[units.start]
+            start[n:] = first_ns[key[units][n:], None]
+            if n:
                 np.maximum.reduceat(end[self._from[own]], first[:n], axis=0, out=start[:n])
             meet(wave, start)
             end[units] += start
