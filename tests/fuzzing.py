@@ -404,7 +404,8 @@ def prepare() -> None:
     """Load and compute once what many cases need: no case has to take the time of it."""
     for one in run_folder().iterdir():
         _analysis(one.name)
-    simulate(job_from(COMPILED), engine="compiled")
+    for engine in ("compiled", "contended-compiled"):
+        simulate(job_from(COMPILED), engine=engine)
 
 
 def _work(numbers: range, seed: int, at: Any, told: Any) -> None:

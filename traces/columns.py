@@ -67,7 +67,7 @@ def factorized(*keys: NDArray[np.integer]) -> Int64Array:
     for key in keys:
         low = int(key.min(initial=0))
         width = int(key.max(initial=0)) - low + 1
-        if width > _WIDE:  # number its values first
+        if width > max(_WIDE, _few(key)):  # number its values first
             values, key = np.unique(key, return_inverse=True)  # noqa: PLW2901
             low, width = 0, len(values)
         if n_numbers * width > _MOST_NUMBERS or n_numbers * width > _few(number) >= n_numbers:
@@ -77,7 +77,7 @@ def factorized(*keys: NDArray[np.integer]) -> Int64Array:
     return _without_holes(number, n_numbers)[0]
 
 
-def _few(number: Int64Array) -> int:
+def _few(number: NDArray[np.integer]) -> int:
     """Return how many numbers may be counted one by one, which is faster than to sort them."""
     return 8 * len(number) + 1024
 

@@ -92,7 +92,11 @@ def read_ended(path: str | Path) -> dict[int, Ended]:
 def damaged_notes(path: str | Path) -> list[str]:
     """Return a warning for each of these files that is damaged."""
     said = {**_said(path, "pending", _pending), **_said(path, "ended", _ended)}
-    return [f"{file} is damaged: left out" for file, one in said.items() if one is None]
+    again = _rings(path)  # a rank that is alive may write while its lines are read
+    torn = {file: min(n, again[file][1]) for file, (_, n) in _rings(path).items() if file in again}
+    return [f"{file} is damaged: left out" for file, one in said.items() if one is None] + [
+        f"{file}: {n} {'line' if n == 1 else 'lines'} damaged: left out" for file, n in torn.items() if n
+    ]
 
 
 def _said(
@@ -114,14 +118,26 @@ def _said(
 def read_issued(path: str | Path) -> dict[int, tuple[Mapping[str, Any], ...]]:
     """Return the last communications of ranks that have not ended well, oldest first; half a line is none."""
     found = {}
+    for file, (rows, _) in _rings(path).items():
+        with suppress(ValueError):
+            found[int(_rank(file))] = rows
+    return found
+
+
+def _rings(path: str | Path) -> dict[Path, tuple[tuple[Mapping[str, Any], ...], int]]:
+    """Return by file the last communications, and how many more stood there, but for one being written."""
+    found = {}
     folder = Path(path) / "ranks"
     for file in sorted(folder.glob("rank-*.issued.jsonl")) if folder.is_dir() else ():
-        rows = []
+        rows, n_unread = [], 0
         for line in read_bytes(file, TraceError).splitlines():
-            with suppress(ValueError, TypeError, KeyError, RecursionError, TraceError):
+            try:
                 rows.append(_row(parse(line.decode(), "JSON", str(file), TraceError), _OF_ISSUED))
-        with suppress(ValueError):
-            found[int(_rank(file))] = tuple(sorted(rows, key=lambda row: int(row["n"])))
+            except (ValueError, TypeError, KeyError, RecursionError, TraceError):
+                n_unread += bool(line.strip(b"\0 "))
+        rows.sort(key=lambda row: int(row["n"]))
+        n_between = int(rows[-1]["n"]) - int(rows[0]["n"]) + 1 - len(rows) if rows else 0
+        found[file] = tuple(rows), max(n_unread - 1, n_between, 0)  # they are counted without a gap
     return found
 
 

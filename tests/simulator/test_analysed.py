@@ -18,8 +18,11 @@ from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.analysis.roots import roots
 from foretrace.traces.analysis.stragglers import stragglers
+from foretrace.traces.columns import BoolArray
 from foretrace.traces.compare import compare
+from foretrace.traces.replay.parts import Parts
 from foretrace.traces.replay.play import replay
+from foretrace.traces.replay.waves import Graph
 from foretrace.traces.replay.whatif import scaled, what_if
 from foretrace.traces.run import Part, Run
 
@@ -170,3 +173,25 @@ def test_ranks_that_are_told_to_be_alike_change_no_figure(
     assert {**summarize(apart), **analysis(apart)} == together
     assert len(set(replay(apart).work.rank.tolist())) == len(parts)
     assert (n_played == layout["pp"]) is not bool(stragglers)
+
+
+@pytest.mark.parametrize("layout", [{"pp": 2, "tp": 2, "dp": 2}, {"pp": 4, "tp": 2, "schedule": "zb-h1"}])
+def test_ranks_beside_each_other_play_as_they_do_in_one_graph(layout: dict[str, object]) -> None:
+    """Every rank is as slow as no other: each is played by itself, or as a column of its form."""
+    slow = Variation(stragglers=",".join(f"{rank}:{1 + rank / 50}" for rank in range(8)))
+    run = simulate(replace(job_of(**layout), variation=slow), folded=False).run
+    played = replay(run)
+    rank, actual = played.work.rank, np.maximum(played.work.work_ns, 0).astype(np.float64)
+    assert len(set(rank.tolist())) == 8
+    ideal = actual * 0.75
+    graph = Graph(len(rank), played.free, played.work.instance)
+
+    def alone_s(mask: BoolArray) -> float:
+        chain_ns = graph.summed(np.where(mask, actual, ideal)[:, None])
+        return float(graph.played(chain_ns, played.first_ns, played.step).mean()) / 1e9
+
+    parts, ranks = Parts(played, actual, ideal), [*range(8), 3]
+    of_ranks = parts.means_s([np.arange(8) <= last for last in ranks])
+    assert of_ranks.tolist() == pytest.approx([alone_s(rank <= last) for last in ranks], rel=1e-12)
+    masks = [played.work.stage == 0, played.work.is_communication, rank == 5]
+    assert parts.means_of_spans_s(masks).tolist() == pytest.approx(list(map(alone_s, masks)), rel=1e-12)

@@ -11,7 +11,7 @@ from foretrace.tracer import pending
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.pending import SLOT_BYTES, SLOTS, Issued, file_system
 from foretrace.tracer.records import Block, Communication
-from foretrace.traces.pending import read_issued, read_pending
+from foretrace.traces.pending import damaged_notes, read_issued, read_pending
 
 
 def call(sequence: int, name: str = "layers.3.mlp", axis: str = "world") -> Communication:
@@ -72,9 +72,24 @@ def test_half_a_line_is_none(tmp_path: Path) -> None:
     for sequence in range(3):
         ring.note(call(sequence))
     data = bytearray(ring.path.read_bytes())
-    data[SLOT_BYTES + 40 : 2 * SLOT_BYTES - 1] = bytes(SLOT_BYTES - 41)
+    data[2 * SLOT_BYTES + 40 : 3 * SLOT_BYTES - 1] = bytes(SLOT_BYTES - 41)  # as if it were being written
     ring.path.write_bytes(data)
-    assert [row["sequence"] for row in read_issued(tmp_path)[0]] == [0, 2]
+    assert [row["sequence"] for row in read_issued(tmp_path)[0]] == [0, 1]
+    assert damaged_notes(tmp_path) == []
+
+
+@pytest.mark.parametrize("flipped", [range(1, 2), range(3, 5)])
+def test_damaged_lines_are_left_out_and_said(tmp_path: Path, flipped: range) -> None:
+    ring = Issued(tmp_path, 0, 0)
+    for sequence in range(8):
+        ring.note(call(sequence))
+    data = bytearray(ring.path.read_bytes())
+    for line in flipped:
+        data[line * SLOT_BYTES + 1] ^= 1  # the quote of its first key
+    ring.path.write_bytes(data)
+    assert {row["sequence"] for row in read_issued(tmp_path)[0]} == {*range(8)} - {*flipped}
+    (note,) = damaged_notes(tmp_path)
+    assert note.startswith(f"{ring.path}: {len(flipped)} line")
 
 
 def test_where_another_machine_could_take_the_file_away_there_is_none(

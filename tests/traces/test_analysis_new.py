@@ -83,6 +83,13 @@ def test_bandwidth_is_of_the_transfer_not_of_the_wait() -> None:
     assert row["waiting_ns"] == 3 * 20 * MS
 
 
+def test_a_group_that_names_no_members_is_one_of_unknown_members() -> None:
+    nobody = late_rank()
+    object.__setattr__(nobody.info, "groups", (Group(id=0, axis="dp", ranks=()),))
+    (row,) = collectives(nobody).to_pylist()
+    assert (row["n_ranks"], row["busbw_bytes_per_s"]) == (1, 0.0)
+
+
 def test_what_a_rank_transfers_at_once_counts_once() -> None:
     """Each ms of a step of 100 two small reductions begin; they take 1 and 1.5 ms, the last two 1 ms."""
     rows = [compute(rank, 0, 100 * MS) for rank in (0, 1)]

@@ -123,7 +123,9 @@ def in_averaged_steps(run: Run) -> pa.Table:
 def bandwidths(
     run: Run, *, averaged: bool = False, limit_bytes_per_s: float | None = None
 ) -> list[dict[str, Any]]:
-    """Return by kind, axis and size how fast data moved: counts, total times, median and best bus bandwidth.
+    """Return by kind, axis and size how fast data moved; kept with the run.
+
+    Counts, total times, and the median and best bus bandwidth.
 
     Sizes are put together by powers of two; rows without a size have ``size_bytes`` 0 and no bandwidth.
     ``n_bounds`` of them have times that are bounds, and are in no other figure than ``count``.
@@ -139,6 +141,17 @@ def bandwidths(
         averaged: leave out what is not in the steps that averages are over.
         limit_bytes_per_s: what the links allow, if the run does not describe them; nothing below is refused.
     """
+    kept = run.derived(_known)
+    if (asked := (averaged, limit_bytes_per_s)) not in kept:
+        kept[asked] = _bandwidths(run, limit_bytes_per_s, averaged=averaged)
+    return list(kept[asked])
+
+
+def _known(_: Run) -> dict[tuple[bool, float | None], list[dict[str, Any]]]:
+    return {}
+
+
+def _bandwidths(run: Run, limit_bytes_per_s: float | None, *, averaged: bool) -> list[dict[str, Any]]:
     joined, peaks = run.derived(_joined), peaks_of(run)
     chosen = run.derived(_averaged) if averaged else np.arange(joined.rows.num_rows)
     if not len(chosen):
@@ -363,7 +376,7 @@ def _averaged(run: Run) -> Int64Array:
 
 def _members(run: Run, group: Int64Array, is_transfer: BoolArray) -> Int64Array:
     """Return how many ranks take part; 1 where that is not known."""
-    sizes = {known.id: len(known.ranks) for known in run.info.groups}
+    sizes = {known.id: len(known.ranks) or 1 for known in run.info.groups}
     each, at = np.unique(group, return_inverse=True)
     count = np.array([sizes.get(number, 1) for number in each.tolist()], np.int64)[at]
     return np.where(is_transfer, 2, count)

@@ -55,6 +55,7 @@ def analysis(
     said = findings(run, usd_per_gpu_hour, limit_bytes_per_s=limit_bytes_per_s)
     step, step_ns = typical_step(run)
     path = critical_path(run, step)
+    by_kind, length_ns = path.by_kind(), path.length_ns
     return {
         "findings": [one.to_dict() for one in said],
         "collectives": bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)[:MOST_ROWS],
@@ -68,13 +69,13 @@ def analysis(
         "memory": held_memory(run)[:MOST_ROWS],
         "critical_path": {
             "step": step,
-            "length_s": path.length_ns / 1e9,
+            "length_s": length_ns / 1e9,
             "step_time_s": step_ns / 1e9,
-            "by_kind_s": {kind: ns / 1e9 for kind, ns in path.by_kind().items()},
+            "by_kind_s": {kind: ns / 1e9 for kind, ns in by_kind.items()},
             "gaps_s": {cause: ns / 1e9 for cause, ns in gaps_on_path(run, path).items()},
             "what_if_s": {
-                kind: {name: path.scaled_ns({kind: factor}) / 1e9 for name, factor in WHAT_IF.items()}
-                for kind in list(path.by_kind())[:MOST_ROWS]
+                kind: {name: (length_ns + ns * (factor - 1)) / 1e9 for name, factor in WHAT_IF.items()}
+                for kind, ns in list(by_kind.items())[:MOST_ROWS]
             },
             "by_rank_s": {str(rank): ns / 1e9 for rank, ns in path.by_rank().items()},
         },

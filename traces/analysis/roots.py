@@ -165,7 +165,7 @@ def _traced(
         carried[other] += np.add.reduceat(rate, starts)
         for row in np.flatnonzero(factor).tolist():
             ends[int(late[row]), int(low[row])] += rate[row]
-        for cause in range(len(CAUSES)):
+        for cause in np.flatnonzero(own.any(axis=0)):
             blame[other, cause] += np.add.reduceat(load * own[:, cause, None], starts)
         direct[late, me] += own.sum(axis=1) * waited
     return blame, direct

@@ -39,13 +39,14 @@ class Replay:
         after, before = needs.joined()
         self.free = Edges.of(after, before).reduced(len(self.work.start_ns))
         self._every = Edges.of(*map(np.concatenate, zip((after, before), posted.joined(), strict=True)))
-        self._graph: Graph | None = None
         self.steps, self.step = np.unique(self.work.step, return_inverse=True)
         self.first_ns = np.full(len(self.steps), np.iinfo(np.int64).max)
         np.minimum.at(self.first_ns, self.step, self.work.start_ns)
 
-    def step_times_ns(self, work_ns: FloatArray) -> FloatArray:
+    def delayed_ns(self, work_ns: FloatArray) -> FloatArray:
         """Return how long each step takes on its slowest rank, in every scenario.
+
+        Spans start as late after what they depend on as recorded.
 
         Args:
             work_ns: duration of each span in each scenario, shape ``(n_spans, n_scenarios)``.
@@ -53,12 +54,6 @@ class Replay:
         Returns:
             Times in ns, shape ``(n_steps, n_scenarios)``.
         """
-        if self._graph is None:
-            self._graph = Graph(len(self.step), self.free, self.work.instance)
-        return self._graph.played(self._graph.summed(work_ns), self.first_ns, self.step)
-
-    def delayed_ns(self, work_ns: FloatArray) -> FloatArray:
-        """Return the same with spans that start as late after what they depend on as recorded."""
         n = len(self.step)
         latest = self._every.latest(n, self.work.end_ns, self.first_ns[self.step])
         graph = Graph(n, self._every, self.work.instance, chains=False)

@@ -6,6 +6,7 @@ when the last of them has started, each as long as its own work takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -64,6 +65,7 @@ class Graph:
         edges: what they depend on.
         instance: communication that each takes part in, -1 if in none.
         chains: whether spans may be put together; with delays they may not.
+        apart: whether each chain is a unit of its own, behind its mates in no wave: see ``played_apart``.
 
     Attributes:
         head: first span of each chain, ascending.
@@ -72,10 +74,13 @@ class Graph:
         RunError: spans wait for one another in a circle.
     """
 
-    def __init__(self, n: int, edges: Edges, instance: Int64Array, *, chains: bool = True) -> None:
+    def __init__(
+        self, n: int, edges: Edges, instance: Int64Array, *, chains: bool = True, apart: bool = False
+    ) -> None:
         joins = instance >= 0
         meets = joins.copy()
-        meets[joins] = np.bincount(instance[joins])[instance[joins]] > 1
+        if not apart:
+            meets[joins] = np.bincount(instance[joins])[instance[joins]] > 1
         is_only = np.full(len(edges.after), chains)
         is_only &= np.bincount(edges.after, minlength=n)[edges.after] == 1
         is_only &= np.bincount(edges.before, minlength=n)[edges.before] == 1
@@ -93,22 +98,25 @@ class Graph:
         sizes = np.diff(self._bounds, append=n)
         if is_only.any() and (circle := np.isin(self.head, edges.after[is_only])).any():
             raise _circle(int(sizes[circle].sum()))
-        chain = np.searchsorted(self.head, head)
+        chain = (np.cumsum(head == np.arange(n)) - 1)[head]
         after, before = (chain[ends[~is_only]] for ends in edges)
         shared = np.where(meets, instance, -1)[self.head]
         unit = factorized(np.where(shared >= 0, shared, np.arange(len(shared)) + shared.max(initial=-1) + 1))
         wave = _waves(int(unit.max(initial=-1)) + 1, unit[before], unit[after])
         if (never := wave[unit] < 0).any():
             raise _circle(int(sizes[never].sum()))
+        needs = np.bincount(after, minlength=len(self.head))
+        if apart:
+            unit, wave = np.arange(len(unit)), wave[unit]
         number = np.empty(len(wave), np.int64)
-        number[np.argsort(wave, kind="stable")] = np.arange(len(wave))
+        number[np.lexsort((needs[: len(wave)] == 0, wave) if apart else (wave,))] = np.arange(len(wave))
         self._unit = number[unit]
-        self._begins = np.flatnonzero(np.bincount(after, minlength=len(self.head)) == 0)
+        self._begins = np.flatnonzero(needs == 0)
         by_unit = np.argsort(self._unit[after], kind="stable")
         self._after, self._before = after[by_unit], before[by_unit]
         self._from = self._unit[self._before]
-        units = np.searchsorted(np.sort(wave), np.arange(1, int(wave.max(initial=0)) + 2))
-        first = np.searchsorted(self._unit[self._after], np.arange(len(wave) + 1))
+        units = np.cumsum(np.bincount(wave, minlength=1))
+        first = np.cumsum(np.bincount(self._unit[self._after] + 1, minlength=len(wave) + 1))
         self._waves = [
             (slice(a, b), slice(first[a], first[b]), first[a:b] - first[a])
             for a, b in pairwise(units.tolist())
@@ -163,6 +171,48 @@ class Graph:
         last = np.maximum.reduceat(end, np.searchsorted(step[by_step], np.arange(len(first_ns))), axis=0)
         times: FloatArray = last - first_ns[:, None]
         return times
+
+    def played_apart(
+        self,
+        chain_ns: FloatArray,
+        first_ns: Int64Array,
+        key: Int64Array,
+        meet: Callable[[int, FloatArray], None],
+    ) -> FloatArray:
+        """Return when the last span of each key ends in each column, shape ``(n_keys, n_columns)``.
+
+        Args:
+            chain_ns: duration of each chain in each column, shape ``(n_chains, n_columns)``.
+            first_ns: by key, when those begin that depend on nothing.
+            key: of each span.
+            meet: is given the number of each wave and when its chains start, in the order of ``wave_of``, and
+                makes those wait that meet.
+        """
+        chain = np.argsort(self._unit)
+        key = key[self.head[chain]]
+        end = chain_ns[chain]
+        begins = np.zeros(len(chain) + 1, np.int64)
+        begins[self._unit[self._begins] + 1] = 1
+        n_begin = np.cumsum(begins).tolist()
+        until = self._waves[0][0].start if self._waves else len(chain)
+        for wave, (units, own, first) in enumerate([(slice(0, until), slice(0), chain[:0]), *self._waves]):
+            start = np.empty((units.stop - units.start, end.shape[1]))
+            n = len(start) - n_begin[units.stop] + n_begin[units.start]
+            start[n:] = first_ns[key[units][n:], None]
+            if n:
+                np.maximum.reduceat(end[self._from[own]], first[:n], axis=0, out=start[:n])
+            meet(wave, start)
+            end[units] += start
+        last = np.full((len(first_ns), end.shape[1]), -np.inf)
+        for one in range(len(first_ns)):
+            np.max(end[key == one], axis=0, out=last[one], initial=-np.inf)
+        return last
+
+    def wave_of(self) -> tuple[Int64Array, Int64Array]:
+        """Return of each chain its wave and its place in it, where chains are apart."""
+        bounds = np.array([0, *(units.start for units, _, _ in self._waves)])
+        wave = np.searchsorted(bounds, self._unit, side="right") - 1
+        return wave, self._unit - bounds[wave]
 
 
 def _waves(n: int, before: Int64Array, after: Int64Array) -> Int64Array:

@@ -9,21 +9,18 @@ durations are put back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from foretrace.traces.columns import BoolArray, Int64Array
+from foretrace.traces.columns import Int64Array
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.parts import Parts
 from foretrace.traces.replay.play import Replay, replay
 from foretrace.traces.replay.waves import FloatArray
 from foretrace.traces.run import Run
-
-AT_ONCE: Final = 1 << 23
-"""Durations that are held at a time, of all spans in some scenarios: 64 MB in each of three arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +74,11 @@ def _what_if(run: Run) -> WhatIf:
     of_ranks = [("replica", replica), ("worker", np.array(run.stored_ranks, np.int64))]
     where = [(name, key, value) for name, key in of_spans for value in np.unique(key).tolist()]
     masks = [np.ones(len(actual), np.bool_), np.zeros(len(actual), np.bool_)]
-    mean = _played(played, actual, ideal, itertools.chain(masks, (key == value for _, key, value in where)))
+    parts = Parts(played, actual, ideal)
+    mean = parts.means_of_spans_s(itertools.chain(masks, (key == value for _, key, value in where)))
     undelayed, best = float(mean[0]), float(mean[1])
     some = [(name, key, value) for name, key in of_ranks for value in np.unique(key).tolist()]
-    of_some = Parts(played, actual, ideal).means_s([key == value for _, key, value in some])
+    of_some = parts.means_s([key == value for _, key, value in some])
     groups = [*of_spans, *of_ranks]
     where += some
     mean = np.concatenate([mean, of_some])
@@ -101,21 +99,6 @@ def _what_if(run: Run) -> WhatIf:
         by_replica=tables["replica"],
         by_worker=tables["worker"],
     )
-
-
-def _played(
-    played: Replay, actual: FloatArray, ideal: FloatArray, recorded: Iterable[BoolArray]
-) -> FloatArray:
-    """Return the mean time of a step in s, in each scenario: spans in *recorded* as they were, others ideal.
-
-    As many scenarios are played at once as fit into ``AT_ONCE``.
-    """
-    found: list[FloatArray] = []
-    left = iter(recorded)
-    while chosen := list(itertools.islice(left, max(AT_ONCE // len(actual), 1))):
-        work_ns = np.stack([np.where(mask, actual, ideal) for mask in chosen], axis=1)
-        found.append(played.step_times_ns(work_ns).mean(axis=0) / 1e9)
-    return np.concatenate(found)
 
 
 def scaled(run: Run, factors: Mapping[str, float]) -> dict[int, float]:

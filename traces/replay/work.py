@@ -79,7 +79,7 @@ def collected(run: Run, meetings: Meetings, colour: Colours) -> tuple[Work, Bool
         raise RunError(
             f"{run.path}: {n_spans:,} spans of ranks of which no two do the same: too many to play"
         )
-    table, line = _told(_sorted(pa.concat_tables(_chosen(run, meetings, colour)).unify_dictionaries()))
+    table, line = _told(pa.concat_tables(_chosen(run, meetings, colour)).unify_dictionaries())
     if not line.any():
         raise RunError(
             f"{run.path}: its passes do not say their micro-batch, so that it cannot be played again; "
@@ -115,11 +115,17 @@ def collected(run: Run, meetings: Meetings, colour: Colours) -> tuple[Work, Bool
     return work, line
 
 
+_NEEDED: Final = (
+    *("rank", "stream", "category", "kind", "name", "start_ns", "duration_ns", "step", "microbatch", "layer"),
+    *("stage", "virtual_stage", "axis", "peer", "size_bytes"),
+)
+
+
 def _chosen(run: Run, meetings: Meetings, colour: Colours) -> list[pa.Table]:
     """Return the spans of the first rank of each colour, with their weight and what they take part in."""
     joined, tables = communications(run, by_step=True), []
     for place, weight in sorted(zip(*map(np.ndarray.tolist, first_of_each(colour)), strict=True)):
-        part, table = joined.of(run.stored_ranks[place]), run.spans([run.stored_ranks[place]])
+        part, table = joined.of(run.stored_ranks[place]), run.spans([run.stored_ranks[place]], _NEEDED)
         known = part.slot >= 0
         columns = {name: np.full(table.num_rows, -1, np.int64) for name in ("slot", "code", "met")}
         columns["slot"][part.rows] = part.slot
@@ -129,16 +135,16 @@ def _chosen(run: Run, meetings: Meetings, colour: Colours) -> list[pa.Table]:
         columns["weight"] = np.full(table.num_rows, weight)
         for name, values in columns.items():
             table = table.append_column(name, pa.array(values))
-        tables.append(table)
+        tables.append(_sorted(table))
     return tables
 
 
 def _sorted(table: pa.Table) -> pa.Table:
-    """Return the spans of *table* in which a step works or moves data, by rank, step and start."""
+    """Return the spans of a rank in which a step works or moves data, by step and start."""
     chosen = is_one_of(table, "category", ("compute", "collective", "p2p", "host", "copy"))
     chosen &= (int64(table, "step") >= 0) & ~is_one_of(table, "stream", ("idle",))
-    table = table.filter(chosen)
-    return table.take(np.lexsort((int64(table, "start_ns"), int64(table, "step"), int64(table, "rank"))))
+    rows = np.flatnonzero(chosen)
+    return table.take(rows[np.lexsort((int64(table, "start_ns")[rows], int64(table, "step")[rows]))])
 
 
 def _told(table: pa.Table) -> tuple[pa.Table, BoolArray]:
@@ -150,7 +156,7 @@ def _told(table: pa.Table) -> tuple[pa.Table, BoolArray]:
     is_untold = (int64(table, "microbatch") < 0) | (int64(table, "stage") < 0)
     untold = np.unique(int64(table, "step")[line & is_untold])
     told = ~np.isin(int64(table, "step"), untold)
-    return table.filter(told), line[told]
+    return (table, line) if told.all() else (table.filter(told), line[told])
 
 
 def _begun(start: Int64Array, instance: Int64Array) -> Int64Array:
