@@ -268,7 +268,8 @@ class Search:
         if key not in self._networks:
             self._networks[key] = job_network(job)
         compute = ComputeModel(job.cluster.device, job.precision)
-        program = build(job, self._networks[key], compute, groups=self._pipeline(job).units.groups(job))
+        groups = self._pipeline(job).units.groups(job)
+        program = build(job, self._networks[key], compute, groups=groups, merges=True)
         # A summary is made of a program as it was built; with stragglers or jitter simulate changes its
         # durations.
         if job.variation == Variation():
