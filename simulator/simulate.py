@@ -26,6 +26,7 @@ from foretrace.simulator.engine.changes import SWITCHES, Above, Change, Throttle
 from foretrace.simulator.engine.spans import insides
 from foretrace.simulator.errors import JobError, SimulationError
 from foretrace.simulator.framework import framework_names
+from foretrace.simulator.garbage import few_collections
 from foretrace.simulator.idle import idle
 from foretrace.simulator.intervals import Reading, covers
 from foretrace.simulator.job import Job
@@ -144,8 +145,8 @@ def simulate(
             simulated.
         engine: one of ``simulator.engine.ENGINES``; they give the same timeline.
         program: folded program of the job, if ``build`` has already built it.
-        only_figures: omit what no figure of the summary needs: memory over time, descriptions of model and
-            machine, and spans one by one where one can stand for several in a row.
+        only_figures: omit what no figure of the summary needs: memory over time, warnings, descriptions of
+            model and machine, and spans one by one where one can stand for several in a row.
         network: that of the job, if ``job_network`` has already been asked for it.
         groups: those of the job, if ``job_groups`` has already been asked for them.
         covers_unsaid: widen ranges to what else the job may be as far as anybody said.
@@ -196,7 +197,7 @@ def simulate(
     spans, links = _run(runner, program, changes, above)
     tell("adding up")
     memories = rank_memories(job)
-    warnings = [*memory_warnings(job, memories), *idle(job), *empty_stages(job), *_slow(job, network)]
+    warnings = [] if only_figures else _warnings(job, memories, network)
     simulation = Simulation(
         info=_info(job, groups, stands_for, warnings, described=not only_figures),
         spans=spans,
@@ -236,6 +237,7 @@ RECENT: Final = 16
 """Layouts whose groups are kept while many jobs are simulated: those of large machines take much memory."""
 
 
+@few_collections()
 def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list[Mapping[str, Any]]:
     """Predict many jobs: the summary of each, in their order, equal to that of ``simulate`` but for ranges.
 
@@ -468,6 +470,10 @@ def _info(
         warnings=tuple(warnings),
         versions={"foretrace": _version()},
     )
+
+
+def _warnings(job: Job, memories: Sequence[RankMemory], network: Network) -> list[str]:
+    return [*memory_warnings(job, memories), *idle(job), *empty_stages(job), *_slow(job, network)]
 
 
 def _slow(job: Job, network: Network) -> list[str]:

@@ -25,12 +25,12 @@ from foretrace.simulator.builder.step import build
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose, require_numba
 from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.garbage import few_collections
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import peak_bytes
 from foretrace.simulator.network.cost import Network, job_network, placed
 from foretrace.simulator.program import Program
 from foretrace.simulator.search.found import Counts, Ranked, Timed, best_of, order_of, summarised
-from foretrace.simulator.search.garbage import few_collections
 from foretrace.simulator.search.layouts import LeastMemory, PipelineTimes
 from foretrace.simulator.search.space import Family
 from foretrace.simulator.simulate import simulate
