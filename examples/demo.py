@@ -82,7 +82,7 @@ def small_runs(n_processes: int) -> list[SmallRun]:
 def main(output: Path) -> None:
     """Run the demo; its runs and reports go to OUTPUT."""
     output.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
+    started, load = time.monotonic(), os.getloadavg()[0]
     n_processes = min(4, max(2, os.cpu_count() or 2))
 
     heading("1. Predict: one step of Llama-3-70B on 512 H100s, TP 8 x PP 4 x DP 16")
@@ -97,7 +97,7 @@ def main(output: Path) -> None:
     for number, run in enumerate(others, start=4):
         heading(f"{number}. Predict, record and compare: {run.title}")
         found.append(predict_and_record(run, n_processes, machine, calibration, output))
-    conclude(big, found, output, time.monotonic() - started)
+    conclude(big, found, output, time.monotonic() - started, load)
 
 
 def predict_big(output: Path) -> dict[str, Any]:
@@ -164,8 +164,10 @@ def where(machine: Path, n_processes: int) -> list[str | Path]:
     ]
 
 
-def conclude(big: dict[str, Any], found: Sequence[Outcome], output: Path, elapsed_s: float) -> None:
-    """Print what the runs say and where the reports are."""
+def conclude(
+    big: dict[str, Any], found: Sequence[Outcome], output: Path, elapsed_s: float, load: float
+) -> None:
+    """Print what the runs say and where the reports are. *load*: of the machine, before the demo began."""
     heading(f"What came out, after {elapsed_s:.0f} s")
     click.echo(
         f"Llama-3-70B on 512 H100s: {big['step_time_s']:.2f} s per step, "
@@ -181,9 +183,14 @@ def conclude(big: dict[str, Any], found: Sequence[Outcome], output: Path, elapse
         worst = max(answer["causes"], key=lambda cause: abs(cause["difference_s"]))
         click.echo(
             f"{title[0].upper()}{title[1:]}: {a_ms:.0f} ms predicted, then {b_ms:.0f} ms recorded "
-            f"({format_share(answer['ratio'] - 1, '+.0f')}; half of the steps lie within "
-            f"{format_share(one.noise, '.0f')}); most of the difference is "
+            f"({format_share(answer['ratio'] - 1, '+.0f')}; steps themselves vary by "
+            f"{format_share(one.noise, '.0f')}, between quartiles); most of the difference is "
             f"{worst['name'].replace(':', ' ')} ({worst['difference_s'] * 1e3:+.0f} ms)."
+        )
+    if load > (n := os.cpu_count() or 1) / 2:
+        click.echo(
+            f"This machine was busy before (load {load:.1f} on {n} processors): what was recorded also "
+            "waited for other work, which no prediction knows. A quiet machine is nearer to it."
         )
     click.echo("\nOpen in a browser:")
     for page in sorted(output.glob("*.html")):

@@ -10,7 +10,7 @@ has arrived and ends for all of them at the same time. Its span runs from arriva
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,34 @@ class Transfer(NamedTuple):
     memory: int = 0
 
 
+AXES: Final = ("tp", "cp", "ep")
+"""Axes along which the main line of an action communicates, innermost first: what else communicates meanwhile
+does not change the state of a rank."""
+
+STATES: Final = tuple((axis, behind) for axis in AXES for behind in ("", "compute", *AXES))
+"""An axis that communicates inside of a task, and behind what it does so: "compute", an axis that takes
+precedence, or "" if it is exposed."""
+
+
+class Inside(NamedTuple):
+    """What a task that stands for several in a row is made of; see ``simulator.builder.merged``.
+
+    Attributes:
+        n_tasks: how many it stands for.
+        start_ns, end_ns: when something communicates in it, from its start on; shape ``(n,)``.
+        state: of each, index into ``STATES``.
+        computes_ns: time of its compute.
+        bound: that time by its share that is bound by memory bandwidth, ns times parts per million.
+    """
+
+    n_tasks: int
+    start_ns: Int64Array
+    end_ns: Int64Array
+    state: Int64Array
+    computes_ns: int
+    bound: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Tasks, dependencies and communications of the simulated ranks.
@@ -72,6 +100,7 @@ class Program:
             there are none, every rank behaves exactly like its representative.
         memory_bound: share of the time of each compute task that is bound by memory bandwidth, parts per
             million; None: no task is.
+        merged: index into ``insides`` of each task that stands for several, or -1; None: no task does.
     """
 
     rank: Int32Array
@@ -99,6 +128,8 @@ class Program:
     instance_transfer: Int32Array
     uneven: tuple[str, ...] = ()
     memory_bound: Int32Array | None = None
+    merged: Int32Array | None = None
+    insides: tuple[Inside, ...] = ()
 
     @property
     def n_tasks(self) -> int:
@@ -119,9 +150,21 @@ class Program:
     def memory_bound_share(self) -> float:
         """Share of the time of all compute tasks that is bound by memory."""
         millionths = self.slowed
+        if self.merged is not None:
+            millionths = np.where(self.merged < 0, millionths, -1)
         computes_ns = np.where(millionths < 0, 0, self.duration_ns)
-        total_ns = int(computes_ns.sum())
-        return float(computes_ns @ np.maximum(millionths, 0)) / 1e6 / total_ns if total_ns else 0.0
+        total_ns, bound = int(computes_ns.sum()), int(computes_ns @ np.maximum(millionths, 0))
+        for which, n in self.n_merged.items():
+            total_ns += n * self.insides[which].computes_ns
+            bound += n * self.insides[which].bound
+        return float(bound) / 1e6 / total_ns if total_ns else 0.0
+
+    @property
+    def n_merged(self) -> dict[int, int]:
+        """How many tasks are made of each of ``insides``."""
+        if self.merged is None:
+            return {}
+        return dict(enumerate(np.bincount(self.merged + 1, minlength=len(self.insides) + 1)[1:].tolist()))
 
     @property
     def slowed(self) -> Int32Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,10 +21,12 @@ from foretrace.simulator.builder.step import build, job_groups, representatives
 from foretrace.simulator.builder.templates import checkpoint_s
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_settings, of_framework
-from foretrace.simulator.engine import choose
+from foretrace.simulator.engine import ONE_BY_ONE, choose
 from foretrace.simulator.engine.changes import SWITCHES, Above, Change, Throttle, of_links
+from foretrace.simulator.engine.spans import insides
 from foretrace.simulator.errors import JobError, SimulationError
 from foretrace.simulator.framework import framework_names
+from foretrace.simulator.garbage import few_collections
 from foretrace.simulator.idle import idle
 from foretrace.simulator.intervals import Reading, covers
 from foretrace.simulator.job import Job
@@ -49,9 +51,10 @@ from foretrace.simulator.variation import Variation
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import TopologyError
 from foretrace.topologies.wiring import fabric
+from foretrace.traces.columns import int64
 from foretrace.traces.info import RunInfo
 from foretrace.traces.notebook import run_html
-from foretrace.traces.run import Part, Run
+from foretrace.traces.run import Inside, Part, Run
 from foretrace.traces.store import write_run
 from foretrace.traces.timeline import MEMORY
 
@@ -70,6 +73,7 @@ class Simulation:
             shared.
         expands: whether ``write`` stores every rank, although some represent others here.
         kept: cache of values derived from the spans, for every ``run`` made of them.
+        inside: by rank, what spans consist of where some stand for several in a row.
     """
 
     info: RunInfo
@@ -78,6 +82,7 @@ class Simulation:
     links: pa.Table | None = None
     expands: bool = False
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
+    inside: Mapping[int, Inside] | None = field(default=None, compare=False)
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -97,6 +102,7 @@ class Simulation:
             kept=self.kept,
             links=self.links,
             shown=run_html,
+            inside=self.inside,
         )
 
     def __repr__(self) -> str:
@@ -130,6 +136,7 @@ def simulate(
     program: Program | None = None,
     only_figures: bool = False,
     network: Network | None = None,
+    groups: Groups | None = None,
     covers_unsaid: bool = True,
 ) -> Simulation:
     """Predict ``job.n_steps`` training steps of *job*.
@@ -142,8 +149,10 @@ def simulate(
             simulated.
         engine: one of ``simulator.engine.ENGINES``; they give the same timeline.
         program: folded program of the job, if ``build`` has already built it.
-        only_figures: omit memory over time, which no figure of the summary needs.
+        only_figures: omit what no figure of the summary needs: memory over time, warnings, descriptions of
+            model and machine, and spans one by one where one can stand for several in a row.
         network: that of the job, if ``job_network`` has already been asked for it.
+        groups: those of the job, if ``job_groups`` has already been asked for them.
         covers_unsaid: widen ranges to what else the job may be as far as anybody said.
 
     Raises SimulationError, TopologyError, TraceError if the job cannot run as described.
@@ -164,7 +173,7 @@ def simulate(
             ),
         )
     tell("building the program")
-    groups = job_groups(job)
+    groups = groups or job_groups(job)
     computes = [ComputeModel(kind.device, job.precision) for kind in job.cluster.kinds]
     network, changes, factors = network or job_network(job), changes_of(job), job.variation.factors
     unlike = range(job.layout.world_size) if job.cluster.others else ()
@@ -172,7 +181,14 @@ def simulate(
     # These ranks behave unlike those that a folded rank would stand for.
     special = sorted({*factors, *apart, *ranks_of(changes)})
     building = partial(
-        build, job, network, computes[0], groups=groups, others=computes[1:], kind_of=network.kind
+        build,
+        job,
+        network,
+        computes[0],
+        groups=groups,
+        others=computes[1:],
+        kind_of=network.kind,
+        merges=only_figures and not changes and job.variation == Variation() and engine in ONE_BY_ONE,
     )
     program, folded = _program(building, program, special, tell, folded=folded, expanded=expanded)
     # After building: the program of a search, or of a folded job, knows nothing of stragglers.
@@ -185,13 +201,14 @@ def simulate(
     spans, links = _run(runner, program, changes, above)
     tell("adding up")
     memories = rank_memories(job)
-    warnings = [*memory_warnings(job, memories), *idle(job), *empty_stages(job), *_slow(job, network)]
+    warnings = [] if only_figures else _warnings(job, memories, network)
     simulation = Simulation(
-        info=_info(job, groups, stands_for, warnings),
+        info=_info(job, groups, stands_for, warnings, described=not only_figures),
         spans=spans,
         memory=MEMORY.empty_table() if only_figures else _memory(job, spans, memories, stands_for),
         links=links,
         expands=expanded and folded,
+        inside=insides(program, int64(spans, "start_ns")),
     )
     notes = [*published_note(job), *model_note(job), *expert_tp_note(job), *placement_note(job)]
     notes += dict.fromkeys(note for compute in computes for note in compute.notes)
@@ -222,6 +239,11 @@ def _apart(job: Job, site: Simulation) -> Simulation:
     return replace(site, info=info)
 
 
+RECENT: Final = 16
+"""Layouts whose groups are kept while many jobs are simulated: those of large machines take much memory."""
+
+
+@few_collections()
 def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list[Mapping[str, Any]]:
     """Predict many jobs: the summary of each, in their order, equal to that of ``simulate`` but for ranges.
 
@@ -235,6 +257,7 @@ def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list
     engine = "auto" if find_spec("numba") is None else "compiled"  # its loading pays off over many
     machines: list[Cluster] = []
     networks: dict[tuple[Any, ...], Network] = {}
+    groups_of = lru_cache(RECENT)(Groups)
     found: list[Mapping[str, Any]] = []
     for job in jobs:
         if job.cluster not in machines:
@@ -243,7 +266,14 @@ def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list
         try:
             if key not in networks:
                 networks[key] = job_network(job)
-            one = simulate(job, engine=engine, only_figures=True, network=networks[key], covers_unsaid=False)
+            one = simulate(
+                job,
+                engine=engine,
+                only_figures=True,
+                network=networks[key],
+                groups=job_groups(job, groups_of),
+                covers_unsaid=False,
+            )
             found.append(one.summary)
         except (SimulationError, TopologyError) as error:
             found.append({"error": str(error)})
@@ -351,7 +381,7 @@ def _step_s(job: Job, network: Network, n_alike: int, tell: Progress) -> float:
         again = simulate(job, only_figures=True, network=network, covers_unsaid=False)
         return float(again.summary["step_time_s"])
     compute = ComputeModel(job.cluster.device, job.precision)
-    program = build(job, network, compute, groups=job_groups(job))
+    program = build(job, network, compute, groups=job_groups(job), merges=True)
     _, end_ns = choose("auto", program.n_tasks * n_alike, tell).times(program)
     return float(end_ns.max()) / 1e9
 
@@ -424,15 +454,22 @@ def _expanded_memory(memory: pa.Table, sources: Sequence[int]) -> pa.Table:
     )
 
 
-def _info(job: Job, groups: Groups, stands_for: tuple[int, ...] | None, warnings: Sequence[str]) -> RunInfo:
-    """Return the description of the run, without its figures."""
+def _info(
+    job: Job,
+    groups: Groups,
+    stands_for: tuple[int, ...] | None,
+    warnings: Sequence[str],
+    *,
+    described: bool,
+) -> RunInfo:
+    """Return the description of the run, without its figures; of model and machine if *described*."""
     return RunInfo(
         origin="simulated",
         world_size=job.layout.world_size,
         name=job_name(job),
         layout=job.layout,
-        model=job.model.describe(),
-        cluster=job.cluster.describe(),
+        model=job.model.describe() if described else None,
+        cluster=job.cluster.describe() if described else None,
         job={**job_settings(job), "n_microbatches": job.n_microbatches},
         groups=tuple(groups.all),
         representatives=stands_for,
@@ -441,12 +478,17 @@ def _info(job: Job, groups: Groups, stands_for: tuple[int, ...] | None, warnings
     )
 
 
+def _warnings(job: Job, memories: Sequence[RankMemory], network: Network) -> list[str]:
+    return [*memory_warnings(job, memories), *idle(job), *empty_stages(job), *_slow(job, network)]
+
+
 def _slow(job: Job, network: Network) -> list[str]:
     """Return a sentence for each axis that sends the activations of every layer over slow links."""
     size_bytes = 2 * job.micro_batch * job.seq_len * job.model.hidden
     return [found.sentence(size_bytes) for found in slow_axes(job.layout, network, size_bytes)]
 
 
+@cache
 def _version() -> str:
     try:
         return version("foretrace")

@@ -17,7 +17,7 @@ from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.network.cost import job_network
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.units import format_bytes, format_capacity
-from foretrace.traces.analysis.metrics import summarize
+from foretrace.traces.analysis import metrics
 from foretrace.traces.info import rank_list
 from foretrace.traces.layout import Coord
 from foretrace.traces.run import Run
@@ -92,7 +92,7 @@ def figures(
 
     *rests_on*: what the prediction rests on, as sentences.
     """
-    found = summarize(run)
+    found = metrics.headline(run)
     step_s, n_ranks, limit = found["step_time_s"], job.layout.world_size, job.cluster.device.memory_bytes
     times_s = [step["step_time_s"] for step in found["steps"]]
     average_s = _average_s(job, times_s, saving_s) if job.checkpoint_every else step_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +28,7 @@ class Expander:
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        self._of_rank: dict[int, dict[str, list[Group]]] = defaultdict(lambda: defaultdict(list))
-        for group in groups:
-            for rank in group.ranks:
-                self._of_rank[rank][group.axis].append(group)
+        self._groups = groups
         self._distinct: tuple[pa.Table, _Meetings] | None = None
 
     def expand(self, spans: pa.Table, source: int, rank: int) -> pa.Table:
@@ -66,6 +64,15 @@ class Expander:
             meetings = ((codes - low) >> 32).astype(np.int32), low, row_of
             known = self._distinct = spans, meetings
         return known[1]
+
+    @cached_property
+    def _of_rank(self) -> dict[int, dict[str, list[Group]]]:
+        """The groups of every rank, by axis; only who expands needs them."""
+        found: dict[int, dict[str, list[Group]]] = defaultdict(lambda: defaultdict(list))
+        for group in self._groups:
+            for rank in group.ranks:
+                found[rank][group.axis].append(group)
+        return found
 
     def _pairs(self, source: int, rank: int) -> list[tuple[Group, Group]]:
         """Return the groups of *source*, each with the corresponding group of *rank*."""

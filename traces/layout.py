@@ -170,7 +170,7 @@ class Layout:
             members = np.moveaxis(grid, position, -1).reshape(-1, getattr(self, axis))
         else:
             raise LayoutError(f"unknown axis {axis!r}: one of {', '.join((*AXES, 'world'))}")
-        return sorted(tuple(int(rank) for rank in row) for row in members)
+        return sorted(map(tuple, members.tolist()))
 
     def process_groups(self, axes: Sequence[str] = ("tp", "cp", "ep", "dp", "pp", "world")) -> list[Group]:
         """Return every group of more than one rank, numbered in the order of *axes*."""

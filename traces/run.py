@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.columns import int64, labels
+from foretrace.traces.columns import Int64Array, int64, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.folding import Expander
 from foretrace.traces.info import UNNAMED, Clock, RunInfo, rank_list
@@ -38,6 +38,23 @@ class Part:
     load: Callable[[], pa.Table]
 
 
+class Inside(NamedTuple):
+    """Communications inside of compute spans that stand for several in a row; nothing else runs meanwhile.
+
+    Attributes:
+        start_ns, end_ns: when they run, in the order of their starts; shape ``(n,)``.
+        state: of each, index into ``states``.
+        states: an axis, and behind what it communicates: "compute", another axis, or "" if it is exposed.
+        n_more: how many spans more there would be one by one.
+    """
+
+    start_ns: Int64Array
+    end_ns: Int64Array
+    state: Int64Array
+    states: tuple[tuple[str, str], ...]
+    n_more: int
+
+
 class Run:
     """A run that has been opened; spans are decoded on first use, and cached.
 
@@ -47,6 +64,7 @@ class Run:
         stored_ranks: ranks whose spans are stored, in order.
         warnings: caveats about the run, from the writer and from reading it.
         links: utilisation of links in the columns of ``traces.timeline.LINKS``; None if unknown.
+        inside: by stored rank, what compute spans consist of where some stand for several.
 
     Args:
         kept: cache of values derived from the spans; runs with the same spans may share one.
@@ -64,6 +82,7 @@ class Run:
         kept: dict[Any, Any] | None = None,
         links: pa.Table | None = None,
         shown: Callable[[Run], str] | None = None,
+        inside: Mapping[int, Inside] | None = None,
     ) -> None:
         self.path = path
         self.info = info
@@ -77,6 +96,7 @@ class Run:
                 self._tables.update(_by_rank(part.load()))
         self._memory = memory
         self.links = links
+        self.inside = inside or {}
         self._shown = shown
         self._expander = Expander(info.groups)
         self._derived: dict[Any, Any] = {} if kept is None else kept

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from foretrace.simulator.builder.groups import axis_of
 from foretrace.simulator.builder.instances import Message
+from foretrace.simulator.builder.merged import TakesNs, merges, whole
 from foretrace.simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
 from foretrace.simulator.builder.stages import Unit
 from foretrace.simulator.compute.timing import ComputeModel
@@ -63,7 +64,8 @@ class _Line:
     """A phase cut into tasks, with positions relative to its start, and what comes next has to wait for.
 
     ``launches`` is the time that the host takes to launch each task; ``waits_for_routes`` says whether the
-    host has to wait for the device on the way.
+    host has to wait for the device on the way. ``is_apart`` says whether all may be one task: each of them
+    may be part of one, and what comes next waits for all. ``busy_ns`` and ``launches_ns`` are sums over them.
     """
 
     tasks: tuple[Task, ...]
@@ -71,6 +73,9 @@ class _Line:
     waits: tuple[tuple[int, ...], ...]
     tails: tuple[int, ...]
     waits_for_routes: bool
+    is_apart: bool
+    busy_ns: int
+    launches_ns: int
 
 
 class Pass(NamedTuple):
@@ -97,6 +102,7 @@ class Chains:
         self._waits = waits
         self._lines: dict[tuple[str, str, Phase], _Line] = {}
         self._found: dict[tuple[str, str, int], tuple[Phase, _Line]] = {}  # keyed by the identity of a phase
+        self._wholes: dict[tuple[int, TakesNs], tuple[_Line, Task]] = {}
         self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
 
     def is_host_bound(self, passes: Iterable[tuple[Unit, Pass]]) -> bool:
@@ -108,8 +114,7 @@ class Chains:
         lines = [self._line(*phase) for unit, action in passes for phase in _phases(unit, *action)]
         if any(line.waits_for_routes for line in lines):
             return True
-        busy_ns = sum(task.duration_ns for line in lines for task in line.tasks)
-        return sum(sum(one) for line in lines for one in line.launches) > busy_ns
+        return sum(line.launches_ns for line in lines) > sum(line.busy_ns for line in lines)
 
     def unit(self, template: Template, unit: Unit, action: Pass, beside: Sequence[int] = ()) -> None:
         """Append what *action* does in *unit* to the main line of *template*.
@@ -124,6 +129,9 @@ class Chains:
     def _write(self, template: Template, block: Block, phase: str, beside: Sequence[int]) -> None:
         """Append *phase* of *block* to the main line of *template*."""
         line, before = self._line(block, phase), (*template.tails, *beside)
+        if template.takes_ns and not template.launches and line.is_apart:
+            template.then(self._whole(line, template.takes_ns), beside)
+            return
         numbers: list[int] = []
 
         def placed(relative: tuple[int, ...]) -> list[int]:
@@ -143,6 +151,13 @@ class Chains:
                 template.synchronized = tuple(after)
             numbers.append(template.add(task, after))
         template.tails = tuple(placed(line.tails))
+
+    def _whole(self, line: _Line, takes_ns: TakesNs) -> Task:
+        """Return one task for those of *line*, where communications take *takes_ns*."""
+        key = id(line), takes_ns
+        if key not in self._wholes:
+            self._wholes[key] = line, whole(line.tasks, line.waits, takes_ns)
+        return self._wholes[key][1]
 
     def _of_layer(self, line: _Line, layer: int) -> tuple[Task, ...]:
         key = id(line), layer
@@ -172,7 +187,18 @@ class Chains:
             )
             waits_for_routes = self._waits and phase in ROUTES and any(task.stream == EP for task in tasks)
             waits = tuple(piece.waits for piece in pieces)
-            self._lines[key] = _Line(tasks, launches, waits, tails, waits_for_routes)
+            last = set(range(len(tasks))).difference(at for piece in pieces for at in piece.waits)
+            is_apart = set(tails) == last != set() and all(map(merges, tasks))
+            self._lines[key] = _Line(
+                tasks,
+                launches,
+                waits,
+                tails,
+                waits_for_routes,
+                is_apart,
+                busy_ns=sum(task.duration_ns for task in tasks),
+                launches_ns=sum(map(sum, launches)),
+            )
         return self._lines[key]
 
     def _launch(self, ops: Sequence[Op]) -> Launch:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable
 from math import gcd
+
+import numpy as np
 
 from foretrace.traces.layout import Coord, Group, Layout
 
@@ -47,7 +48,8 @@ class Groups:
     replicas of each other. *shard_ranks*: replicas that share one copy of the states out among them; 0: all.
     *whole_stages*: all ranks of a pipeline rank talk to each other.
 
-    *all*: every group of more than one rank, numbered from 0.
+    *all*: every group of more than one rank, numbered from 0. *alike*: by network, which groups
+    are alike there, as whoever asks for costs has found out.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Groups:
         self._shard_ranks = shard_ranks
         self._two_copies = two_copies
         self.all: list[Group] = []
+        self.alike: dict[object, dict[object, list[tuple[int, ...]]]] = {}
         self._of: dict[str, dict[int, Group]] = {scope: {} for scope in SCOPES}
         for scope in SCOPES if whole_stages else SCOPES[:-1]:
             for ranks in self._members(scope):
@@ -104,24 +107,20 @@ class Groups:
             return []
         if scope not in OF_REPLICAS:
             return self.layout.groups(scope)
-        found: dict[Hashable, list[int]] = defaultdict(list)
-        axes = ("edp",) if scope == "edp" else ("dp", "cp")
-        first = self._first_of(axes)
-        for rank in range(self.layout.world_size):
-            replica = first[rank]
-            if self._two_copies:
-                coord = self.layout.coord(replica)
-                replica = self.layout.rank(coord._replace(pp=min(coord.pp, self.layout.pp - 1 - coord.pp)))
-            found[replica].append(rank)
-        return sorted(tuple(ranks) for ranks in found.values())
-
-    def _first_of(self, axes: Sequence[str]) -> list[int]:
-        """Return for each rank the first of those that differ from it along *axes* only."""
-        found = list(range(self.layout.world_size))
-        for axis in axes:
-            first = {rank: ranks[0] for ranks in self.layout.groups(axis) for rank in ranks}
-            found = [first[rank] for rank in found]
-        return found
+        replica = np.arange(self.layout.world_size)
+        for axis in ("edp",) if scope == "edp" else ("dp", "cp"):
+            groups = np.array(self.layout.groups(axis))
+            first = np.empty_like(replica)
+            first[groups] = groups[:, :1]
+            replica = first[replica]
+        if self._two_copies:
+            pp, place = np.divmod(replica, self.layout.world_size // self.layout.pp)
+            replica = (
+                np.minimum(pp, self.layout.pp - 1 - pp) * (self.layout.world_size // self.layout.pp) + place
+            )
+        order = np.argsort(replica, kind="stable")
+        cuts = np.flatnonzero(np.diff(replica[order])) + 1
+        return [tuple(ranks.tolist()) for ranks in np.split(order, cuts)]
 
     def _parts(self, scope: str, part: str) -> list[tuple[int, ...]]:
         """Return the groups of *scope* cut into shards of neighbours, or the ranks with the same share."""

@@ -101,7 +101,7 @@ class Costs:
         self._folded = folded
         self._takes = takes
         self._uneven: set[str] = set()
-        self._alike: dict[tuple[int, str, int, bool], list[tuple[int, ...]]] = {}
+        self._alike = groups.alike.setdefault(network, {})
 
     @property
     def uneven(self) -> Collection[str]:

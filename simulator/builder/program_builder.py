@@ -7,14 +7,14 @@ placed into the arrays of a ``Program``, numbers the communications and joins th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from foretrace.simulator.builder.instances import Answers, Message, communications
 from foretrace.simulator.errors import JobError
-from foretrace.simulator.program import Int32Array, Int64Array, Label, Program
+from foretrace.simulator.program import Inside, Int32Array, Int64Array, Label, Program
 
 # Templates as arrays, and the tasks outside of a template that it waits for.
 
@@ -25,7 +25,13 @@ MOST: Final = {"ns": 2**53, "FLOPs": 2**62, "bytes": 2**62}
 class TemplateArrays:
     """A template as arrays, with labels and messages as numbers."""
 
-    def __init__(self, template: Template, labels: dict[Label, int], messages: dict[Message, int]) -> None:
+    def __init__(
+        self,
+        template: Template,
+        labels: dict[Label, int],
+        messages: dict[Message, int],
+        insides: list[Inside],
+    ) -> None:
         tasks = template.tasks
         self.n = len(tasks)
         self.stream = np.array([task.stream for task in tasks], np.int32)
@@ -37,6 +43,7 @@ class TemplateArrays:
         self.bytes_moved = _in_64_bits("bytes", [task.bytes_moved for task in tasks])
         self.memory_bound = np.array([task.memory_bound for task in tasks], np.int32)
         self.part = np.array([task.part for task in tasks], np.int32)
+        self.merged = np.array([_listed(task.inside, insides) for task in tasks], np.int32)
         self.waits = template.waits
         self.waits_outside = any(other < 0 for _, other in template.waits)
         self.tails = template.tails
@@ -143,6 +150,14 @@ def _number(message: Message | None, messages: dict[Message, int]) -> int:
     return -1 if message is None else messages.setdefault(message, len(messages))
 
 
+def _listed(inside: Inside | None, insides: list[Inside]) -> int:
+    """Append *inside* to *insides* and return its place, or -1 for none."""
+    if inside is None:
+        return -1
+    insides.append(inside)
+    return len(insides) - 1
+
+
 def _in_64_bits(unit: str, values: Sequence[int]) -> Int64Array:
     """Return *values* as an array. Raises JobError if one is beyond what a timeline counts."""
     if (most := max(values, default=0)) > MOST[unit]:
@@ -193,6 +208,7 @@ class Task(NamedTuple):
         flops, bytes_moved: work, 0 if none.
         memory_bound: share of its time that memory bandwidth decides, in parts per million.
         part: 1 if it belongs to the second of two actions that share the template.
+        inside: what it is made of if it stands for several tasks in a row.
     """
 
     stream: int
@@ -204,6 +220,7 @@ class Task(NamedTuple):
     bytes_moved: int = 0
     memory_bound: int = 0
     part: int = 0
+    inside: Inside | None = None
 
 
 class Template:
@@ -215,6 +232,7 @@ class Template:
         tails: what whatever comes next on the rank has to wait for; at first ``(BEFORE,)``.
         launches: whether the host's launching of kernels is written out as tasks.
         synchronized: what the host waits for before its next launch.
+        takes_ns: how long a communication of the main line takes, if phases are to be single tasks.
     """
 
     BEFORE: Final = -1
@@ -231,6 +249,7 @@ class Template:
         self.waits: list[tuple[int, int]] = []
         self.tails: tuple[int, ...] = (self.BEFORE,)
         self.launches = False
+        self.takes_ns: Callable[[Message], int] | None = None
         self.synchronized: tuple[int, ...] = ()
 
     def add(self, task: Task, after: Iterable[int]) -> int:
@@ -296,6 +315,7 @@ class ProgramBuilder:
         self._costs = costs
         self._labels: dict[Label, int] = {}
         self._messages: dict[Message, int] = {}
+        self._insides: list[Inside] = []
         self._arrays: dict[int, tuple[Template, TemplateArrays]] = {}
         self._placed: list[_Placed] = []
 
@@ -314,7 +334,8 @@ class ProgramBuilder:
         where those of the second action belong.
         """
         if id(template) not in self._arrays:
-            self._arrays[id(template)] = (template, TemplateArrays(template, self._labels, self._messages))
+            arrays = TemplateArrays(template, self._labels, self._messages, self._insides)
+            self._arrays[id(template)] = (template, arrays)
         arrays = self._arrays[id(template)][1]
         if arrays.n:
             self._placed.append(_Placed(arrays, rank, step, at, second or at))
@@ -352,6 +373,8 @@ class ProgramBuilder:
             flops=column("flops", np.int64),
             bytes_moved=column("bytes_moved", np.int64),
             memory_bound=column("memory_bound", np.int32),
+            merged=column("merged", np.int32) if self._insides else None,
+            insides=tuple(self._insides),
             dep_start=dep_start,
             deps=deps,
             streams=STREAMS,

@@ -5,7 +5,9 @@ The rules and the framework that each one follows are in docs/simulation.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +16,8 @@ from numpy.typing import NDArray
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.instances import Costs, Message, Network
 from foretrace.simulator.builder.line import amax_scope
-from foretrace.simulator.builder.program_builder import Place, ProgramBuilder
+from foretrace.simulator.builder.merged import NotSerialError, TakesNs, merged
+from foretrace.simulator.builder.program_builder import Place, ProgramBuilder, Template
 from foretrace.simulator.builder.stages import check_work, job_plan
 from foretrace.simulator.builder.templates import Templates
 from foretrace.simulator.compute.timing import ComputeModel
@@ -67,6 +70,7 @@ def build(
     special: Sequence[int] = (),
     others: Sequence[ComputeModel] = (),
     kind_of: Callable[[int], int] = lambda _: 0,
+    merges: bool = False,
 ) -> Program:
     """Return the program of *job*.
 
@@ -79,6 +83,7 @@ def build(
         special: ranks that behave differently from the others of their pipeline rank, such as stragglers.
         others: durations on the other kinds of GPU, as ``Job.kinds`` has them.
         kind_of: the kind that a rank is on.
+        merges: let one task stand for several in a row where that changes no time (``builder.merged``).
 
     Raises ScheduleError if the schedule does not allow these stages and micro-batches. Raises JobError if
     there are more stages than layers.
@@ -86,18 +91,61 @@ def build(
     groups = groups or job_groups(job)
     check_work(job)
     orders = job_plan(job)
-    each = zip(job.kinds, (compute, *others), strict=True)
-    kinds = [Templates(one, groups, timing, orders) for one, timing in each]
     stands_for = representatives(job.layout, special)
-    builder = ProgramBuilder(Costs(groups, network, folded=folded, takes=_takes(job)))
-    for pp, actions in enumerate(orders):
-        for rank in groups.of_pipeline_rank(pp):
-            if folded and stands_for[rank] != rank:
-                continue
-            templates = kinds[kind_of(rank)]
-            for step in range(job.n_steps):
-                _place_step(builder, templates, rank, (pp, actions), step)
-    return builder.build()
+    costs = Costs(groups, network, folded=folded, takes=_takes(job))
+
+    def program(alone: Alone | None) -> Program:
+        builder, takes_ns = ProgramBuilder(costs), alone.takes_ns if alone else None
+        each = zip(job.kinds, (compute, *others), strict=True)
+        kinds = [Templates(one, groups, timing, orders, takes_ns) for one, timing in each]
+        for pp, actions in enumerate(orders):
+            for rank in groups.of_pipeline_rank(pp):
+                if folded and stands_for[rank] != rank:
+                    continue
+                templates = kinds[kind_of(rank)]
+                for step in range(job.n_steps):
+                    for template, at, second in _does(templates, (pp, actions), step):
+                        short = alone.merged(template, pp) if alone else template
+                        builder.place(short, rank, at, step=step, second=second)
+        return builder.build()
+
+    # Where ranks of a pipeline rank differ, or share their device, what follows on one rank meets others.
+    if merges and folded and not special and not others and not shares_gpus(job):
+        with suppress(NotSerialError):
+            return program(Alone(costs, groups))
+    return program(None)
+
+
+def shares_gpus(job: Job) -> bool:
+    """Whether communications of *job* may slow its compute down."""
+    return bool(job.overlap_slowdown or job.profile.dispatch_processors)
+
+
+class Alone:
+    """Makes one task of those that follow one another, where one rank stands for all of a pipeline rank."""
+
+    def __init__(self, costs: Costs, groups: Groups) -> None:
+        self._costs = costs
+        self._groups = groups
+        self._merged: dict[tuple[int, int], tuple[Template, Template]] = {}
+        # One function for each pipeline rank: to those who remember answers it says whose they are.
+        self.takes_ns = cache(self._takes_ns)
+
+    def merged(self, template: Template, pp: int) -> Template:
+        """Return *template* as pipeline rank *pp* has it, once. Raises NotSerialError if it cannot be."""
+        if (id(template), pp) not in self._merged:
+            self._merged[id(template), pp] = template, merged(template, self.takes_ns(pp))
+        return self._merged[id(template), pp][1]
+
+    def _takes_ns(self, pp: int) -> TakesNs:
+        rank = self._groups.of_pipeline_rank(pp)[0]
+
+        @cache
+        def takes_ns(message: Message) -> int:
+            transfer = self._costs.transfer(rank, message)
+            return transfer.latency_ns + transfer.wire_ns
+
+        return takes_ns
 
 
 def _takes(job: Job) -> Callable[[Transfer, Message, int], Transfer]:
@@ -114,9 +162,9 @@ def _takes(job: Job) -> Callable[[Transfer, Message, int], Transfer]:
     return takes
 
 
-def job_groups(job: Job) -> Groups:
-    """Return the process groups of *job*."""
-    return Groups(
+def job_groups(job: Job, make: Callable[..., Groups] = Groups) -> Groups:
+    """Return the process groups of *job*; *make* may remember those that it has made."""
+    return make(
         job.layout,
         two_copies=has_two_copies(job.schedule),
         shard_ranks=job.shard_ranks,
@@ -124,22 +172,25 @@ def job_groups(job: Job) -> Groups:
     )
 
 
-def _place_step(
-    builder: ProgramBuilder, templates: Templates, rank: int, does: tuple[int, Sequence[Action]], step: int
-) -> None:
-    """Place one optimizer step of *rank*: what its pipeline rank *does* in order, then the update."""
+def _does(
+    templates: Templates, does: tuple[int, Sequence[Action]], step: int
+) -> Iterator[tuple[Template, Place, Place | None]]:
+    """Yield one optimizer step of a rank: what its pipeline rank *does* in order, then the update.
+
+    Of each its template, its place, and that of its second action if it has two.
+    """
     pp, actions = does
     stages = held_stages(actions)
     virtual_stage = {stage: at for at, stage in enumerate(stages)}
     paired = templates.pairs
     places = [Place(action.stage, virtual_stage[action.stage], action.microbatch) for action in actions]
     todo = iter(zip(actions, templates.visits[pp], places, strict=True))
-    for action, visit, place in todo:
+    for action, visit, at in todo:
         if action in paired:
             _, back, second = next(todo)
-            builder.place(templates.pair(visit, back), rank, place, step=step, second=second)
+            yield templates.pair(visit, back), at, second
         else:
-            builder.place(templates.action(visit), rank, place, step=step)
-    builder.place(templates.update(stages), rank, Place(stages[0]), step=step)
+            yield templates.action(visit), at, None
+    yield templates.update(stages), Place(stages[0]), None
     if templates.saves(step):
-        builder.place(templates.checkpoint(stages), rank, Place(stages[0]), step=step)
+        yield templates.checkpoint(stages), Place(stages[0]), None

@@ -5,7 +5,7 @@ Every rule follows a framework that is named where the rule is written; docs/sim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from foretrace.simulator.builder.chain import Chains, host_work
@@ -13,6 +13,7 @@ from foretrace.simulator.builder.gradients import DataParallel
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.instances import Message
 from foretrace.simulator.builder.line import MainLine, amax_scope
+from foretrace.simulator.builder.merged import TakesNs
 from foretrace.simulator.builder.offload import Offload
 from foretrace.simulator.builder.pipeline import Pipeline, Visit
 from foretrace.simulator.builder.program_builder import COMPUTE, DP, HOST, STREAMS, Task, Template
@@ -129,11 +130,21 @@ class Templates:
 
     *orders*: the plan of the schedule, which says which pipeline rank holds which stage.
 
+    *takes_ns*: by pipeline rank, what communications of a layer take, if its phases are to be single tasks.
+
     *visits*: what each action is, by pipeline rank, in the order of the plan. *pairs*: forwards that run
     together with the backward after them.
     """
 
-    def __init__(self, job: Job, groups: Groups, compute: ComputeModel, orders: Plan) -> None:
+    def __init__(
+        self,
+        job: Job,
+        groups: Groups,
+        compute: ComputeModel,
+        orders: Plan,
+        takes_ns: Callable[[int], TakesNs] | None = None,
+    ) -> None:
+        self._takes_ns = takes_ns
         self._job = job
         self._world = groups.size("world")
         self._compute = compute
@@ -157,6 +168,7 @@ class Templates:
         if visit not in self._written:
             template = self._written[visit] = Template()
             units = self._units[visit.stage]
+            template.takes_ns = self._takes_ns(visit.pp) if self._takes_ns else None
             template.launches = self._chains.is_host_bound(self._line.passes(visit.kind, units))
             self._pipeline.write(template, visit, lambda: self._main(template, visit, units))
         return self._written[visit]

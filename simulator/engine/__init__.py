@@ -17,6 +17,9 @@ from foretrace.simulator.errors import EngineError
 ENGINES: Final = ("auto", "event", "compiled", "contended", "contended-compiled")
 """Names of engines: on SimPy, on numba, or the one that is sooner done; both again with shared links."""
 
+ONE_BY_ONE: Final = ("auto", "event", "compiled")
+"""Engines in which a communication takes as long as it would alone."""
+
 WORTH_LOADING: Final = 250_000
 """Tasks from which loading numba and compiled code (some 0.8 s) pays off, at 300,000 tasks/s on SimPy."""
 

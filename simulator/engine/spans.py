@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.simulator.program import Int64Array, Program
+from foretrace.simulator.program import STATES, Int64Array, Program
+from foretrace.traces.run import Inside
 from foretrace.traces.timeline import timeline
 
 STEP: Final = "step"
@@ -24,6 +25,35 @@ def spans(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> pa.Tabl
     """
     tasks = timeline(_task_columns(program, start_ns, end_ns))
     return pa.concat_tables([tasks, timeline(_step_columns(program, end_ns))]).unify_dictionaries()
+
+
+def insides(program: Program, start_ns: Int64Array) -> dict[int, Inside]:
+    """Return by rank the communications inside of tasks that stand for several, if there are any.
+
+    *start_ns*: start of each task.
+    """
+    if program.merged is None:
+        return {}
+    starts, ends, codes = (
+        np.concatenate([getattr(one, name) for one in program.insides])
+        for name in ("start_ns", "end_ns", "state")
+    )
+    used, codes = np.unique(codes, return_inverse=True)
+    states = tuple(STATES[at] for at in used.tolist())
+    lengths = np.array([len(one.state) for one in program.insides], np.int64)
+    n_more = np.array([one.n_tasks - 1 for one in program.insides], np.int64)
+    first = np.cumsum(lengths) - lengths
+    found, rows = {}, np.flatnonzero(program.merged >= 0)
+    for rank in np.unique(program.rank[rows]).tolist():
+        own = rows[program.rank[rows] == rank]
+        own = own[np.argsort(start_ns[own], kind="stable")]
+        which = program.merged[own]
+        sizes = lengths[which]
+        at = np.repeat(first[which] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+        begun_ns = np.repeat(start_ns[own], sizes)
+        more = int(n_more[which].sum())
+        found[rank] = Inside(begun_ns + starts[at], begun_ns + ends[at], codes[at], states, more)
+    return found
 
 
 def step_windows(

@@ -25,12 +25,12 @@ from foretrace.simulator.builder.step import build
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose, require_numba
 from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.garbage import few_collections
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import host_holds, peak_bytes, rank_memories
 from foretrace.simulator.network.cost import Network, job_network, placed
 from foretrace.simulator.program import Program
 from foretrace.simulator.search.found import Counts, Ranked, Timed, best_of, order_of, summarised
-from foretrace.simulator.search.garbage import few_collections
 from foretrace.simulator.search.layouts import LeastMemory, PipelineTimes
 from foretrace.simulator.search.space import Family
 from foretrace.simulator.simulate import simulate
@@ -272,7 +272,8 @@ class Search:
         if key not in self._networks:
             self._networks[key] = job_network(job)
         compute = ComputeModel(job.cluster.device, job.precision)
-        program = build(job, self._networks[key], compute, groups=self._pipeline(job).units.groups(job))
+        groups = self._pipeline(job).units.groups(job)
+        program = build(job, self._networks[key], compute, groups=groups, merges=True)
         # A summary is made of a program as it was built; with stragglers or jitter simulate changes its
         # durations.
         if job.variation == Variation():

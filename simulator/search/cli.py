@@ -13,8 +13,8 @@ import click
 from foretrace.door import json_text
 from foretrace.interrupts import INTERRUPTED
 from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.garbage import few_collections
 from foretrace.simulator.search.flags import AS_SIMULATED, CHOICES, OF_THE_JOB, search_options
-from foretrace.simulator.search.garbage import few_collections
 
 if TYPE_CHECKING:
     from foretrace.simulator.job import Job

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from foretrace.simulator.errors import JobError
+from foretrace.simulator.garbage import few_collections
 from foretrace.simulator.job import Job
 from foretrace.simulator.program import Program
-from foretrace.simulator.search.garbage import few_collections
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.simulate import simulate
 

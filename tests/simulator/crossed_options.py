@@ -126,4 +126,6 @@ def outcome(given: Mapping[str, Any], *, covers_unsaid: bool = False) -> str:
         return str(error) or "refused without a word"
     assert summary["step_time_s"] > 0
     assert summary["peak_memory_bytes"] > 0
+    if not covers_unsaid:  # the figures alone are the same, although one task stands for several in a row
+        assert simulate(job, only_figures=True, covers_unsaid=False).summary == summary
     return ""

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from foretrace.simulator.builder.gradients import DDP_BUCKET_BYTES
 from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.merged import NotSerialError, merged
+from foretrace.simulator.builder.program_builder import STREAMS, Task, Template
 from foretrace.simulator.builder.stage_layers import split_layers
 from foretrace.simulator.builder.step import build, representatives
 from foretrace.simulator.compute.timing import ComputeModel
@@ -22,7 +24,7 @@ from foretrace.simulator.engine import event
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.program import Program, Transfer
+from foretrace.simulator.program import Label, Program, Transfer
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.workload.dispatch import Routing
 from foretrace.simulator.workload.micro_batch import embedding_block, head_blocks, layer_blocks
@@ -65,9 +67,11 @@ def make_job(model: str = "llama2-7b", *, m: int = 4, n_layers: int = 6, **setti
     )
 
 
-def program_of(job: Job, network: Wire | Network | None = None, *, folded: bool = True) -> Program:
+def program_of(
+    job: Job, network: Wire | Network | None = None, *, folded: bool = True, merges: bool = False
+) -> Program:
     compute = ComputeModel(job.cluster.device, job.precision)
-    return build(job, network or Wire(1000, 0.01), compute, folded=folded)
+    return build(job, network or Wire(1000, 0.01), compute, folded=folded, merges=merges)
 
 
 def rows_of(job: Job, network: Wire | Network | None = None, *, folded: bool = True) -> list[dict[str, Any]]:
@@ -119,6 +123,35 @@ def test_folding_changes_nothing_for_the_ranks_that_are_simulated(job: Job) -> N
         row for row in rows_of(job, network, folded=False) if row["rank"] in set(representatives(job.layout))
     ]
     assert rows_of(job, network) == rows
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs())
+def test_a_task_for_several_in_a_row_ends_when_the_last_of_them_would(job: Job) -> None:
+    plain, short = (program_of(job, merges=merges) for merges in (False, True))
+    merged = [] if short.merged is None else short.merged[short.merged >= 0].tolist()
+    assert sum(short.insides[at].n_tasks - 1 for at in merged) == plain.n_tasks - short.n_tasks
+    every_ns, some_ns = (set(event.times(program)[1].tolist()) for program in (plain, short))
+    assert some_ns <= every_ns
+    assert max(some_ns) == max(every_ns)
+    assert short.memory_bound_share == plain.memory_bound_share
+
+
+@pytest.mark.parametrize("given", [{"tp": 8}, {"pp": 2, "tp": 2}, {"dp": 2, "sharding": "zero1"}], ids=str)
+def test_most_tasks_of_layers_are_in_a_row(given: dict[str, Any]) -> None:
+    job = make_job(n_layers=32, m=8, seq_len=8192, **given)
+    assert program_of(job, merges=True).n_tasks * 5 < program_of(job).n_tasks
+
+
+def test_tasks_of_two_streams_that_do_not_wait_for_each_other_stay_apart() -> None:
+    def task(stream: str, kind: str) -> Task:
+        return Task(STREAMS.index(stream), Label("compute", kind, ""), 5)
+
+    template = Template()
+    template.then(task("compute", "forward"))
+    template.add(task("tp", "forward"), (Template.BEFORE,))
+    with pytest.raises(NotSerialError):
+        merged(template, lambda _: 0)
 
 
 def test_a_folded_rank_carries_the_slowest_of_the_groups_it_stands_for() -> None:

@@ -304,6 +304,7 @@ def _on_axis(table: pa.Table, axis: str) -> BoolArray:
 
 def _axes(run: Run) -> tuple[str, ...]:
     found = {axis for rank in run.stored_ranks for axis in run.once(_own_axes, rank)}
+    found |= {axis for inside in run.inside.values() for axis, _ in inside.states}
     return tuple(sorted(found, key=lambda axis: (AXES.index(axis) if axis in AXES else len(AXES), axis)))
 
 

@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.activity import covered_by, in_window, sweep
+from foretrace.traces.analysis.activity import Sweep, covered_by, in_window, sweep
 from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.analysis.windows import windows, windows_of
+from foretrace.traces.analysis.windows import Window, windows, windows_of
 from foretrace.traces.columns import Int64Array, distinct, factorized, flags, int64, is_one_of, labels, summed
 from foretrace.traces.errors import RunError
-from foretrace.traces.run import Run
+from foretrace.traces.run import Inside, Run
 
 WARM_STEPS = 3
 """From this many steps on, a first recorded one that warms up is left out of averages."""
@@ -91,6 +91,15 @@ def summarize(run: Run) -> dict[str, Any]:
     Raises:
         RunError: the run has no step with a length.
     """
+    return {
+        **headline(run),
+        "n_bounds": sum(run.once(_own_bounds, rank) * n for rank, n in represented(run).items()),
+        "kinds": kinds(run),
+    }
+
+
+def headline(run: Run) -> dict[str, Any]:
+    """Return the figures of ``summarize`` up to ``hidden_by_axis``. Raises RunError as it does."""
     rows = breakdown(run)
     if not rows:
         raise RunError(f"{run.path} holds no span with a length: nothing to analyse")
@@ -104,7 +113,9 @@ def summarize(run: Run) -> dict[str, Any]:
         "name": run.info.name,
         "world_size": run.info.world_size,
         "n_ranks_stored": len(run.stored_ranks),
-        "n_spans": sum(run.once(len, rank) * n for rank, n in represented(run).items()),
+        "n_spans": sum(
+            (run.once(len, rank) + _n_inside(run, rank)) * n for rank, n in represented(run).items()
+        ),
         "has_steps": has_steps(run),
         "assumed": assumptions(run),
         "step_time_s": median_low([times_ns[step] for step in averaged]) / 1e9,
@@ -122,8 +133,6 @@ def summarize(run: Run) -> dict[str, Any]:
         "hidden_by_axis": _mean(
             counted, [{axis: ns / row.window_ns for axis, ns in row.hidden_ns.items()} for row in counted]
         ),
-        "n_bounds": sum(run.once(_own_bounds, rank) * n for rank, n in represented(run).items()),
-        "kinds": kinds(run),
     }
 
 
@@ -403,22 +412,54 @@ def _steps_of(run: Run, rank: int, represents: int) -> list[Breakdown]:
         part = swept.inside(window)
         lengths = swept.lengths_ns(part)
         computing = swept.computing[part]
-        found.append(
-            Breakdown(
-                rank=rank,
-                step=window.step,
-                represents=represents,
-                window_ns=window.duration_ns,
-                ns=in_window(run, swept, window, rank).total_ns(),
-                hidden_ns={
-                    axis: int(lengths[mask[part] & computing].sum()) for axis, mask in swept.moving.items()
-                },
-                communication_ns={
-                    axis: int(lengths[mask[part]].sum()) for axis, mask in swept.communicating.items()
-                },
-            )
+        row = Breakdown(
+            rank=rank,
+            step=window.step,
+            represents=represents,
+            window_ns=window.duration_ns,
+            ns=in_window(run, swept, window, rank).total_ns(),
+            hidden_ns={
+                axis: int(lengths[mask[part] & computing].sum()) for axis, mask in swept.moving.items()
+            },
+            communication_ns={
+                axis: int(lengths[mask[part]].sum()) for axis, mask in swept.communicating.items()
+            },
         )
+        found.append(_opened(row, run.inside[rank], swept, window) if rank in run.inside else row)
     return found
+
+
+def _opened(row: Breakdown, inside: Inside, swept: Sweep, window: Window) -> Breakdown:
+    """Return *row* with the communications *inside* of spans, which it has as compute."""
+    first, last = np.searchsorted(inside.start_ns, (window.start_ns, window.end_ns))
+    start, end, state = (column[first:last] for column in inside[:3])
+    lengths, part = end - start, swept.inside(window)
+    ns, hidden_ns, communication_ns = dict(row.ns), dict(row.hidden_ns), dict(row.communication_ns)
+    for at, (axis, behind) in enumerate(inside.states):
+        own = int(lengths[state == at].sum())
+        communication_ns[axis] += own
+        if behind == "compute":
+            hidden_ns[axis] += own
+        elif not behind:
+            ns["compute"] -= own
+            ns[f"exposed:{axis}"] += own
+    exposed = np.array([not behind for _, behind in inside.states], np.bool_)[state]
+    start, end, lengths = start[exposed], end[exposed], lengths[exposed]
+    if not len(start):
+        return replace(row, ns=ns, hidden_ns=hidden_ns, communication_ns=communication_ns)
+    # The time in which nothing computes, up to each edge of those communications.
+    edges, done_ns = np.stack([start, end], axis=1).ravel(), np.zeros(2 * len(start), np.int64)
+    np.cumsum(lengths, out=done_ns[1::2])
+    done_ns[2::2] = done_ns[1:-1:2]
+    for axis, mask in swept.moving.items():
+        turns = np.flatnonzero(np.diff(mask[part].astype(np.int8), prepend=0, append=0))
+        until_ns = np.interp(swept.point_ns[part.start + turns], edges, done_ns)
+        hidden_ns[axis] -= round(float((until_ns[1::2] - until_ns[::2]).sum()))
+    return replace(row, ns=ns, hidden_ns=hidden_ns, communication_ns=communication_ns)
+
+
+def _n_inside(run: Run, rank: int) -> int:
+    return run.inside[rank].n_more if rank in run.inside else 0
 
 
 def _mean(rows: Sequence[Breakdown], values: Sequence[Mapping[str, float]]) -> dict[str, float]:

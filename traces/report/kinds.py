@@ -19,7 +19,7 @@ _COMPUTE: Final = {  # label, letter in a cell, short label in a table, in the o
     "forward": ("Forward", "F", "forward"),
     "recompute": ("Recompute", "R", "recompute"),
     "backward": ("Backward", "B", "backward"),
-    "backward_input": ("Backward: input gradient", "B", "backward input"),
+    "backward_input": ("Backward: input gradient", "I", "backward input"),
     "backward_weight": ("Backward: weight gradient", "W", "backward weight"),
     "optimizer": ("Optimizer", "O", "optimizer"),
     "copy": ("Copy", "C", "copy"),

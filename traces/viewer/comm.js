@@ -25,7 +25,8 @@ function drawCommunication(g, slot, lane, y, height) {
   const [low, high] = laneRange(run, row, lane);
   const axis = run.lanes[lane].axis;
   if (low === high || view.hide.has(run.lanes[lane].kind)) return;
-  const tints = tintsOf(axisColour(axis));
+  const { kind } = run.lanes[lane];
+  const tints = KINDS[kind]?.group === 'host' ? Array(3).fill(cssFill(KINDS[kind])) : tintsOf(axisColour(axis));   // as in the legend
   const columns = new Columns(view.left, view.left + view.plot, (what, x, width, dimmed) => {
     g.globalAlpha = dimmed ? 0.2 : 1;
     g.fillStyle = tints[what];

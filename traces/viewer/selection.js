@@ -12,7 +12,9 @@ function requestPanel() {
 /** Fill the panel with the selection: an area, a cell or a transfer, else the window of time that is shown. */
 function fillPanel() {
   const lines = view.area ? sumsOf(view.area, 'Selected') : view.selected ? wordsOf(view.selected) : sumsOf(wholeView(), 'In view');
-  $('#selection').replaceChildren(element('b', {}, `${lines[0]}\n`), lines.slice(1).join('\n'));
+  const [title, rest] = [`${lines[0]}\n`, lines.slice(1).join('\n')];
+  if ($('#selection').textContent === title + rest) return;   // what is marked of it stays so
+  $('#selection').replaceChildren(element('b', {}, title), rest);
 }
 
 const wholeView = () => ({ times: [view.t0, view.t1], rows: [0, view.slots.length - 1] });

@@ -83,20 +83,27 @@ function drawRow(g, slot, index) {
   if (!narrow()) drawShares(g, slot, top + offset, height);
 }
 
-/** Name the lanes beside a row: each where there is room for it, else those of one axis together. */
+/** Name the lanes beside a row, those of one axis together where they are thin; no name covers another. */
 function drawLaneNames(g, lanes, top) {
   const together = view.lanes.length > 1 && view.lanes[1][1] < 8;
   const same = (a, b) => lanes[a].label === lanes[b].label || (together && lanes[a].axis && lanes[a].axis === lanes[b].axis);
+  const names = [];
   for (let first = 1, last; first < lanes.length; first = last + 1) {
     last = first;
     while (last + 1 < lanes.length && same(first, last + 1)) last++;
     const from = view.lanes[first][0];
     const tall = view.lanes[last][0] + view.lanes[last][1] - from;
-    if (tall < 5) continue;
-    const { axis } = lanes[first];
+    const { axis, label } = lanes[first];
     const named = axis !== 'world' && axis in colours().axes;
-    const words = lanes[first].label === lanes[last].label ? lanes[first].label : lanes[first].label.split(' ')[0];
-    text(g, words, view.left - 5, top + from + tall / 2 + 0.5, { align: 'right', size: Math.min(9, tall + 2), colour: named ? axisColour(axis) : surface().muted });
+    const words = label === lanes[last].label ? label : label.split(' ')[0];
+    names.push({ words, y: from + tall / 2 + 0.5, size: Math.max(7, Math.min(9, tall + 2)), colour: named ? axisColour(axis) : surface().muted });
+  }
+  let free = view.lanes[0][1];
+  for (const name of names) free = (name.y = Math.max(name.y, free + name.size / 2)) + name.size / 2;
+  free = view.rowHeight;
+  for (const name of names.reverse()) {
+    free = (name.y = Math.min(name.y, free - name.size / 2)) - name.size / 2;
+    text(g, name.words, view.left - 5, top + name.y, { align: 'right', size: name.size, colour: name.colour });
   }
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,6 @@ from foretrace.traces.report.colours import fill, mix, palette
 from foretrace.traces.report.kinds import Kinds
 from foretrace.traces.report.labels import Labels
 from foretrace.traces.run import Run
-
-ONE_COLOUR = {"backward_input": "backward"}
 
 POINTS = 0.02
 """Share of all area by which a colour may be off."""
@@ -64,12 +62,9 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def shares(of: dict[str, float]) -> dict[str, float]:
-    """Return shares of the whole; kinds of one colour, which only their outlines tell apart, are one."""
+    """Return shares of the whole."""
     whole = sum(of.values())
-    found: dict[str, float] = defaultdict(float)
-    for name, value in of.items():
-        found[ONE_COLOUR.get(name, name)] += value / whole
-    return dict(found)
+    return {name: value / whole for name, value in of.items()}
 
 
 def is_true(painted: dict[str, float], stated: dict[str, float]) -> None:
