@@ -302,7 +302,10 @@ def tried(name: str, checkouts: Path, python: str) -> dict[str, Any]:
         noted = []
         for recorded in (False, True):
             out = Path(folder, str(recorded))
-            done = run(case, checkouts, python, out, recorded=recorded)
+            try:
+                done = run(case, checkouts, python, out, recorded=recorded)
+            except subprocess.TimeoutExpired:
+                return {"name": name, "failed": "as it is" if not recorded else "recorded"}
             files = sorted((out / "noted").iterdir())
             noted.append([path.read_text(encoding="utf-8").splitlines() for path in files])
             if done.returncode:

@@ -70,7 +70,7 @@ class CollectiveHook:
             guarded("collectives", f)
             for f in (self._describing(operator), followed, _over, followed_on_device)
         )
-        pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
+        pause, resume = self._session.pausing()
         redispatch, after, flag = internals.redispatch(overload), self._after, internals.async_flag(overload)
 
         def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -181,9 +181,9 @@ class CollectiveHook:
 
     def _waiting(self, overload: Any) -> Callable[..., Any]:
         """Return the kernel of ``wait_tensor``, which waits for functional collectives."""
-        completions, lane, guarded = self._session.completions, self._session.lane, self._session.guarded
+        completions, guarded = self._session.completions, self._session.guarded
         ended, claim = (guarded("collectives", f) for f in (completions.ended, completions.claim))
-        pause, resume = (guarded("modules", f) for f in (lane.pause, lane.resume))
+        pause, resume = self._session.pausing()
         redispatch, after, by_storage = internals.redispatch(overload), self._after, completions.by_storage
 
         def kernel(keyset: Any, tensor: Any) -> Any:
