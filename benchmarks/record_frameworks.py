@@ -18,10 +18,12 @@ import hashlib
 import json
 import os
 import random
+import re
 import runpy
 import subprocess
 import sys
 import tempfile
+import textwrap
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +64,14 @@ def _model(folder: Path) -> None:
     transformers.GPT2LMHeadModel(config).save_pretrained(folder / "tiny")
 
 
+def _script(folder: Path, page: Path) -> Path:
+    """Write the code of a *page* of a tutorial, which is in blocks, as a script into *folder*."""
+    blocks = re.findall(r"^\.\. code:: python\n\n((?:(?:   .*)?\n)+)", page.read_text(encoding="utf-8"), re.M)
+    script = folder / f"{page.stem}.py"
+    script.write_text("\n".join(map(textwrap.dedent, blocks)), encoding="utf-8")
+    return script
+
+
 def _deepspeed(folder: Path) -> None:
     """Write a configuration of DeepSpeed: ZeRO-2."""
     batch = {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2}
@@ -75,7 +85,7 @@ class Case(NamedTuple):
 
     Attributes:
         uses: what it is an example of.
-        repository, commit, path: where it is.
+        repository, commit, path: where it is; of a page in reStructuredText the blocks of code are run.
         args: its arguments.
         n: ranks.
         on_cpu: it is written for GPUs, and run by ``--on-cpu``.
@@ -99,6 +109,7 @@ ACCELERATE: Final = ("huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e4
 LIGHTNING: Final = ("Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414")
 DEEPSPEED: Final = ("deepspeedai/DeepSpeedExamples", "45b4b7156c8794a3452a5a7d03dbd8d797068569")
 MEGATRON: Final = ("NVIDIA/Megatron-LM", "d98e8a64ddf34856e74b24714e3bedb2f5a39553")
+TUTORIALS: Final = ("pytorch/tutorials", "2662ccacff76e7210d9a02a836fce7381a8e7294")
 TRL: Final = ("huggingface/trl", "f2cd57710ae345ea6428ae95363267fcf38a3dc8")
 
 _SCRIPTS: Final = "src/accelerate/test_utils/scripts"
@@ -136,6 +147,7 @@ CASES: Final[Mapping[str, Case]] = {
     "fsdp2-tp": Case(
         "FSDP2 × TP", *EXAMPLES, "distributed/tensor_parallelism/fsdp_tp_example.py", n=4, on_cpu=True
     ),
+    "pipelining": Case("Pipeline, GPipe", *TUTORIALS, "intermediate_source/pipelining_tutorial.rst"),
     "accelerate": Case("Accelerate", *ACCELERATE, f"{_SCRIPTS}/test_script.py", env=_ON_CPU),
     "accelerate-sync": Case(
         "Accelerate, accumulation of gradients", *ACCELERATE, f"{_SCRIPTS}/test_sync.py", env=_ON_CPU
@@ -269,7 +281,10 @@ def run(
         str(case.n),
         __file__,
     ]
-    command += ["--witness", str(noted), str(checkout / case.path), *case.args.split()]
+    script = checkout / case.path
+    if script.suffix == ".rst":
+        script = _script(work, script)
+    command += ["--witness", str(noted), str(script), *case.args.split()]
     if recorded:
         flags = ["--on-cpu", str(case.n)] if case.on_cpu else []
         command = [python, "-m", "foretrace", "record", *flags, "-o", str(out / "run"), "--", *command]
@@ -287,7 +302,10 @@ def tried(name: str, checkouts: Path, python: str) -> dict[str, Any]:
         noted = []
         for recorded in (False, True):
             out = Path(folder, str(recorded))
-            done = run(case, checkouts, python, out, recorded=recorded)
+            try:
+                done = run(case, checkouts, python, out, recorded=recorded)
+            except subprocess.TimeoutExpired:
+                return {"name": name, "failed": "as it is" if not recorded else "recorded"}
             files = sorted((out / "noted").iterdir())
             noted.append([path.read_text(encoding="utf-8").splitlines() for path in files])
             if done.returncode:

@@ -79,23 +79,20 @@ class BackwardHook:
         return found
 
     def _made(self, block: Block) -> Callable[[Any], None]:
-        session, disabled, replace = self._session, self._session.disabled, self._lane.replace
+        session, replace = self._session, self._lane.replace
 
         def enter(_: Any) -> None:
-            if "modules" in disabled or not self.n_running:
+            if not self.n_running:
                 return
-            try:
-                if self.ends_with_graph and not self._is_ending:
-                    # The C++ reducer of DDP waits for its buckets in a callback after the last node. Ours was
-                    # asked for before, so it runs before: what comes then is not compute.
-                    self._is_ending = True
-                    self._queue_callback(self._graph_done)
-                session.sweep()
-                replace(self.kind, block)
-            except Exception as error:  # the training goes on, whatever is wrong with us
-                session.disable("modules", error)
+            if self.ends_with_graph and not self._is_ending:
+                # The C++ reducer of DDP waits for its buckets in a callback after the last node. Ours was
+                # asked for before, so it runs before: what comes then is not compute.
+                self._is_ending = True
+                self._queue_callback(self._graph_done)
+            session.sweep()
+            replace(self.kind, block)
 
-        return enter
+        return session.guarded("modules", enter)
 
 
 class CheckpointHook(Replacements):

@@ -9,27 +9,24 @@ miss some of them, or deadlock because they hold the interpreter lock.
 from __future__ import annotations
 
 import functools
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import prod
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
+from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.guarded import between, is_interrupt
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.operators import RECORDED, Operator, dtype_name
-from foretrace.tracer.records import Communication
+from foretrace.tracer.records import Block, Communication, Position
 from foretrace.tracer.stamps import cuda_stamp
 
 if TYPE_CHECKING:
     from foretrace.tracer.session import Session
-
-_DISTRIBUTED: Final = "distributed_c10d.py"
-"""File of the Python functions that return a work to their caller, which then waits in Python."""
 
 
 class CollectiveHook:
@@ -60,14 +57,21 @@ class CollectiveHook:
 
     def _noting(self, name: str, operator: Operator, overload: Any) -> Callable[..., Any]:
         """Return the kernel that records a call of one operator and redispatches it."""
-        before, issued = self._describing(operator), self._following(operator)
-        failed, issued_on_device = (
-            self._session.guarded("collectives", f) for f in (_over, self._issued_on_device)
+        completions, work_of, guarded = self._session.completions, self._work, self._session.guarded
+        may_watch = not operator.is_p2p and operator.kind != "reduce_scatter"
+
+        def followed(one: Communication, result: Any) -> None:
+            completions.issued(one, work_of(result), watchable=may_watch and one.group.on_gloo)
+
+        def followed_on_device(one: Communication, result: Any, called: int) -> None:
+            completions.issued_on_device(one, work_of(result), called)
+
+        before, issued, failed, issued_on_device = (
+            guarded("collectives", f)
+            for f in (self._describing(operator), followed, _over, followed_on_device)
         )
-        pause, resume = (self._session.guarded("modules", f) for f in (self._lane.pause, self._lane.resume))
+        pause, resume = self._session.pausing()
         redispatch, after, flag = internals.redispatch(overload), self._after, internals.async_flag(overload)
-        # A receive from any source ends when it has been waited for: only then is the sender known.
-        is_watched, frame = operator.peer >= 0, sys._getframe  # noqa: SLF001 - public by its docs
 
         def kernel(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             communication = before(args)
@@ -80,7 +84,7 @@ class CollectiveHook:
             except BaseException:
                 failed(communication)
                 raise
-            issued(communication, result, frame().f_back if is_watched else None)
+            issued(communication, result)
             return result
 
         def on_device(communication: Communication, keyset: Any, args: Any, kwargs: Any) -> Any:
@@ -100,42 +104,36 @@ class CollectiveHook:
         kernel.__name__ = f"foretrace_{name}"
         return kernel
 
-    def _describing(self, operator: Operator) -> Callable[[tuple[Any, ...]], Communication | None]:
-        """Return the function that describes a call of *operator* beforehand; None once that has failed.
+    def _describing(self, operator: Operator) -> Callable[[tuple[Any, ...]], Communication]:
+        """Return the function that describes a call of *operator* beforehand.
 
         Caches are cold when a collective is issued, so each Python function call on this path costs as
         much as its body. The common call, with one CPU tensor, is described without any.
         """
         session, unbox, known = self._session, self._unbox_group, self._session.groups.by_object
-        disabled, put, note = session.disabled, session.sink.put, session.issued.note
+        put, note = session.sink.put, session.issued.note
         position, stack, is_own = session.position, session.lane.stack, session.lane.is_own
         kind, at, whole, filled = operator.kind, operator.group, operator.whole, operator.filled
         is_plain = not operator.is_p2p and whole >= 0
 
-        def describe(args: tuple[Any, ...]) -> Communication | None:
-            if "collectives" in disabled:
-                return None
-            try:
-                tensor = args[whole] if is_plain else None
-                if tensor.__class__ is list:
-                    tensor = tensor[0] if len(tensor) == 1 else None
-                if tensor is None or tensor.is_cuda:
-                    communication = self._described(operator, args)
-                else:
-                    process_group = unbox(args[at])
-                    group = known.get(id(process_group)) or session.groups.of(process_group)
-                    group.n_collectives = 1 + (sequence := next(group.collectives))
-                    communication = Communication(  # by position: half as long
-                        kind, group, sequence, -1, tensor.nbytes, dtype_name(tensor),
-                        stack[-1][1] if stack and is_own() else NOBODY,
-                        (position.step, position.stage, position.virtual_stage, position.microbatch),
-                        now_ns(), (_address(tensor if filled == whole else args[filled]),),
-                    )  # fmt: skip
-                put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
-                note(communication)
-            except Exception as error:  # an error of the recorder must not stop the training
-                session.disable("collectives", error)
-                return None
+        def describe(args: tuple[Any, ...]) -> Communication:
+            tensor = args[whole] if is_plain else None
+            if tensor.__class__ is list:
+                tensor = tensor[0] if len(tensor) == 1 else None
+            if tensor is None or tensor.is_cuda:
+                communication = self._described(operator, args)
+            else:
+                process_group = unbox(args[at])
+                group = known.get(id(process_group)) or session.groups.of(process_group)
+                group.n_collectives = 1 + (sequence := next(group.collectives))
+                communication = Communication(  # by position: half as long
+                    kind, group, sequence, -1, tensor.nbytes, dtype_name(tensor),
+                    stack[-1][1] if stack and is_own() else NOBODY,
+                    (position.step, position.stage, position.virtual_stage, position.microbatch),
+                    now_ns(), (_address(tensor if filled == whole else args[filled]),),
+                )  # fmt: skip
+            put(communication)  # before it is made: NCCL may wait for a missing rank inside of it
+            note(communication)
             return communication
 
         return describe
@@ -146,8 +144,7 @@ class CollectiveHook:
         process_group = self._unbox_group(args[operator.group])
         group = session.groups.of(process_group)
         tensor = operator.tensor(args)
-        device = tensor.get_device() if tensor.is_cuda else -1
-        if device >= 0 and not group.is_timed:
+        if tensor.is_cuda and not group.is_timed:
             group.is_timed = True
             with suppress(RuntimeError):  # a backend whose works do not tell how long they ran
                 internals.time_on_device(process_group)
@@ -162,51 +159,17 @@ class CollectiveHook:
             at, block = session.transfer(operator.kind, tensor)
         else:
             sequence = group.next_collective()
-        return Communication(
+        return _issued(
             operator.kind,
             group,
             sequence,
-            peer,
             operator.size(args, len(group.ranks)),
-            dtype_name(tensor),
-            block,
-            (at.step, at.stage, at.virtual_stage, at.microbatch),
-            now_ns() if device < 0 else cuda_stamp(device),
-            tuple([_address(output) for output in operator.outputs(args)]),
-            device,
+            tensor,
+            block=block,
+            at=at,
+            peer=peer,
+            outputs=operator.outputs(args),
         )
-
-    def _following(self, operator: Operator) -> Callable[[Communication, Any, FrameType | None], None]:
-        """Return the function that tracks a call of *operator* that has just been made until it completes.
-
-        Its arguments are the call, the result of the operator, and the Python frame of a transfer, which is
-        None on a C++ thread and for a collective.
-        """
-        session, disabled, unbox = self._session, self._session.disabled, self._unbox_work
-        issued, is_p2p = session.completions.issued, operator.is_p2p
-        may_watch = operator.kind != "reduce_scatter"
-
-        def follow(communication: Communication, result: Any, caller: FrameType | None) -> None:
-            if "collectives" in disabled:
-                return
-            try:
-                try:
-                    work = unbox(result[-1] if result.__class__ is tuple else result)
-                except (RuntimeError, TypeError):
-                    work = None  # it was complete on return
-                if is_p2p:
-                    watchable = caller is not None and caller.f_code.co_filename.endswith(_DISTRIBUTED)
-                else:
-                    watchable = may_watch and communication.group.on_gloo
-                issued(communication, work, watchable=watchable)
-            except Exception as error:  # an error of the recorder must not stop the training
-                session.disable("collectives", error)
-
-        return follow
-
-    def _issued_on_device(self, communication: Communication, result: Any, called: int) -> None:
-        """Track a call on GPU tensors, made at the wall-clock time *called*."""
-        self._session.completions.issued_on_device(communication, self._work(result), called)
 
     def _work(self, result: Any) -> Any:
         """Return the work in the result of an operator, None if it was complete on return."""
@@ -218,9 +181,9 @@ class CollectiveHook:
 
     def _waiting(self, overload: Any) -> Callable[..., Any]:
         """Return the kernel of ``wait_tensor``, which waits for functional collectives."""
-        completions, lane, guarded = self._session.completions, self._session.lane, self._session.guarded
+        completions, guarded = self._session.completions, self._session.guarded
         ended, claim = (guarded("collectives", f) for f in (completions.ended, completions.claim))
-        pause, resume = (guarded("modules", f) for f in (lane.pause, lane.resume))
+        pause, resume = self._session.pausing()
         redispatch, after, by_storage = internals.redispatch(overload), self._after, completions.by_storage
 
         def kernel(keyset: Any, tensor: Any) -> Any:
@@ -242,6 +205,28 @@ class CollectiveHook:
                 resume(is_paused)
 
         return kernel
+
+
+def _issued(
+    kind: str,
+    group: GroupInfo,
+    sequence: int,
+    size_bytes: int,
+    tensor: Any,
+    *,
+    block: Block,
+    at: Position,
+    peer: int = -1,
+    outputs: Iterable[Any] = (),
+) -> Communication:
+    """Return what is being issued, of tensors such as *tensor*, which fills *outputs*."""
+    device = tensor.get_device() if tensor.is_cuda else -1
+    position = at.step, at.stage, at.virtual_stage, at.microbatch
+    start, storages = now_ns() if device < 0 else cuda_stamp(device), tuple(map(_address, outputs))
+    dtype = dtype_name(tensor)
+    return Communication(
+        kind, group, sequence, peer, size_bytes, dtype, block, position, start, storages, device
+    )
 
 
 def _over(one: Communication | None) -> None:
@@ -380,20 +365,8 @@ class SymmetricHook(Implementations):
         session, (kind, size), tensor = self._session, FUSED[operator], args[0]
         name = args[internals.position_of(overload, "group_name")]
         group, at = session.groups.of(internals.group_named(name)), session.position
-        device = tensor.get_device() if tensor.is_cuda else -1
-        one = Communication(
-            kind,
-            group,
-            group.next_collective(),
-            -1,
-            size(args, kwargs, len(group.ranks)),
-            dtype_name(tensor),
-            session.lane.block,
-            (at.step, at.stage, at.virtual_stage, at.microbatch),
-            now_ns() if device < 0 else cuda_stamp(device),
-            (),
-            device,
-        )
+        n_bytes, block = size(args, kwargs, len(group.ranks)), session.lane.block
+        one = _issued(kind, group, group.next_collective(), n_bytes, tensor, block=block, at=at)
         session.sink.put(one)
         session.issued.note(one)
         return one

@@ -15,26 +15,21 @@ where it costs little: when the training itself is going to wait in C++, as DDP 
 and then.
 
 Two kinds of work cannot be waited for twice. A p2p transfer counts each wait and is complete only when waited
-for, so a thread has to wait for it in any case, and whoever waits for a transfer that we watch waits for our
-thread instead; it is watched only if its ``Work`` was handed to Python, where all waiting can be seen. A
-reduce-scatter of gloo does its last copy inside ``wait``: it is complete when its waiter returns, and never
-watched. Callbacks on the futures of gloo would be simpler, but they need the interpreter's lock on gloo's own
-threads, and so deadlock with any caller that waits while it holds the lock.
+for: its end is the return of the training's own wait, and a bound if that returned at once. A reduce-scatter
+of gloo does its last copy inside ``wait``: it is complete when its waiter returns, and never watched.
+Callbacks on the futures of gloo would be simpler, but they need the interpreter's lock on gloo's own threads,
+and so deadlock with any caller that waits while it holds the lock.
 """
 
 from __future__ import annotations
 
 import _thread
-import atexit
-import ctypes
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from queue import SimpleQueue
 from threading import get_ident
 from typing import Any, Final, cast
@@ -45,145 +40,55 @@ from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Communication, Launch
 from foretrace.tracer.stamps import NAP_S, Stamp, cuda_stamp
 
-Batch = list[Communication]
-
-MOST_WATCHERS: Final = 64
-"""Threads at most: who posts many transfers ahead and waits for them later should not get one for each."""
-
 SLICE: Final = timedelta(seconds=0.1)
 """How long a thread waits for a collective before it looks whether it should give up: 0.2 ms of a processor
-each time. To give up waiting for a collective of gloo does nothing to it; for a transfer it closes the
-connection, so that transfers are waited for in one piece."""
+each time. To give up does nothing to the collective."""
 
-GRACE_S: Final = 0.2
-"""How long threads that are told to give up are waited for where they wait for transfers, which end soon or
-never."""
-
-LAST_S: Final = 5.0  # how long the others are waited for: each ends within `SLICE`, on a machine that lets it
-
-_left: list[Watchers] = []
-"""Those with threads inside of a wait for a transfer when nobody wanted its end any more."""
+LAST_S: Final = 5.0
+"""How long the thread is waited for once it is told to give up: `SLICE`, on a machine that lets it."""
 
 
-def leave() -> None:
-    """Have threads that are inside of a wait for a transfer give it up: the process ends.
+class Watcher:
+    """A thread that waits for collectives one after the other, without the interpreter's lock.
 
-    Up to 3.13 Python ends a thread that asks for its lock while it shuts down, by ``pthread_exit``. That
-    unwinds frames of C++ that allow no exception, and ``std::terminate`` would end the process by SIGABRT.
-    """
-    for watchers in _left:
-        watchers.give_up()
-
-
-class Watch:
-    """What a watcher tells: whether the transfer is complete, and the error that it ended with."""
-
-    __slots__ = ("done", "error")
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.error: BaseException | None = None
-
-
-class Watchers:
-    """Threads that wait for a batch of works each, without the interpreter's lock, in place of the training.
-
-    Handing a work to a thread costs the training some 100 µs where all cores are busy, and the thread as much
-    again when it is woken. There are as many as batches were ever watched at once.
-
-    They are no objects of ``threading``: such a one knows ``sys.excepthook``, and with that of torch all
-    process groups, which would outlive Python with a thread that is left inside of a wait.
+    Handing it one costs the training some 100 µs where all cores are busy, and as much again when it wakes.
+    It is made when it is first needed, and is no object of ``threading``: such a one knows
+    ``sys.excepthook``, and with that of torch all process groups, which would outlive Python.
 
     Attributes:
-        n_threads: how many there are.
+        has_begun: whether there is one.
         has_failed: whether a collective that nobody else waited for has failed, in this step.
     """
 
     def __init__(self, wait: Callable[..., Any], ended: Callable[[Communication], None]) -> None:
-        self._wait = wait
-        self._ended = ended
-        self._changed = threading.Condition()
-        self._queue: SimpleQueue[Batch] = SimpleQueue()
-        self.n_threads = self._n_idle = 0
-        self.has_failed = False
-        self._transfers: list[Any] = []
-        self._gives_up = self._leaves = False
+        self._wait, self._ended = wait, ended
+        self._queue: SimpleQueue[Communication | None] = SimpleQueue()
+        self._has_ended = threading.Event()
+        self.has_begun = self.has_failed = self._gives_up = False
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a thread can be had for one batch more."""
-        return self._n_idle > 0 or self.n_threads < MOST_WATCHERS
+    def watch(self, one: Communication) -> None:
+        """Have the end of *one* noted, a collective that was issued after those which were given before."""
+        if not self.has_begun:
+            self.has_begun = True
+            _thread.start_new_thread(self._run, ())
+        self._queue.put(one)
 
-    def watch(self, batch: Batch) -> None:
-        """Have a thread wait for the communications of *batch*, in that order, and note the end of each."""
-        for communication in batch:
-            if communication.is_p2p:
-                communication.watch = Watch()
-        with self._changed:
-            if self._n_idle:
-                self._n_idle -= 1
-            else:
-                _thread.start_new_thread(self._run, ())
-                self.n_threads += 1
-        self._queue.put(batch)
-
-    def close(self, timeout_s: float) -> bool:
-        """Let each thread end when it has followed what it was given, or in time; nothing is watched then.
-
-        Threads give up waiting for a collective. One that is left inside of a wait for a transfer is a danger
-        to the end of the process (``leave``).
-
-        Returns:
-            Whether all threads have ended.
-        """
-        for _ in range(self.n_threads):
-            self._queue.put([])
-        with self._changed:
-            self._changed.wait_for(lambda: not self.n_threads, timeout_s)
-            self._gives_up = True
-            self._changed.wait_for(lambda: not self.n_threads, GRACE_S)
-            self._changed.wait_for(lambda: self.n_threads <= len(self._transfers), LAST_S)
-            if self.n_threads:
-                if not _left:
-                    atexit.register(leave)
-                _left.append(self)
-            return not self.n_threads
-
-    def give_up(self) -> None:
-        """Have threads end that wait for transfers, too, which are then as if nobody had waited for them."""
-        with self._changed:
-            self._leaves = True
-            for work in self._transfers:
-                give_up(work)
-            self._changed.wait_for(lambda: not self.n_threads, LAST_S)
+    def close(self, timeout_s: float) -> None:
+        """Let the thread end when it has followed what it was given, or in time; nothing is watched then."""
+        if self.has_begun:
+            self._queue.put(None)
+            if not self._has_ended.wait(timeout_s):
+                self._gives_up = True
+                self._has_ended.wait(LAST_S)
 
     def _run(self) -> None:
-        while not self._gives_up and (batch := self._queue.get()):
-            for communication in batch:
-                if not self._gives_up:
-                    self._follow(communication)
-            with self._changed:
-                self._n_idle += 1
-        with self._changed:
-            self.n_threads -= 1
-            self._changed.notify_all()
-
-    def _follow(self, communication: Communication) -> None:
-        watch, work = communication.watch, communication.work
-        if work is None:  # the training has waited for it meanwhile
-            return
-        if watch is None:
-            if not self._is_over(communication, work):
-                return
-        else:
-            watch.error = self._waited_for(work)
-            if self._leaves:
-                return
-        if communication.end is None:
-            communication.end = now_ns()
-        if watch is not None:
-            watch.done.set()
-        self._ended(communication)
+        while not self._gives_up and (one := self._queue.get()) is not None:
+            work = one.work
+            if work is not None and self._is_over(one, work):  # else the training has waited for it meanwhile
+                if one.end is None:
+                    one.end = now_ns()
+                self._ended(one)
+        self._has_ended.set()
 
     def _is_over(self, communication: Communication, work: Any) -> bool:
         """Wait for a collective, whatever becomes of it; False: not to its end."""
@@ -194,27 +99,9 @@ class Watchers:
                 if not work.is_completed():
                     continue
                 # Whoever waits for it in the training is told, and may go on.
-                self.has_failed |= fails(self._wait, work) and not communication.is_claimed
+                self.has_failed |= fails(self._wait, work) and not communication.claimed_ns
             return True
         return False
-
-    def _waited_for(self, work: Any) -> BaseException | None:
-        """Wait for a transfer; return the error, which is handed on to whoever waits in the training.
-
-        A wait that would begin when the process ends does not: nobody would end it.
-        """
-        with self._changed:
-            if self._leaves:
-                return None
-            self._transfers.append(work)
-        try:
-            self._wait(work)
-        except BaseException as error:
-            return error
-        finally:
-            with self._changed:
-                self._transfers.remove(work)
-        return None
 
 
 def fails(wait: Callable[..., Any], work: Any) -> bool:
@@ -224,62 +111,6 @@ def fails(wait: Callable[..., Any], work: Any) -> bool:
     except Exception:
         return True
     return False
-
-
-def join(watch: Watch, timeout: Any = None) -> bool:
-    """Wait for a watcher as ``Work.wait(timeout)`` waits for the work; raises what the work raised."""
-    seconds = timeout.total_seconds() if timeout is not None else 0
-    if not watch.done.wait(seconds if seconds > 0 else None):
-        raise RuntimeError(f"timed out after {seconds} s waiting for a point-to-point transfer")
-    if watch.error is not None:
-        raise watch.error
-    return True
-
-
-# A wait for a transfer of gloo is ended from outside, and the transfer goes on as if nobody had waited.
-# gloo has that for waits (``abortWaitSend``, ``gloo/transport/unbound_buffer.h``) and torch for transfers
-# (``SendWork::abort``, ``ProcessGroupGloo.cpp``), but Python does not have it. So the functions are called
-# in the library of torch, with the address that pybind11 keeps behind the head of an object
-# (``instance::simple_value_holder``), and only if what is there begins with the table of functions of just
-# that class.
-
-CLASSES: Final = ("N4c10d16ProcessGroupGloo8SendWork", "N4c10d16ProcessGroupGloo8RecvWork")
-"""Works of transfers of gloo, as compilers write their names."""
-
-_VIRTUAL: Final = 2 * ctypes.sizeof(ctypes.c_void_p)
-"""Bytes in a table of functions before those: an offset and the type (Itanium C++ ABI, 2.5.2)."""
-
-
-def give_up(work: Any) -> bool:
-    """Have whoever waits for a transfer give up, or who waits for it next; whether that could be done."""
-    with suppress(OSError, AttributeError, ValueError):  # another torch
-        library = _library()
-        address = _address(work)
-        table = ctypes.c_void_p.from_address(address).value if address else None
-        for name in CLASSES:
-            own = ctypes.addressof(ctypes.c_char.in_dll(library, f"_ZTV{name}E"))
-            if table == own + _VIRTUAL:
-                abort = library[f"_Z{name}5abortEv"]
-                abort.argtypes, abort.restype = [ctypes.c_void_p], None
-                abort(address)
-                return True
-    return False
-
-
-def _library() -> ctypes.CDLL:
-    """Return torch's library for processors, which a process that has a group has loaded."""
-    import torch
-
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-
-
-def _address(work: Any) -> int | None:
-    """Return where the object of C++ is that *work* holds, None if it is no plain one of torch."""
-    import torch.distributed as dist
-
-    if type(work) is not dist.Work:  # a class of Python's own may hold it elsewhere
-        return None
-    return ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value
 
 
 LOOSE_NS: Final = 200_000
@@ -300,7 +131,10 @@ MOST_BUSY: Final = 2
 (``ProcessGroupGloo::Options::threads``), in the order of their issue, and asking costs."""
 
 KEPT_WORKS: Final = 64
-"""How many finished transfers are kept before looking which of them the training has dropped unasked."""
+"""How many transfers are kept before looking which of them the training has dropped without a wait."""
+
+COINCIDE_NS: Final = 100_000
+"""A shorter wait for a transfer has found it complete: it ended before, nobody knows when."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long the end of a recording waits for communications that are under way. They are complete as a rule,
@@ -314,10 +148,10 @@ class Completions:
     """Keeps the communications that are under way, and notes the end of each.
 
     Attributes:
-        watchers: the threads that wait in place of the training.
+        watcher: the thread that waits beside the training.
         by_work: communications under way by the identity of their work; of a batch the last.
         by_storage: communications under way by the address of a tensor that they fill.
-        loose: communications of the processor under way that nobody is known to wait for.
+        loose: collectives of the processor under way that nobody is known to wait for.
         raised_ns: when a wait of the training raised, 0: none has, or the training has gone on since.
         has_failed: whether what nobody waited for has failed, in this step.
     """
@@ -328,9 +162,10 @@ class Completions:
         self._wait, self._lock = wait, threading.Lock()
         self._batches: dict[tuple[int, GroupInfo], list[Communication]] = {}
         self._rank = rank
-        self.watchers = Watchers(wait, self._watched)
+        self.watcher = Watcher(wait, self.forget)
         self.loose: deque[Communication] = deque()
-        self._unclaimed: deque[Communication] = deque()
+        self._transfers: list[Communication] = []
+        self._most_transfers = KEPT_WORKS
         self._watched_ns = self._waited_ns = 0
         self.raised_ns = self._stepped_ns = 0
         self._is_closing = self.has_failed = False
@@ -439,7 +274,11 @@ class Completions:
             communication.end = now_ns()
             return
         self.follow(communication, work)
-        if watchable:
+        if communication.is_p2p:
+            self._transfers.append(communication)
+            if len(self._transfers) > self._most_transfers:
+                self._prune()
+        elif watchable:
             if self.loose:
                 self.sweep()
             self.loose.append(communication)
@@ -457,28 +296,21 @@ class Completions:
                     n_busy = n_busy + 1 if communication.group is group else 1
                     group = communication.group
             loose.extendleft(reversed(kept))
-        if len(self._unclaimed) > KEPT_WORKS:
-            self._prune()
 
     def _is_seen_to(self, communication: Communication, now: int) -> bool:
         """Whether *communication* is complete, or somebody waits for it who will tell."""
         work = communication.work
-        if communication.is_claimed or work is None:
+        if communication.claimed_ns or work is None:
             return True
         is_old = now - _issued_ns(communication) > LOOSE_NS
-        may_watch = is_old and self.watchers.has_room and not self._is_closing
-        if communication.is_p2p:
-            if may_watch:
-                self.watchers.watch([communication])
-            return may_watch
         if work.is_completed():
             communication.end = now_ns()
             self.has_failed |= fails(self._wait, work)
             self.forget(communication)
             return True
-        if may_watch and now - self._watched_ns > WATCH_EVERY_NS:
+        if is_old and not self._is_closing and now - self._watched_ns > WATCH_EVERY_NS:
             self._watched_ns = now
-            self.watchers.watch([communication])
+            self.watcher.watch(communication)
             return True
         return False
 
@@ -488,7 +320,7 @@ class Completions:
         What waits in C++ raises a moment before c10d says of the work that it is over.
         """
         until_ns = now_ns() + round(SLICE.total_seconds() * 1e9)
-        while not (self.raised_ns or self.has_failed or self.watchers.has_failed):
+        while not (self.raised_ns or self.has_failed or self.watcher.has_failed):
             held = [one for one in [*self.by_work.values()] if one.device < 0 and not one.is_p2p]
             held = [one for one in held if _issued_ns(one) > self._stepped_ns]
             works = [work for one in held if (work := one.work) is not None]
@@ -503,62 +335,44 @@ class Completions:
     def raised(self) -> None:
         """A wait of the training raises: it ends the training if nothing that is issued later completes."""
         self.raised_ns = now_ns()
-        self.has_failed = self.watchers.has_failed = False
+        self.has_failed = self.watcher.has_failed = False
 
     def step_ended(self) -> None:
         """The training goes on to another step, whatever has failed."""
         self.raised_ns, self._stepped_ns = 0, now_ns()
-        self.has_failed = self.watchers.has_failed = False
+        self.has_failed = self.watcher.has_failed = False
 
     def wait_follows(self) -> None:
         """The training is going to wait in C++ for the collectives under way: have their ends noted."""
         now = now_ns()
         if self.loose and now - self._waited_ns > WAIT_EVERY_NS:
             self._waited_ns = now
-            self._watch_all()
+            with self._lock:
+                for one in sorted(self.loose, key=_issued_ns):
+                    self.watcher.watch(one)
+                self.loose.clear()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Learn the end of what is still under way, as the last reduction of a step that nobody waits for.
 
-        A p2p transfer that is not watched yet is left to the training: it may be waited for only once.
+        A p2p transfer is left to the training: it may be waited for only once.
         """
         self._is_closing = True  # and nobody begins to wait: a thread inside of a wait may outlive Python
-        with self._lock:
-            kept = [one for one in self.loose if not one.is_p2p]
-            self.loose.clear()
-            self.loose.extend(kept)
+        self._prune()
         until_ns = now_ns() + round(timeout_s * 1e9)
         while (n_loose := len(self.loose)) and now_ns() < until_ns:
             self.sweep()
             if len(self.loose) == n_loose:
                 time.sleep(NAP_S)
         self.loose.clear()
-        self.watchers.close(max(until_ns - now_ns(), 0) / 1e9)
+        self.watcher.close(max(until_ns - now_ns(), 0) / 1e9)
 
-    def _watch_all(self) -> None:
-        """Hand all collectives that nobody waits for to one watcher, in the order of their issue."""
-        batch = []
-        with self._lock:
-            for _ in range(len(self.loose)):
-                communication = self.loose.popleft()
-                if communication.is_p2p:
-                    self.loose.append(communication)
-                elif not communication.is_claimed:
-                    batch.append(communication)
-            if batch:
-                self.watchers.watch(sorted(batch, key=_issued_ns))
-
-    def claim(self, communication: Communication) -> Watch | None:
-        """Keep watchers off *communication* because the training waits for it; return the one it has."""
+    def claim(self, communication: Communication) -> None:
+        """Keep watchers off *communication* because the training is going to wait for it."""
         if communication.device >= 0:
             self.reached(communication)
-            return None
-        if not communication.is_p2p:  # a second wait does no harm
-            communication.is_claimed = True
-            return None
-        with self._lock:
-            communication.is_claimed = True
-            return cast("Watch | None", communication.watch)
+        else:
+            communication.claimed_ns = now_ns()
 
     def ended(self, communication: Communication) -> None:
         """Note that somebody who needed *communication* has it."""
@@ -568,7 +382,8 @@ class Completions:
             self.waited_on_device(communication)
             return
         if communication.end is None:
-            communication.end = now_ns()
+            communication.end = now = now_ns()
+            communication.is_bound = communication.is_p2p and now - communication.claimed_ns < COINCIDE_NS
         if self.raised_ns and _issued_ns(communication) > self.raised_ns:
             self.raised_ns = 0
         self.forget(communication)
@@ -584,26 +399,18 @@ class Completions:
             communication.sequence = communication.group.next_transfer((peer, self._rank))
             communication.peer = peer
 
-    @property
-    def has_watched_transfers(self) -> bool:
-        """Whether the training may still ask for a transfer that a watcher has waited for in its place."""
-        return any(communication.is_p2p and communication.watch for communication in [*self.by_work.values()])
-
     def _prune(self) -> None:
-        """Forget the finished transfers whose work the training no longer holds."""
-        for _ in range(len(self._unclaimed)):
-            communication = self._unclaimed.popleft()
-            if communication.work is not None and sys.getrefcount(communication.work) > _OURS:
-                self._unclaimed.append(communication)
+        """End the transfers whose work the training has dropped: it will never wait for them."""
+        kept = []
+        for one in self._transfers:
+            if one.work is None:
+                continue
+            if sys.getrefcount(one.work) > _OURS:
+                kept.append(one)
             else:
-                self.forget(communication)
-
-    def _watched(self, communication: Communication) -> None:
-        """A transfer is followed on until the training asks for it, so that it finds the watcher's answer."""
-        if communication.is_p2p:
-            self._unclaimed.append(communication)
-        else:
-            self.forget(communication)
+                one.end, one.is_bound = now_ns(), True
+                self.forget(one)
+        self._transfers, self._most_transfers = kept, KEPT_WORKS + 2 * len(kept)
 
 
 def _issued_ns(communication: Communication) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from foretrace.tracer import internals
 from foretrace.tracer.backward import BackwardHook, CheckpointHook
 from foretrace.tracer.collectives import CollectiveHook, SymmetricHook
-from foretrace.tracer.completion import Completions, join
+from foretrace.tracer.completion import Completions
 from foretrace.tracer.guarded import Hook, Replacements, between, is_interrupt
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.memory import PeakHook
@@ -79,7 +79,7 @@ class WaitHook(Replacements):
         import torch.distributed as dist
 
         super().__init__()
-        self._completions = completions = session.completions
+        completions = session.completions
         ended, claim = (session.guarded("collectives", f) for f in (completions.ended, completions.claim))
         pause, resume = session.pausing()
         by_work = completions.by_work
@@ -87,10 +87,11 @@ class WaitHook(Replacements):
         def waiting(original: Any) -> Any:
             def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
                 communication = by_work.get(id(work))
-                watch = claim(communication) if communication is not None else None
+                if communication is not None:
+                    claim(communication)
                 is_paused = pause()
                 try:
-                    return original(work, *args, **kwargs) if watch is None else join(watch, *args, **kwargs)
+                    return original(work, *args, **kwargs)
                 except Exception as error:
                     if not is_interrupt(error):
                         completions.raised()
@@ -103,11 +104,6 @@ class WaitHook(Replacements):
             return wait
 
         self.replace(dist.Work, "wait", waiting)
-
-    def remove(self) -> None:
-        """Give ``Work.wait`` back as it was, unless somebody may still ask for what a watcher waited for."""
-        if not self._completions.has_watched_transfers:
-            super().remove()
 
 
 class BlockingHook(Replacements):

@@ -1,6 +1,7 @@
 """Every private name of torch that the tracer relies on, in one place: where a new version may break it.
 
-Importing this module does not import torch.
+Importing this module does not import torch. ``python -m foretrace.tracer.internals`` lists those that are
+missing.
 """
 # ruff: noqa: SLF001 - this is what the module is for
 
@@ -29,9 +30,7 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch.distributed.Reducer._rebuild_buckets": "time how DDP agrees on its buckets",
     "torch.distributed.Reducer._update_process_group": "know what the reducer of DDP sends",
     "torch.utils.checkpoint._CheckpointFrame": "tell recomputation from other work",
-    "torch.distributed.pipelining.schedules._PipelineSchedule": "see the actions of a pipeline",
     "torch.distributed.pipelining.schedules._PipelineScheduleRuntime": "see custom actions of a pipeline",
-    "torch.distributed.pipelining.stage._PipelineStageBase": "see the stages of a pipeline",
     "torch._C.Stream": "streams of the rehearsed device",
     "torch._C.Event": "events of the rehearsed device",
     "torch._C._GLIBCXX_USE_CXX11_ABI": "compile the rehearsed device as torch was compiled",
@@ -44,7 +43,6 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch._functorch.aot_autograd.aot_function": "make the graph that the partitioner cuts",
     "torch._functorch.partitioners.min_cut_rematerialization_partition": "ask what a compiled forward keeps",
     "torch._inductor.decomposition.select_decomp_table": "take operators apart as Inductor does",
-    "torch._subclasses.fake_tensor.FakeTensor": "tell tensors of a rehearsal from real ones",
     "torch._C._autograd._top_saved_tensors_default_hooks": "tell checkpoints in a compiled forward",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "tell what autograd takes apart",
     "torch.distributed.distributed_c10d._world.pg_names": "list the process groups",
@@ -53,10 +51,6 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch.utils._foreach_utils._foreach_supported_types": "let optimizers update fake tensors together",
     "torch.ops.aten.add.Tensor._schema": "know what operators are called, take and write",
     "torch._C._get_accelerator": "say that a script for GPUs on processors has one",
-    "torch.distributed.fsdp._fully_shard._fsdp_common": "run FSDP2 on fake tensors",
-    "torch.distributed.fsdp._fully_shard._fsdp_param": "run FSDP2 on fake tensors",
-    "torch._ops.HigherOrderOperator": "see operators that call others",
-    "torch.utils._python_dispatch.TorchDispatchMode": "see every operator",
     "torch.jit._builtins._register_builtin": "let torch.jit know what is replaced",
     "torch.overrides._get_current_function_mode_stack": "rehearse what other threads do",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "rehearse what other threads do",
@@ -130,6 +124,17 @@ wait_tensor = _named(
 queue_callback = _named(
     "torch.autograd.Variable._execution_engine.queue_callback", "be called at the end of a backward pass"
 )
+pipeline_stage = _named(
+    "torch.distributed.pipelining.stage._PipelineStageBase", "see the stages of a pipeline"
+)
+pipeline_schedule = _named(
+    "torch.distributed.pipelining.schedules._PipelineSchedule", "see the actions of a pipeline"
+)
+fake_tensor = _named("torch._subclasses.fake_tensor.FakeTensor", "tell tensors of a rehearsal from real ones")
+fsdp2_sharding = _named("torch.distributed.fsdp._fully_shard._fsdp_common", "run FSDP2 on fake tensors")
+fsdp2_parameters = _named("torch.distributed.fsdp._fully_shard._fsdp_param", "run FSDP2 on fake tensors")
+operators_of_others = _named("torch._ops.HigherOrderOperator", "see operators that call others")
+dispatch_mode = _named("torch.utils._python_dispatch.TorchDispatchMode", "see every operator")
 fake_mode = _named("torch._subclasses.fake_tensor.FakeTensorMode", "make tensors fake")
 without_functions = _named("torch._C.DisableTorchFunction", "leave out modes that replace functions")
 make_subclass = _named("torch.Tensor._make_subclass", "make a tensor again that was made before")
@@ -469,13 +474,6 @@ PIPELINING: Final = "torch.distributed.pipelining.schedules"
 
 SYMMETRIC: Final = "torch.distributed._symmetric_memory"
 """Module that defines the operators on symmetric memory; imported by whoever uses them."""
-
-
-def pipeline_bases() -> tuple[Any, Any]:
-    """Return the base classes of all pipeline stages and of all schedules."""
-    from torch.distributed.pipelining import schedules, stage
-
-    return stage._PipelineStageBase, schedules._PipelineSchedule
 
 
 def on_custom_actions(told: Callable[[], None]) -> None:
@@ -936,14 +934,6 @@ def number_of_storage(storage: Any) -> int:
 # ---- What a rehearsal asks of torch (tracer.rehearse) ----------------------------------------------------
 
 
-@cache
-def fake_tensor() -> Any:
-    """Return the class of torch's fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return FakeTensor
-
-
 def saved_tensor_hooks() -> Any:
     """Return the hooks to which autograd gives what it saves, as those of a checkpoint; None: it has none."""
     import torch
@@ -979,21 +969,6 @@ def kinds_updated_together() -> tuple[list[Any], list[Any]]:
     from torch.utils import _foreach_utils
 
     return optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
-
-
-def fsdp2_modules() -> tuple[Any, Any]:
-    """Return the modules of FSDP2 that allocate and copy."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_common, _fsdp_param
-
-    return _fsdp_common, _fsdp_param
-
-
-def dispatching() -> tuple[Any, Any]:
-    """Return the class of operators that call others, and that of modes that see operators."""
-    from torch._ops import HigherOrderOperator
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    return HigherOrderOperator, TorchDispatchMode
 
 
 def modes_in_force() -> list[Any]:
@@ -1304,3 +1279,18 @@ def check(*, in_group: bool) -> None:
                 f"torch {torch.__version__} has no {name}, which recording needs; "
                 f"it was tried with torch {TRIED}"
             )
+
+
+def main() -> None:
+    """List the private names of torch that the tracer uses and that the torch of this environment lacks."""
+    import torch
+
+    lacking = missing()
+    for name, purpose in lacking:
+        sys.stdout.write(f"{name}: to {purpose}\n")
+    sys.stdout.write(f"torch {torch.__version__} lacks {len(lacking)} of {len(RELIED_ON)} names\n")
+    raise SystemExit(bool(lacking))
+
+
+if __name__ == "__main__":
+    main()

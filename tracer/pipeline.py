@@ -52,7 +52,7 @@ class PipelineHook(Replacements):
 
     def __init__(self, session: Session) -> None:
         super().__init__()
-        base, schedule = internals.pipeline_bases()
+        base, schedule = internals.pipeline_stage(), internals.pipeline_schedule()
         self._session = session
         self._upcoming: dict[tuple[str, int], tuple[Position, Block]] = {}
         self._stages: dict[int, tuple[Block, int, int]] = {}  # its block and its numbers, by its index

@@ -9,20 +9,19 @@ import inspect
 import os
 import select
 import socket
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
 
 from foretrace.tracer import internals, on_cpu
 from foretrace.tracer.errors import RecordError
-from foretrace.tracer.guarded import is_interrupt, take_out
+from foretrace.tracer.guarded import everywhere, is_interrupt, take_out
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.optimizing import optimizer_steps
 from foretrace.tracer.process import is_distributed, is_first, is_told_world, own_name
@@ -170,13 +169,6 @@ class Recording:
             self._is_alone = False
             self.path = settle(self.path, self.target)
 
-    def leave(self) -> None:
-        """End, because the process does."""
-        from foretrace.tracer.completion import leave
-
-        self.end()
-        leave()
-
 
 _active: list[Recording] = []  # the recording of this process, if any: hooks are global, so there can be one
 
@@ -310,8 +302,7 @@ PATIENCE_S: Final = 60.0
 """How long the old store may stay: rank 0 may have much left to write, or the script holds its store."""
 
 AGENT: Final = "TORCHELASTIC_USE_AGENT_STORE"  # set where the store is that of torchrun, which stays
-OPEN_FILES: Final = Path("/dev/fd")  # the open files of this process, on Linux and macOS
-MAPPED: Final = "::ffff:"  # how an address of IPv4 begins where it is written as one of IPv6
+CONNECT_S: Final = 5.0  # how long a store that is there takes to accept a connection, at most
 
 Address = tuple[str, int]
 
@@ -323,7 +314,10 @@ class Meeting:
         self._left: tuple[socket.socket, Address] | None = None
 
     def leave(self) -> None:
-        """Keep a connection to the store of the group that is left; on rank 0 there is none to wait for."""
+        """Keep a connection to the store of the group that is left; on rank 0 there is none to wait for.
+
+        A question to the store itself would do, but once the store has gone torch prints an error of C++.
+        """
         import torch.distributed as dist
 
         with suppress(Exception):  # torch says what is wrong
@@ -332,8 +326,7 @@ class Meeting:
                 store = store.underlying_store
             if isinstance(store, dist.TCPStore) and dist.get_rank() != 0:
                 address = (store.host, store.port)
-                if (connection := _connection(address)) is not None:
-                    self._left = connection, address
+                self._left = socket.create_connection(address, CONNECT_S), address
 
     def join(self, join: Callable[..., None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Join by *join* with *args* and *kwargs*, once the store of an earlier group there has gone."""
@@ -343,32 +336,6 @@ class Meeting:
                 if _address(join, args, kwargs) == left[1]:
                     _wait(connection)
         join(*args, **kwargs)
-
-
-def _connection(address: Address) -> socket.socket | None:
-    """Return a copy of a connection of this process to *address*, None if there is none.
-
-    A question to the store itself would do, but once the store has gone torch prints an error of C++.
-    """
-    if socket.getdefaulttimeout() is not None:  # Python would set that, for torch as well
-        return None
-    hosts = {str(one[4][0]) for one in socket.getaddrinfo(*address)}
-    for number in (int(file.name) for file in OPEN_FILES.iterdir()):
-        host, port = _peer(number)
-        if port == address[1] and host in hosts:
-            return socket.socket(fileno=os.dup(number))
-    return None
-
-
-def _peer(number: int) -> Address:
-    """Return to whom the open file *number* is connected; no host where it is to nobody by TCP."""
-    with suppress(OSError):  # closed by now, or connected to nobody
-        if stat.S_ISSOCK(os.fstat(number).st_mode):
-            with socket.socket(fileno=os.dup(number)) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6):
-                    host, port = one.getpeername()[:2]
-                    return host.removeprefix(MAPPED), port
-    return "", 0
 
 
 def _wait(connection: socket.socket) -> None:
@@ -432,21 +399,9 @@ def follow(module: Any = None) -> None:
         leaves(group)
 
     setattr(init_process_group, FOLLOWED, True)
-    _replace((joins, init_process_group), (leaves, destroy_process_group))
-
-
-def _replace(*replaced: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Put the second of each pair of functions in the place of the first, in every module that names it.
-
-    A ``with`` block may begin long after a script, or ``torch.distributed.device_mesh``, has imported them.
-    """
-    for module in [*sys.modules.values()]:
-        if not issubclass(type(module), ModuleType):  # some libraries put objects there
-            continue
-        for name, value in [*vars(module).items()]:
-            for before, after in replaced:
-                if value is before:  # and nothing else is asked of it: some values import what they stand for
-                    setattr(module, name, after)
+    # A ``with`` block may begin long after a script, or ``torch.distributed.device_mesh``, has imported them.
+    everywhere(joins, init_process_group)
+    everywhere(leaves, destroy_process_group)
 
 
 def forget(recording: Recording) -> None:
@@ -472,18 +427,22 @@ def begin_now(recording: Recording) -> None:
         with contextlib.suppress(OSError):  # for the end of the command, far below that line
             (recording.target / REFUSED).write_text(why, encoding="utf-8")
         return
-    atexit.register(recording.leave)
+    atexit.register(recording.end)
 
 
 def _note_uncaught(recording: Recording) -> None:
-    """Have uncaught exceptions noted in the run, and then shown as ever, also while it begins."""
-    if recording.notes_errors:
-        return
-    recording.notes_errors = True
+    """Have uncaught exceptions noted in the run, also while it begins."""
+    if not recording.notes_errors:
+        recording.notes_errors = True
+        _before_shown(recording.note_error)
+
+
+def _before_shown(told: Callable[[BaseException], None]) -> None:
+    """Have *told* called with an uncaught exception, which is then shown as ever, without calls of ours."""
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        recording.note_error(error)
+        told(error)
         with suppress(Exception):  # it is shown, whatever is wrong with us
             take_out(error)
             trace = error.__traceback__
@@ -526,6 +485,7 @@ def attach(module: Any) -> None:
     )
     activate(recording)
     expect(recording, module)
+    _before_shown(lambda error: None)  # also one that comes through calls of ours before the recording begins
     if not recording.awaits_group:
         _begin_alone(recording)
 

@@ -93,8 +93,7 @@ class Communication:
     device: int = -1  # index of the GPU whose tensors it is of, -1: of the processor's
     end: Stamp | None = None  # when it was complete, None while nobody knows
     work: Any = None  # the ``torch.distributed.Work``, None once it is complete
-    watch: Any = None  # what the thread that waits for it in our place tells, None if there is none
-    is_claimed: bool = False  # whether the training waits for it, so that no watcher may begin to
+    claimed_ns: int = 0  # when the training began to wait for it, so that no watcher may begin to; 0: never
     # what it is part of on a GPU, None on a processor and on the stream that is current
     launch: Launch | None = None
     is_bound: bool = False  # whether it may have started later than its span does, or ended earlier

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.tracer import internals, record
+from foretrace.tracer import internals
 from foretrace.tracer.record import Meeting
 
 HOST = "127.0.0.1"
@@ -83,13 +83,6 @@ def test_it_does_not_wait_where_it_cannot_meet_that_one(
     assert not old.waits(**{name: value for name, value in told.items() if name.islower()})
 
 
-def test_it_waits_for_no_other_host_at_that_port(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer, others = record._peer, iter([("192.0.2.1", old.port)])
-    monkeypatch.setattr(record, "_peer", lambda number: next(others, None) or peer(number))
-    old.meeting.leave()
-    assert old.waits(0.2)
-
-
 def test_it_waits_once_only(old: Old) -> None:
     old.meeting.leave()
     assert not old.waits(store=object())
@@ -102,11 +95,10 @@ def test_who_holds_the_store_does_not_wait_for_itself(old: Old, monkeypatch: pyt
     assert not old.waits()
 
 
-def test_timeouts_that_python_gives_to_all_sockets_stay_away_from_torch(old: Old) -> None:
-    """A copy of its connection would get one."""
+def test_timeouts_that_python_gives_to_all_sockets_do_not_matter(old: Old) -> None:
     socket.setdefaulttimeout(1.0)
     try:
         old.meeting.leave()
+        assert old.waits(2.0)
     finally:
         socket.setdefaulttimeout(None)
-    assert not old.waits()

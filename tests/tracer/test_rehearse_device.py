@@ -282,7 +282,7 @@ def test_this_torch_has_the_private_names(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_command_lists_private_names_that_are_missing() -> None:
     """In a process that has loaded no module of torch yet."""
     done = subprocess.run(
-        [sys.executable, "-m", "foretrace.tracer.internals_cli"],
+        [sys.executable, "-m", "foretrace.tracer.internals"],
         cwd=ROOT / "src", capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stdout.splitlines()[1:]) == (0, []), done.stderr

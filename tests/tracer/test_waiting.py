@@ -137,7 +137,7 @@ with foretrace.record(sys.argv[1]) as recording:
         time.sleep(0.01)
         model(torch.ones(1, 8))
     completions = recording.session.completions
-    print(completions.watchers.n_threads)
+    print(int(completions.watcher.has_begun))
 """
 
 

@@ -34,7 +34,7 @@ class Recorded:
     def leave_group(self) -> None:
         self.events.append("ends")
 
-    def leave(self) -> None:
+    def end(self) -> None:
         self.events.append("left")
 
     def note_error(self, error: BaseException) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from foretrace.tracer import internals
+from foretrace.tracer.guarded import everywhere
 from foretrace.tracer.on_cpu import devices
 from foretrace.tracer.rehearse.device import compiling, stand_ins
-from foretrace.tracer.rehearse.replacing import everywhere
 
 OWN_PLACE: Final = ("cuda", "pin_memory", "is_pinned", "record_stream")
 """Methods of tensors that have nothing to do where there is one memory."""
@@ -140,14 +140,14 @@ def replace_groups() -> None:
     for name in GATHERING:
         _replace(distributed_c10d, name, _gathering)
     _replace(distributed_c10d, "barrier", _anywhere)
-    everywhere("is_nccl_available", dist.is_nccl_available, lambda: True)
+    everywhere(dist.is_nccl_available, lambda: True, "is_nccl_available")
     _meshes(device_mesh)
 
 
 def _replace(module: Any, name: str, around: Callable[[Any], Any]) -> None:
     original = getattr(module, name, None)
     if original is not None:
-        everywhere(name, original, functools.wraps(original)(around(original)))
+        everywhere(original, functools.wraps(original)(around(original)), name)
 
 
 def _of_gloo(original: Any) -> Any:

@@ -43,10 +43,3 @@ def when_imported(name: str, change: Callable[[Any], None]) -> list[Any]:
         change(sys.modules[name])
         return []
     return [Expectation(name, change)]
-
-
-def everywhere(name: str, original: Any, replaced: Any) -> None:
-    """Replace a function of torch by *replaced* in all modules that have it under this *name*."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is original:  # getattr would make errors
-            setattr(module, name, replaced)

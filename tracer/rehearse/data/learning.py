@@ -13,9 +13,6 @@ from foretrace.tracer.rehearse.replacing import replaces
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.tape.calls import storage_key, tensors_in
 
-# Which whole numbers of its input a pass embeds: those are tokens, as far as they are looked up as a whole.
-
-
 # Which lookups of tables a pass adds to each other: words and their kinds are one text, not two.
 
 

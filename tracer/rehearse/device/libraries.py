@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from foretrace.tracer import internals
+from foretrace.tracer.guarded import everywhere
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.replacing import everywhere, replaces, when_imported
+from foretrace.tracer.rehearse.replacing import replaces, when_imported
 from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.words import STUB
 
@@ -167,7 +168,7 @@ def _accelerate(session: RehearsalSession, module: Any) -> None:
 def _sharded_tensors(session: RehearsalSession, module: Any) -> None:
     """Turn off the check that shards do not overlap: all ranks count as having this rank's shard."""
     for name in ("validate_non_overlapping_shards_metadata", "check_tensor"):
-        everywhere(name, getattr(module, name), lambda *args, **kwargs: None)
+        everywhere(getattr(module, name), lambda *args, **kwargs: None, name)
 
 
 def _refused(name: str, why: str) -> Callable[[Any, Any], None]:

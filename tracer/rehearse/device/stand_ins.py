@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 from foretrace.tracer import internals
+from foretrace.tracer.guarded import everywhere
 from foretrace.tracer.internals import compile_as, makers
 from foretrace.tracer.operators import dtype_name, tensor_bytes
 from foretrace.tracer.rehearse.data import checkpoints, learning, loaders, unknown
@@ -19,7 +20,7 @@ from foretrace.tracer.rehearse.data.numbers import Numbers
 from foretrace.tracer.rehearse.data.unknown import Unknown, filled
 from foretrace.tracer.rehearse.device import compiling, jagged, libraries
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.replacing import everywhere, replaces, when_imported
+from foretrace.tracer.rehearse.replacing import replaces, when_imported
 from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.tape.calls import tensors_in
 from foretrace.tracer.rehearse.tape.tape import HOST_WAIT
@@ -165,7 +166,7 @@ def _chunks() -> None:
                 return tensor.new_empty(0)
             return tensor.narrow(self._dim, start, min(self._length, tensor.size(self._dim) - start))
 
-    for module in internals.fsdp2_modules():
+    for module in (internals.fsdp2_sharding(), internals.fsdp2_parameters()):
         module._chunk_with_empty = Chunks
 
 
@@ -487,7 +488,7 @@ def _lazy(session: RehearsalSession) -> None:
     shapeless = parameter.UninitializedParameter
     setattr(shapeless, "__new__", new_parameter)  # noqa: B010 - mypy takes it for a method, as the next
     setattr(parameter.UninitializedBuffer, "__new__", new_buffer)  # noqa: B010
-    everywhere("is_lazy", parameter.is_lazy, is_shapeless)
+    everywhere(parameter.is_lazy, is_shapeless, "is_lazy")
 
     @replaces(type(parameter.Parameter), name="__instancecheck__")
     def is_instance(original: Any, cls: Any, instance: Any) -> bool:

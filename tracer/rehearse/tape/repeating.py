@@ -156,7 +156,7 @@ class Repeats:
 
     def install(self) -> None:
         """Wrap the methods of stages and schedules, around the wrappers of the recorder."""
-        base, schedule = internals.pipeline_bases()
+        base, schedule = internals.pipeline_stage(), internals.pipeline_schedule()
         outputs: dict[str, Callable[[Any, int, Any], Any]] = {
             "F": lambda stage, at, out: out if isinstance(out, tuple | list) and len(out) > 1 else [out],
             "B": lambda stage, at, out: stage.bwd_cache.get(at, ()),

@@ -15,9 +15,6 @@ from foretrace.tracer.rehearse.tape.tape import INPUT, LOSS, OP
 from foretrace.tracer.rehearse.words import NO_STEPS
 from foretrace.tracer.steps import Steps
 
-# Scripts that record themselves, or mark the ends of their steps, in a rehearsal.
-
-
 # Optimizers that step and change nothing, since the parameters that they hold are no longer the model's.
 # Sharding and tensor parallelism put parameters of their own in place of a model's. An optimizer that was
 # made before holds the old ones, which get no gradients: a real run trains nothing, and says nothing.
@@ -195,9 +192,6 @@ def _is_step(value: object) -> bool:
 
 def _is_module(value: object) -> bool:
     return isinstance(value, ModuleType) and value.__name__ == MODULE
-
-
-# Which steps of a rehearsal are kept: those after the ones that warm up.
 
 
 # Steps that are not alike: those that warm up are in no answer, and may do what those that are kept do not.

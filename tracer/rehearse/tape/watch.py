@@ -306,7 +306,8 @@ class Watcher:
 
     def mode(self) -> Any:
         """Return a mode that passes every operator on plain tensors to its handler."""
-        HigherOrderOperator, TorchDispatchMode = internals.dispatching()  # noqa: N806 - classes
+        HigherOrderOperator = internals.operators_of_others()  # noqa: N806 - a class
+        TorchDispatchMode = internals.dispatch_mode()  # noqa: N806 - a class
 
         handlers, made, plain, fake = self._handlers, self._handler, self._plain, self._FakeTensor
         device_of, session = self._torch.ops.prim.device.default, self._session

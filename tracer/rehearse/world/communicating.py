@@ -167,9 +167,6 @@ class _Waited:
         return settled(found) if self.is_reducers else found
 
 
-# How much a rank sends to each other rank of an all-to-all, and gets from it.
-
-
 # Checks that the operands of a collective fit its group, as NCCL does: a script may assume one size.
 
 WHOLE: Final = {
@@ -296,9 +293,6 @@ def _sizes(tensors: Any, n_ranks: int, rows: Sequence[int] | None) -> tuple[int,
         return (whole // n_ranks,) * n_ranks
     width = whole // max(int(tensors.shape[0]), 1)
     return tuple(int(n) * width for n in rows)
-
-
-# Integers that all ranks of a group send each other, if all of these ranks have been rehearsed.
 
 
 # Integers that one rank sends to another in tensors: the sender writes them, the receiver reads them.

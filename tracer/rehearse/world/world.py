@@ -15,9 +15,10 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlparse
 
 from foretrace.tracer import internals
+from foretrace.tracer.guarded import everywhere
 from foretrace.tracer.rehearse.data.stated import Stated
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.replacing import everywhere, replaces
+from foretrace.tracer.rehearse.replacing import replaces
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.words import asker
 from foretrace.tracer.rehearse.world.communicating import own_numbers
@@ -38,7 +39,7 @@ def install_stores(dist: Any, letters: Letters, stated: Stated, world_size: int)
     of_the_world = {"letters": letters, "stated": stated, "world_size": world_size}
     kind: Any = type("RehearsedStore", (OneRanksStore, dist.Store), of_the_world)
     for name in KINDS:
-        everywhere(name, getattr(dist, name), type(name, (kind,), {}))
+        everywhere(getattr(dist, name), type(name, (kind,), {}), name)
     made: Callable[[], Any] = kind
     return made
 
@@ -597,7 +598,7 @@ def _meshes_without_fakes(session: State) -> None:
 
     import_module("torch.distributed.fsdp")  # asks for it by a name of its own
     original = module.init_device_mesh
-    everywhere("init_device_mesh", original, _with_real_numbers(original))
+    everywhere(original, _with_real_numbers(original), "init_device_mesh")
 
 
 def _once(join: Callable[[Any], Any]) -> Callable[[Any], Any]:
