@@ -51,6 +51,7 @@ class BackwardHook:
         return "recompute" if self.n_running else "forward"
 
     def _begin(self) -> int:
+        # A model may have a backward pass within its forward, as where forces are gradients of an energy.
         if not self.n_running and not self._session.steps.is_inside():
             self._session.steps.backward_begins()
         self.n_running += 1

@@ -92,6 +92,7 @@ class FlightRecorder:
         durations = [entry for entry in made if "duration_ms" in entry]
         if len(durations) == 1 and durations[0] is made[-1]:
             launch.duration_ns = round(made[-1]["duration_ms"] * 1e6)
+            # The entry has wall-clock time; the end of the call is known on that clock and on our own.
             launch.from_ns = launch.returned_ns - (ended - _MADE(made[-1]))
             return True
         may_come = any(not entry["retired"] for entry in made) or self._read_ns <= launch.returned_ns
@@ -169,6 +170,7 @@ class DeviceTimes:
         if launch.duration_ns is None and not (is_held_up and until_ns - from_ns <= ANCHORED_NS):
             if not self.recorder.tell(launch, one.group) and not last:
                 return False
+            # The recorder may have told a later moment from which on it can have begun.
             from_ns, until_ns = begun()
         is_exact, duration_ns = until_ns - from_ns <= ANCHORED_NS, launch.duration_ns
         end_ns = ns(one.end or 0)  # at the latest

@@ -146,6 +146,7 @@ class Lane:
                         (kind, block, since, now, at.step, at.stage, at.virtual_stage, at.microbatch, name)
                     )
                 )
+            # On one stream the moment that ends a segment begins the next: nothing lies between them.
             if stream is then:
                 self._since = now
                 return

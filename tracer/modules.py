@@ -243,6 +243,7 @@ class ModuleHook(Replacements):
 
     def _tag(self, node: Any, block: Block) -> None:
         """Make *block* the owner of the time from *node* on, unless the node has an owner already."""
+        # A block within this one that returned the same tensor has left before, and keeps its node.
         if node is None or block is NOBODY or _TAG in (metadata := node.metadata):
             return
         metadata[_TAG] = True

@@ -91,6 +91,7 @@ class Segments(NamedTuple):
         rows = self.rows.copy()
         for number, stream in enumerate(self.streams):
             own = rows["stream"] == number
+            # For each row when all before it had ended, on its stream: there it begins at the earliest.
             ends = np.maximum.accumulate(np.append(ends_ns.get(stream, 0), rows["end_ns"][own]))
             rows["start_ns"][own] = np.maximum(rows["start_ns"][own], ends[:-1])
             ends_ns[stream] = int(ends[-1])
@@ -279,6 +280,7 @@ class UnderWay:
                     self.n_left += last
                     if last and one.launch is not None:
                         one.launch.work = None  # it keeps the memory of its tensors
+                    # Behind the others; once each was looked at, the line is in its order again.
                     line.rotate(-1)
                 else:
                     break
@@ -374,6 +376,7 @@ class Sink:
     def under_way(self) -> Iterator[Communication]:
         """Yield what has been issued and is not written yet, oldest first; for the writing thread."""
         yield from self._under_way
+        # A copy, as the training goes on to add records.
         yield from (record for record in list(self._records) if isinstance(record, Communication))
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -418,6 +421,7 @@ class Sink:
             if not may_ask:
                 return
             self._times.recorder.look(self._under_way.n_kept, closing=closing)
+            # First: on its way through the queue it takes the communications off, too.
             segments = list(self._segments(last=last))
             rows = [*self._rows, *self._communication_rows(last=last)]
             self._rows.clear()
@@ -455,6 +459,7 @@ class Sink:
     def _communication_rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the communications that have ended, in the order of their issue within a group."""
         for one, began_ns, ended_ns in self._under_way.take(last=last):
+            # Of all steps, recorded or not: c10d counts all calls, too.
             self._seen(one)
             stream, start_ns, end_ns = self._streams.place(one, began_ns, ended_ns)
             if self._has_step(one.position[0]):

@@ -188,6 +188,7 @@ def _operation_of(kind: str, size_bytes: int, n: int, group: Any = None) -> tupl
     import torch
     import torch.distributed as dist
 
+    # Tensors are of float32, 4 bytes each.
     part = max(size_bytes // 4 // n, 1)
     whole, piece = torch.zeros(part * n, device=_device()), torch.zeros(part, device=_device())
     other = torch.zeros_like(whole)

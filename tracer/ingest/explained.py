@@ -107,6 +107,7 @@ class _Told:
         flops: Counter[str] = Counter()
         for work in works:
             flops[work["dtype"]] += work["flops"]
+        # Unary plus drops types without FLOPs.
         flops = +flops
         if flops:
             ((dtype, most),) = flops.most_common(1)
@@ -170,6 +171,7 @@ class _Told:
             if not _ATTENTION.search(path) and hidden in (work["n"], work["k"])
         ]
         core = next((work for _, work in inside if work["kind"] == "attention"), None)
+        # Two products in attention: one for query, key and value, one behind. Four: one for each.
         if core is None or len(attention) not in {2, 4} or len(mlp) not in {2, 3}:
             return (
                 f"{len(layers)} x {kind}, with {len(attention)} products in attention and {len(mlp)} beside, "
@@ -177,10 +179,12 @@ class _Told:
             )
         head_dim = core["k"]
         n_heads = attention[-1]["k"] // head_dim
+        # One product makes n_heads queries and as many keys as values, each of head_dim.
         fused = (attention[0]["n"] // head_dim - n_heads) // 2
         n_kv_heads = attention[1]["n"] // head_dim if len(attention) == 4 else fused
         names = [work["name"] for _, work in inside]
         is_layer_norm = any("layer_norm" in name for name in names)
+        # Other tables that are as wide as the first, and looked up behind it, are of positions.
         positions = sum(
             rows
             for at, (_, work) in enumerate(calls)

@@ -94,6 +94,7 @@ class TraceGroups:
         start, stride = whole(said.get("Global rank start")), whole(said.get("Global rank stride"))
         if size and start is not None and stride and min(size, start + 1, stride) > 0:
             self.sources.add("members from first rank and stride")
+            # One more than is believed: a size that no job has is refused without making as many ranks.
             return _believed(range(start, start + min(size, MOST_RANKS + 1) * stride, stride))
         if size and size == self.world_size:
             self.sources.add("as large as the world: everybody")

@@ -67,6 +67,7 @@ def idle_rows(rows: OnDevice, streams: Sequence[str], known: Known) -> pa.Table:
         np.append(values, 0)[inside] if len(values) else np.zeros(len(by), np.int64)
         for values in (launches.start_ns, launches.end_ns, launches.tid)
     )
+    # A call that takes long is taken to launch at its end: until then the host is in it.
     takes_long = end_ns - start_ns >= LEAST_FRAME_US * 1000
     late = np.clip(np.where(takes_long, end_ns, start_ns), begin, stop)
     late = np.where(is_known, late, stop)
@@ -287,6 +288,7 @@ def _by_host(
     if not parts:
         return _Pieces.of(begin[:0], begin[:0], "", "")
     index, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
+    # Pieces are cut wherever something begins or ends: what is in their middle is there all along.
     middle, thread = (start + end) // 2, tid[index]
     code = _found(doing.innermost, middle, thread, others=False)
     note = _found(doing.notes, middle, thread, others=True)

@@ -329,6 +329,7 @@ def common_clock(tables: dict[int, pa.Table]) -> dict[int, Clock]:
         clock[root] = Clock()
         waiting = [root]
         while waiting:
+            # Breadth first: each difference on the way adds its doubt, so the way is as short as can be.
             known = waiting.pop(0)
             for rank in sorted(set(tables) - set(clock)):
                 difference = _difference(ends[known], ends[rank])
@@ -354,6 +355,7 @@ def _difference(a: dict[int, Ends], b: dict[int, Ends]) -> tuple[int, int] | Non
 
 
 def _chained(known: Clock, offset_ns: int, spread_ns: int) -> Clock:
+    # A difference within what is known of it is none: one clock, and all of it is doubt.
     if abs(offset_ns) <= max(LEAST_NS, 3 * spread_ns):
         spread_ns, offset_ns = spread_ns + abs(offset_ns), 0
     return Clock(offset_ns=known.offset_ns + offset_ns, uncertainty_ns=known.uncertainty_ns + spread_ns)

@@ -82,6 +82,7 @@ def read(
     reader = read_kineto_layout if fast else read_any_layout
     with opened(source, progress) as stream:
         trace = reader(stream)
+    # Operators are most of a file, and few files need them: they are read in a second look.
     if explain or not any(table.num_rows for table in trace.device):
         with opened(source) as stream:
             trace.operators = reader(stream, operators=True).operators
@@ -415,9 +416,12 @@ def _pass_kinds(
     tid, when = launches.tid[rows.launch[own]], launches.start_ns[rows.launch[own]]
     on_thread, elsewhere, n_weight = _annotated_passes(known, tid, when)
     noted = np.where(on_thread >= 0, on_thread, elsewhere)
+    # A forward on a thread of autograd, while another thread is in a backward pass. Numbers are places in
+    # PASSES.
     recomputed = (on_thread == 2) & (elsewhere == 1) & (tid != steps.tid)
     by_name = np.array([BACKWARD_KERNEL.search(k.name) is not None for k in what], np.bool_)[of_event[own]]
     is_main = tid == steps.tid
+    # In *names* the passes stand one place further: the optimizer comes first.
     found = np.where(noted >= 0, noted + 1, np.where(by_name, names.index("backward"), -1))
     by_hand = bool((by_name & is_main & (noted < 0)).any())
     several = steps.tid >= 0 and is_main.any() and (bool((~is_main).any()) or (found >= 0).any())

@@ -148,6 +148,8 @@ class HostCalls:
             asked = np.flatnonzero(tid == thread)
             last = np.searchsorted(self.start_ns[own], t_ns[asked], side="right") - 1
             for i, at in zip(asked.tolist(), last.tolist(), strict=True):
+                # Calls of one collective nest: the one with most to say may be around the one that has begun
+                # last.
                 inside = [own[k] for k in range(max(at - 3, 0), at + 1) if t_ns[i] <= self.end_ns[own[k]]]
                 if inside:
                     found[i] = _united([self.calls[k] for k in inside])

@@ -51,6 +51,7 @@ def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     ):
         raise IngestError(f"{source.name}: a database is read from a file of its own: unpack it first")
     try:
+        # As a file that nobody changes: SQLite takes no lock, and makes no file beside it.
         with sqlite3.connect(f"{source.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True) as database:
             return _read(_Database(database, source.name), source, progress)
     except sqlite3.Error as error:

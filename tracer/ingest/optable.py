@@ -239,6 +239,7 @@ def _translate(result: Recording, kinds: list[str], values: dict[str, Any]) -> N
     start = start + _step_offsets(whole["step"], start, start + duration)
     result.layout, result.world_size = layout, layout.world_size
     result.groups = _groups(layout)
+    # The table has one rank of each group of tensor parallelism: the others do as it does.
     result.representatives = tuple(rank // layout.tp * layout.tp for rank in range(layout.world_size))
     spans = operation_rows(names, whole, (start, duration), result.groups, layout)
     result.spans = stacked([spans, step_rows(spans)])
