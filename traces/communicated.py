@@ -164,6 +164,7 @@ def channels(run: Run, spans: pa.Table, *, by_axis: bool = True) -> Channels:
     named = [[names[code] for code in codes[order]] for codes, names in (labels(spans, one) for one in NAMED)]
     numbers = [int64(spans, name)[order].tolist() for name in ("group", "peer", "size_bytes")]
     found: defaultdict[Channel, list[Call]] = defaultdict(list)
+    # A step has thousands of communications, and few that differ: what a row means is worked out once.
     seen: dict[tuple[Any, ...], tuple[list[Call], Call]] = {}
     for row in zip(*named, *numbers, strict=True):
         if row not in seen:

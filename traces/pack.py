@@ -108,6 +108,7 @@ def to_ticks(
     start = (start_ns + tick // 2) // tick
     end = (end_ns + tick // 2) // tick
     gap = start - np.concatenate([[0], end[:-1]])
+    # The first span of a lane follows none. Of a lane without spans there is no first.
     first = ptr[:-1][np.diff(ptr) > 0]
     gap[first] = start[first]
     return gap.astype(np.uint32), (end - start).astype(np.uint32)

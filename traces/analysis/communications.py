@@ -167,6 +167,7 @@ def _numbered(run: Run, *, by_step: bool) -> Communications:
     keys, place = np.unique(np.concatenate([one.keys for one in slots.values()]), axis=0, return_inverse=True)
     done = 0
     for one in slots.values():
+        # NumPy 2.0 returns places in the shape of the keys, other versions as a plain array.
         one.channels[:] = place.reshape(-1)[done : done + len(one.channels)]
         done += len(one.channels)
     code = _codes({rank: run.once(_own, rank) for rank in slots if run.like(rank) == rank}, by_step=by_step)
@@ -184,6 +185,7 @@ def _numbered(run: Run, *, by_step: bool) -> Communications:
         _run=run,
         _slots=slots,
         _code=code,
+        # What to add to the code of a communication within its channel to get its number.
         _base=np.cumsum(width) - width - low,
     )
 

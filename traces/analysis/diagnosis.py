@@ -744,6 +744,7 @@ def _add_spans(found: Evidence, run: Run) -> int:
     sender = np.where(is_p2p, np.where(sends, found.rank, peer), -1)
     receiver = np.where(is_p2p, np.where(sends, peer, found.rank), -1)
     tracks, which = np.unique(np.stack([group, sender, receiver]), axis=1, return_inverse=True)
+    # See `communications`: the shape of the places differs between versions of NumPy.
     most = np.full(tracks.shape[1], -1, np.int64)
     np.maximum.at(most, which.reshape(-1), sequence)
     for (g, a, b), number in zip(tracks.T.tolist(), most.tolist(), strict=True):

@@ -135,6 +135,7 @@ def gaps(run: Run) -> list[dict[str, Any]]:
             first, last = np.searchsorted(point, (window.start_ns, window.end_ns))
             short = lengths[first:last]
             left, pauses = int(short.sum()), int((short > 0).sum())
+            # Spans that end before the window begins are skipped; *until* never falls.
             low = np.searchsorted(until, window.start_ns, side="right")
             rows = idle[low : np.searchsorted(begun, window.end_ns)]
             rows = rows[end[rows] > window.start_ns]

@@ -166,6 +166,7 @@ def _rank(run: Run, rank: int) -> tuple[Did, Int64Array]:
     np.cumsum(before, axis=0, out=before)
     waits = np.flatnonzero((last > start) & is_one_of(table, "category", ("collective", "p2p")))
     sends = is_one_of(table, "kind", ("send",))[waits]
+    # Of those that let go at one moment sends come first, so that one of the others is the holder.
     waits = waits[np.lexsort((~sends, last[waits]))]
     low, high = (np.searchsorted(swept.point_ns, t[waits]) for t in (start, last))
     holder = np.full(len(length), -1, np.int64)

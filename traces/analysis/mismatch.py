@@ -111,6 +111,7 @@ def _differing(run: Run) -> set[Key]:
         return set()
     which, what = factorized(*keys), factorized(*codes)
     order = np.lexsort((what, which))
+    # By communication, then by what was called: two neighbours of one communication that differ disagree.
     differs = (np.diff(which[order]) == 0) & (np.diff(what[order]) != 0)
     hits = keys[:, order[1:][differs]].T
     return {(int(g), int(s), int(a), int(b)) for g, s, a, b in hits}

@@ -107,6 +107,7 @@ def scene(run: Run, rank: int, drawn: frozenset[int]) -> Scene:
     rows = np.concatenate([np.arange(len(start)), waits])
     is_wait = np.arange(len(rows)) >= len(start)
     begin = np.where(is_wait, start[rows], moving[rows])
+    # Of a communication the waiting comes before the moving that begins where it ends.
     order = np.lexsort((~is_wait, begin, track[rows]))
     rows, is_wait = rows[order], is_wait[order]
     arrow, arrow_ends = _arrows(table, rank, drawn)
@@ -210,6 +211,7 @@ def _lanes(start: Int64Array, end: Int64Array) -> NDArray[np.int64]:
         else:
             lanes[i] = len(busy)
             busy.append((int(end[i]), len(busy)))
+            # A sorted list is a heap.
             busy.sort()
     return lanes
 
@@ -255,4 +257,5 @@ def _arrows(table: pa.Table, rank: int, drawn: frozenset[int]) -> tuple[NDArray[
         number = (number ^ part.astype(np.uint64)) * np.uint64(0x9E37_79B9_7F4A_7C15)  # Fibonacci hashing
         number ^= number >> np.uint64(32)
     joined = is_one_of(table, "category", ("p2p",)) & (sequence >= 0) & np.isin(peer, list(drawn))
+    # An odd number is never 0, which stands for no arrow.
     return np.where(joined, number | np.uint64(1), np.uint64(0)), ~is_send

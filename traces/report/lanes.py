@@ -77,6 +77,7 @@ def compute_lane(spans: pa.Table, activity: Activity) -> Pieces:
     points = np.unique(np.concatenate([edges, start[rows].clip(low, high), end[rows].clip(low, high)]))
     state = activity.state[np.searchsorted(activity.start_ns, points[:-1], side="right") - 1]
     owner = np.full(len(points) - 1, STATE_ROW, np.int64)
+    # Backwards, so that the stream that is to be shown is written last.
     for chosen in reversed(list(_by_stream(spans, rows))):
         ordered = chosen[np.argsort(start[chosen], kind="stable")]
         position = np.searchsorted(start[ordered], points[:-1], side="right") - 1
