@@ -182,6 +182,7 @@ class Auditor:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._calls: defaultdict[Line, deque[Call]] = defaultdict(lambda: deque(maxlen=KEPT))
+        # Calls that are no longer kept are counted all the same.
         self._n_added: Counter[Line] = Counter()
         self._n_written: Counter[Line] = Counter()
         self._kinds: set[tuple[str, str, str]] = set()
@@ -241,6 +242,7 @@ class Auditor:
             n_same = sum(call.is_written for call in found.same)
             n_other = sum(call.is_written for call in (*found.unheld, *(call for call, _ in found.resized)))
             tallies[is_p2p] += Tally(recorded=self._n_written[line], compared=n_same)
+            # What is neither confirmed nor different can only be confirmed by its number.
             left[is_p2p] += self._n_written[line] - n_same - n_other
             n_expected += self._n_added[line] + len(found.missed) - len(unheld) + found.n_beyond
             found.unheld = unheld

@@ -120,6 +120,7 @@ class CheckpointHook(Replacements):
 
         def reentering(original: Any) -> Any:
             def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+                # Torch runs the function without gradients here, though it trains.
                 session.steps.n_checkpoints += 1
                 try:
                     return original(ctx, self._telling(run_function), *args)

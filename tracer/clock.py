@@ -245,6 +245,7 @@ class RunClock:
         found = list(self._found)
         # Waits double: the next measurement comes about as long after the last as that after the first.
         until_next_ns = min(found[-1].own_ns - found[0].own_ns, round(MOST_S * 1e9))
+        # A run that has ended has no moments behind its last measurement.
         return ClockLine.through(found, tail_ns=0 if self._stopping.is_set() else until_next_ns)
 
     def mapping(self) -> Callable[[int], int]:

@@ -170,6 +170,7 @@ def run(
 def _ended(process: subprocess.Popen[bytes], witness: _Witness) -> int:
     is_to_stop, stopped_by = False, 0
     while True:
+        # A second thread could be given one of these signals, and the process would die of it: there is none.
         number = signal.sigwait(PASSED_ON | {signal.SIGCHLD})
         if number != signal.SIGCHLD:
             is_to_stop = number == signal.SIGTSTP or (is_to_stop and number != signal.SIGCONT)

@@ -134,6 +134,7 @@ class MemoryLog:
 
     def _thin(self) -> None:
         """Leave every second sample out, now and from now on."""
+        # Samples of one moment stay together, or go together.
         moments = sorted({sample[0] for sample in self._samples})
         kept = set(moments[::2])
         self._samples = [sample for sample in self._samples if sample[0] in kept]

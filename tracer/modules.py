@@ -167,6 +167,8 @@ class ModuleHook(Replacements):
                 self._tag(node, block)
                 if type(node).__name__ in _VIEWS:  # gone if somebody changes the output in place
                     self._tag(node.next_functions[0][0], block)
+                # In the backward pass the input comes behind the block: from its node on the time is that of
+                # the block around.
                 self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
                 if kwargs and not self._is_inside():
                     self._session.called_with(kwargs.values())

@@ -268,5 +268,6 @@ def _template(one: Communication) -> bytes:
     words = json.dumps({**text, "dtype": one.dtype}, ensure_ascii=False).replace("%", "%%")
     numbers = f'"group": {one.group.id}, "layer": {one.block.layer}, ' + ", ".join(_NUMBERS)
     line = f"{words[:-1]}, {numbers}}}".encode()
+    # Numbers have places of a fixed width, so that any of them give this length.
     length = len(line % ((0,) * len(_NUMBERS)))
     return line + b" " * (SLOT_BYTES - 1 - length) + b"\n"

@@ -78,7 +78,6 @@ class Session(Training[Lane], Guarded):
         )
         self.device_times = DeviceTimes(moments)
         self._audit: Audit | None = None
-        # Made before anything is recorded: it notes what c10d has counted so far.
         self._auditor = self.guarded("the audit", Auditor)(self.groups) if is_distributed() else None
         self.sink = Sink(
             SpanWriter(path, rank),
@@ -205,20 +204,17 @@ class Session(Training[Lane], Guarded):
         self.steps.finish()
         if self._kernels is not None:
             self.guarded("kernels", self._kernels.close)(self.position.step)
-        # Hooks end before the sink: nothing comes into its queue while that is emptied.
         self.switch_off(*HOOKS)
         self.unhook()
         self.clock.close()
         self.memory.close()
         self.sink.close()
-        # The last batch is written: what is under way now will have no span.
         self._tell_pending(last=True)
         self.issued.close()
         if self._has_failed:  # and has said so; the disk may have room for what is known of the run
             with suppress(Exception):
                 write_info(self.path, self.info(finished=False), self.rank)
             return
-        # After the last batch, with which the last calls have come to the auditor.
         self.guarded("the audit", self._ask_c10d)()
         self.memory.write(self.path, self.rank, self.clock.mapping())
         write_info(self.path, self.info(finished=True), self.rank)
@@ -281,7 +277,6 @@ class Session(Training[Lane], Guarded):
             self.warn(f"what is under way not written: {error}")
 
     def _write_sidecar(self) -> None:
-        # Each change of the model's description makes a new dict.
         state = self.groups.n_changes, len(self.warnings), self.n_notes, id(self.model), self.clock.shown()
         if state != self._written_state:
             self._written_state = state

@@ -214,6 +214,7 @@ def _places(data: memoryview) -> Iterator[tuple[int, bytes]]:
         # schema. It ends with its footer, four bytes of the footer's length, and ARROW1.
         head = 16 + max(int.from_bytes(data[12:16], "little", signed=True), 0)
         foot = size - 10 - max(int.from_bytes(data[size - 10 : size - 6], "little", signed=True), 0)
+        # The lengths in a damaged file may be anything: then all of it is searched.
         ranges = [(0, size)] if head >= max(foot, 0) else [(0, head), (foot, size)]
     for begin, end in ranges:
         for found in _MARK.finditer(data[begin:end]):

@@ -207,6 +207,7 @@ class Verbs(click.Group):
             _bound(one)
             if "\b" not in (one.help or ""):
                 one.help = with_examples(one.help or "")
+        # All is loaded now: from here on Ctrl-C is an exception again.
         verb_begins()
         return command
 
@@ -267,6 +268,7 @@ class Verbs(click.Group):
                 raise
             _forget_output()
             _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
+        # Where click does not exit by itself it returns the status that a verb has asked for.
         sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -135,6 +135,7 @@ def check(document: Any, *, is_ours: bool = True) -> None:
         for name, one in values.items() if isinstance(values, dict) else enumerate(values):
             if isinstance(one, dict | list):
                 waiting.append((one, depth + 1, f"{where}.{name}".lstrip(".") if depth else ""))
+            # A list has places for names, and YAML may have whole numbers.
             if is_ours and (wrong := _wrong(one) or ("" if type(name) is int else _wrong_name(name))):
                 raise ValueError(f"{where}.{name}".lstrip(".") + wrong)
 

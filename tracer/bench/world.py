@@ -365,6 +365,7 @@ def started(
     """
     chosen = _backend(what, backend, n)
     with tempfile.TemporaryDirectory() as scratch:
+        # They meet by a file: a port that is bound and closed may be somebody else's by then.
         result, meeting = (str(Path(scratch) / name) for name in ("result.json", "meeting"))
         _run([what, chosen, json.dumps(options), result, meeting], n, env or {})
         found: dict[str, Any] = json.loads(Path(result).read_text(encoding="utf-8"))

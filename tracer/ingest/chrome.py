@@ -284,6 +284,7 @@ class Events:
             places = places[~np.isin(places, self._named(but))]
         if lasting is not None:
             held = [found.start() for found in lasting.finditer(self._block, 0, self._size)]
+            # What was found lies in the last event that begins before it.
             owner = np.searchsorted(self._opened, np.array(held, np.int64), side="right") - 1
             places = places[np.isin(places, self._opened[owner[owner >= 0]])]
         return self._texts_at(places)
@@ -302,6 +303,7 @@ class Events:
         if not known.all():
             for i in np.flatnonzero(~known).tolist():
                 ends[i] = block.find(END, int(places[i]), size) + len(END)
+        # Where `find` has found nothing it returns -1, and the end lies below this.
         whole = ends >= len(END)
         return [block[a:b] for a, b in zip(places[whole].tolist(), ends[whole].tolist(), strict=True)]
 
@@ -492,6 +494,7 @@ def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
         cut = buffer.rfind(_BETWEEN, 0, filled)
         if cut >= 0:
             yield buffer, cut + len(_END)
+            # Behind the comma.
             filled = _dropped(buffer, cut + len(_END) + 1, filled)
     end = buffer.rfind(b"\n  }\n  ]", 0, filled)
     if end < 0:

@@ -95,6 +95,7 @@ class _Told:
         ]
         roots = Counter(path.partition("/")[0] for path, _ in calls if path).most_common(1)
         paths = [path.split("/") for path, _ in calls if roots and path.startswith(roots[0][0])]
+        # Levels of modules that all calls are in, from the outermost inwards.
         if shared := [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]:
             self.model = {"name": re.sub(r"_\d+$", "", shared[-1])}
             self.sources["name"] = f"{self.model['name']} (the innermost module that all others are in)"

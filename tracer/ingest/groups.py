@@ -55,6 +55,7 @@ class TraceGroups:
         """
         listed = map(whole, members) if isinstance(members, list) else ()
         found = _believed([rank for rank in listed if rank is not None])
+        # Members that are known stay, where a later entry tells none.
         if found or text(name) not in self.configured:
             self.configured[text(name)] = (text(description), found)
         if size <= MOST_RANKS:

@@ -149,6 +149,7 @@ def _pauses(rows: OnDevice, known: Known) -> tuple[Int64Array, Int64Array, Int64
     Pauses are those of all steps, or of the file if it has none; none lies in two steps.
     """
     order = np.lexsort((rows.end_ns, rows.start_ns))
+    # Ends of all streams so far: a pause is where none of them runs.
     start, until = rows.start_ns[order], np.maximum.accumulate(rows.end_ns[order])
     steps = known.steps
     edges = np.append(steps.start_ns, steps.end_ns[-1:]) if len(steps.number) else until[:0]
@@ -293,6 +294,7 @@ def _by_host(
     code = _found(doing.innermost, middle, thread, others=False)
     note = _found(doing.notes, middle, thread, others=True)
     function = _found(doing.functions, middle, thread, others=False)
+    # Combinations are few, and put into words once each.
     key = factorized(code, note, function)
     _, first = np.unique(key, return_index=True)
     labels = [doing.label(int(code[i]), int(note[i]), int(function[i])) for i in first]

@@ -391,6 +391,7 @@ BACKWARD_KERNEL: Final = re.compile(r"bwd|backward|dgrad|wgrad", re.IGNORECASE)
 """Kernels that say themselves that they are of a backward pass."""
 
 PASSES: Final = (
+    # Comes before `backward`, which its names hold as well.
     ("backward_weight", re.compile(r"\(W\)|wgrad|backward_weight|weight_backward", re.IGNORECASE)),
     ("backward", re.compile(r"\(B\)|backward|(?<![a-z])bwd(?![a-z])|^autograd::engine", re.IGNORECASE)),
     ("forward", re.compile(r"\(F\)|forward|(?<![a-z])fwd(?![a-z])|^CompiledFunction$", re.IGNORECASE)),

@@ -55,6 +55,7 @@ def note_of(event: Mapping[str, Any]) -> Note | None:
     """Return the annotation that *event* is; None without a usable time, or if it tells nothing."""
     if (found := timed(event)) is None:
         return None
+    # Most names come again and again: one text serves all of them.
     name = sys.intern(text(event.get("name", ""))[:_LONGEST_NAME])
     tells = name == CALL_NAME or name.startswith(COLLECTIVE) or event.get("cat") == "cuda_sync"
     said = arguments(event) if tells else {}

@@ -63,6 +63,7 @@ class _Database:
 
     def __init__(self, database: sqlite3.Connection, name: str) -> None:
         self._database, self._left = database, _MOST_CHECKS
+        # The file may be anybody's: what its schema wants to run is not run.
         database.execute("PRAGMA trusted_schema = OFF")
         database.execute("PRAGMA query_only = ON")
         database.set_progress_handler(self._goes_on_too_long, _STEPS_PER_CHECK)

@@ -309,6 +309,7 @@ class _Writer:
             first = issue.rows[0]
             place = places.number(self._place(issue, steps))
             stream = int(self._stream[first])
+            # A call that held the host up has returned between the launch before and this one.
             if ((blocked > previous_ns) & (blocked <= issue.t_ns)).any():
                 events.append((_HOST_WAIT, -1, place, 0, -1, 0))
             previous_ns = issue.t_ns

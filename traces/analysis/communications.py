@@ -227,6 +227,7 @@ def _slots(run: Run, rank: int, known: _Slots | None, *, by_step: bool) -> _Slot
     slot = np.full(len(joins), -1, np.int64)
     number = factorized(*keys[rows].T)
     _, first = np.unique(number, return_index=True)
+    # Numbers by value become numbers by first use.
     turn = np.argsort(first)
     slot[rows] = np.argsort(turn)[number]
     first = rows[first[turn]]

@@ -210,6 +210,7 @@ class _Step:
         part = self._joined.of(rank)
         joins = np.flatnonzero((part.number >= 0) & self._happens(part))
         rows, latest = part.rows[joins], self._came_ns[part.number[joins]]
+        # Who had left before the last one came, as a buffered send, has waited for nobody.
         waited = (latest <= end[rows]) & (latest >= start[rows])
         begins[rows] = np.where(waited, latest, start[rows])
         last_rank[rows] = np.where(waited, self._came[part.number[joins]], -1)

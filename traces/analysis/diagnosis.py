@@ -353,7 +353,9 @@ def judge(
         )
     stuck = {rank for wait in found for rank in wait.waiting}
     long = [wait for wait in found if is_stuck or _is_long(wait)]
+    # Waits in which all have come are told only where there are no others.
     shown = [wait for wait in long if wait.missing or wait.silent] or long
+    # First those whose missing ranks wait in no other call, and of these the longest.
     shown.sort(key=lambda wait: (bool(set(wait.missing) & stuck), -wait.age_s))
     return Diagnosis(
         mismatches=tuple(differing),
@@ -549,6 +551,7 @@ def _waits(known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], u
             key, behind_ns = _late(sees, gave_up, track, common[track])
             if behind_ns:
                 late_ns[key], keys[key] = behind_ns, set(counts) - set(behind_ns)
+        # At the highest count nobody has gone further: only below it somebody is missing.
         for number in sorted(set(counts.values()))[:-1]:
             key = (group, number, sender, receiver)
             come = {rank for rank, count in counts.items() if count > number} - placed

@@ -130,6 +130,7 @@ def gaps(run: Run) -> list[dict[str, Any]]:
         edges = np.array([edge for window in own for edge in (window.start_ns, window.end_ns)], np.int64)
         point = distinct(np.concatenate([start[of_device], end[of_device], edges]))
         lengths = np.diff(point)
+        # From here on only intervals in which nothing runs have a length.
         lengths[covered_by(point, start[of_device], end[of_device])] = 0
         for window in own:
             first, last = np.searchsorted(point, (window.start_ns, window.end_ns))

@@ -144,6 +144,7 @@ def _left(
     for low, high in pairwise(changes.tolist()):
         for one in ended[done : known[low]].tolist():
             here = slice(edges[one], edges[one + 1])
+            # Each of them leaves all others at its own end.
             left[who[here, None], who[here]] = end_ns[here, None]
         done = known[low]
         own, other = pairs[:, low:high]

@@ -55,6 +55,7 @@ def write_chrome(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
 
 def write_kineto(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
     """Write the same with the names that PyTorch's profiler gives to steps and to kernels of NCCL."""
+    # Holistic Trace Analysis takes for communication what matches ^nccl.*Kernel.
     _write(run, ranks, file, {"step": "ProfilerStep#", **dict.fromkeys(COMMUNICATION, "ncclKernel ")})
 
 

@@ -104,6 +104,7 @@ def scene(run: Run, rank: int, drawn: frozenset[int]) -> Scene:
     name, names = _names(table)
     category, categories = labels(table, "category")
     waits = np.flatnonzero(moving > start)
+    # Behind all spans, a second slice of each that waits.
     rows = np.concatenate([np.arange(len(start)), waits])
     is_wait = np.arange(len(rows)) >= len(start)
     begin = np.where(is_wait, start[rows], moving[rows])
@@ -192,6 +193,7 @@ def _tracks(
             track[rows[lanes == lane]] = len(tracks)
             name = stream if lane == 0 else f"{stream} ({lane + 1})"
             tracks.append(
+                # Streams of other writers have other names with `send` in them.
                 Track(first + len(tracks), first, name, len(tracks), is_send="send" in stream.split("."))
             )
     return tuple(tracks), track

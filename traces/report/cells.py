@@ -95,6 +95,7 @@ class RankStep:
         if not works.any():
             return self.kind
         position = np.arange(len(works))
+        # The cells of work nearest to each cell, in front of it and behind it.
         before = np.maximum.accumulate(np.where(works, position, -1))
         after = np.minimum.accumulate(np.where(works, position, len(works))[::-1])[::-1]
         inner = ~works & (before >= 0) & (after < len(works))

@@ -122,6 +122,7 @@ def lane_order(key: LaneKey) -> tuple[int, str, bool, int]:
     """Sort lanes: streams, then from the innermost axis outwards, sends before receives, the host last."""
     axis, direction, level = key
     if direction == STREAM:
+        # By the numbers in names: stream 10 comes behind stream 9.
         return -1, re.sub(r"\d+", lambda number: number[0].zfill(9), axis), False, level
     place = AXES.index(axis) if axis in AXES else len(AXES) + (axis == HOST)
     return place, axis, direction == "recv", level

@@ -57,6 +57,7 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
         kind = painted(shares)
         pixels[first : first + _AT_ONCE] = np.where(kind == n_kinds, NOTHING, kind)
     lines = reading_order(run)
+    # Rounded up, so that no more lines are left than fit.
     every = -(-len(lines) // MOST_LINES)
     order = lines[::every]
     place = {rank: pattern for pattern, rank in enumerate(run.stored_ranks)}

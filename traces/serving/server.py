@@ -97,6 +97,7 @@ class Query(dict[str, str]):
         while not lock.acquire(timeout=0.2):
             self.check()
         try:
+            # Who asked may have gone while the lock was held by another.
             self.check()
             yield
         finally:
