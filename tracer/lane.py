@@ -127,6 +127,7 @@ class Lane:
 
     def resume(self, is_paused: bool | None) -> None:  # noqa: FBT001 - what pause has returned
         """Undo the ``pause`` that returned *is_paused*."""
+        # The time since the pause is nobody's: that of the owner begins anew.
         if is_paused:
             self._n_waits -= 1
             if self.stack:

@@ -194,6 +194,7 @@ def _pieces(ours: pa.Table, theirs: pa.Table) -> Int64Array:
     is_cut_alike = (a_count == b_count) | (a_count == 0) | (b_count == 0)
     one_by_one = is_cut_alike[key] | ~is_one_of(both, "category", ("compute",))
     nth = np.concatenate([occurrence(key[:n_ours]), occurrence(key[n_ours:])])
+    # All spans of a piece that is cut differently are one.
     return factorized(key, np.where(one_by_one, nth, 0))
 
 

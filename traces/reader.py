@@ -187,6 +187,7 @@ class _Reader:
             self._notes.append(f"{who} has written nothing yet")
             return None
         places: list[tuple[int, int]] = []
+        # One by one, so that those before an error are kept.
         try:
             for place in segments(source):
                 places.append(place)

@@ -59,6 +59,7 @@ class SpanWriter:
             self._sink = pa.OSFile(str(self._stream_path), "wb")
         except OSError as error:
             raise RunError(f"cannot record into {path}: {error}") from error
+        # Through memory, where each batch gets its checksum before it goes to the file.
         self._pieces = Pieces()
         self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(self._pieces, TIMELINE)
 

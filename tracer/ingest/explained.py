@@ -91,6 +91,7 @@ class _Told:
         calls = [
             (places[place]["name"], works[item])
             for what, item, place in zip(*columns, strict=True)
+            # The first step stands for all.
             if what == 0 and places[place]["step"] == 0
         ]
         roots = Counter(path.partition("/")[0] for path, _ in calls if path).most_common(1)

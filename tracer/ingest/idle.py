@@ -79,6 +79,7 @@ def idle_rows(rows: OnDevice, streams: Sequence[str], known: Known) -> pa.Table:
         )
     ]
     soon = np.clip(np.maximum(late, end_ns + LATENCY_NS), late, stop)
+    # What the call that launched the row before has launched as well, before the pause, is of one graph.
     before = np.append(-1, rows.launch[order])[following]
     in_graph = is_known & (by == before) & (late == begin)
     soon = np.where(in_graph, late, soon)

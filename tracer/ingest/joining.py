@@ -76,6 +76,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         for rank, reason in unmatched.items():
             parts.warnings.append(f"rank {rank}: {reason}")
             parts.tables[rank] = _unnumbered(parts.tables[rank])
+        # That they ran at the same times on all ranks shows what had been assumed.
         if 1 < len(parts.tables) == parts.world_size and not unmatched and parts.facts.pop("assumed", None):
             parts.evidence["group"] = "no group in the files; collectives of all ranks ran at the same times"
         clock = common_clock(parts.tables)

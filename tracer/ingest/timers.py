@@ -179,6 +179,7 @@ def _reductions(
     """Yield the time from the ``reduce`` mark to the end of each iteration: neither a pass nor a bubble."""
     marks = process.marks.get("reduce", {})
     for start_ns, end_ns, step in steps:
+        # Passes may go on behind the mark: then it begins with the end of the last of them.
         begin = max(
             [marks.get(step, end_ns), start_ns, *(end for _, end in passes if start_ns < end <= end_ns)]
         )

@@ -129,7 +129,7 @@ def _walk(step: _Step, rank: int, slack_ns: int) -> list[Piece]:
             pieces.append(Piece(rank, end, now, GAP, "nothing running"))
         begin = max(int(ends.begins_ns[row]), first)
         other = int(ends.last_rank[row])
-        # No place is jumped to twice: ranks that came at one moment would lead to each other without end.
+        # No jump leads back to where one began: ranks that came at one moment would lead on without end.
         jumps = other >= 0 and other != rank and begin <= end and (other, begin) not in visited
         if not jumps:
             begin = max(int(ends.start_ns[row]), first)

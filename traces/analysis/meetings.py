@@ -134,6 +134,7 @@ def _left(
     edges = np.append(np.flatnonzero(np.diff(number, prepend=-1)), len(number))
     over = np.maximum.reduceat(end_ns, edges[:-1]) if len(end_ns) else end_ns
     ended = np.argsort(over, kind="stable")
+    # How many meetings were over when each pair's wait began.
     known = np.searchsorted(over[ended], arrived_ns, side="right")
     first = {window.rank: window.start_ns for window in reversed(windows(run))}
     begun = np.array([first.get(rank, 0) for rank in place], np.int64)

@@ -94,6 +94,7 @@ def disagreements(
         places: by rank, where its main thread was.
     """
     found: dict[int, Key] = {}
+    # In the order of their numbers, so that of each group the first one stays.
     for key in sorted(calls):
         if len({_call(row) for row in calls[key].values()}) > 1:
             found.setdefault(key[0], key)

@@ -84,6 +84,7 @@ def compute_lane(spans: pa.Table, activity: Activity) -> Pieces:
         found = ordered[position.clip(0)]
         running = (position >= 0) & (end[found] > points[:-1])
         owner[running] = found[running]
+    # Copies of what is offloaded run there, too, and are no work.
     owner[state != 0] = STATE_ROW
     first = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(state, prepend=-1) != 0))
     return Pieces(points[first], np.append(points[first[1:]], points[-1:]), owner[first], state[first])
