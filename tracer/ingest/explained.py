@@ -153,6 +153,7 @@ class _Told:
             if work["name"].startswith("aten.embedding") and work["flops"] == 0
         ]
         _, own, table = looked_up[0] if looked_up else (0, "", [])
+        # Each lookup by the same module in the same table begins a forward.
         forwards = [one for one in looked_up if one[1] == own and one[2][:1] == table[:1] and one[2][1:]]
         if len(forwards) > 1:
             calls = calls[: forwards[1][0]]  # each forward of a step does the same again

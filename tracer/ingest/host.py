@@ -146,6 +146,7 @@ def steps_on_device(
         annotated = _annotated(steps, rows.start_ns, device_notes)
         told = ~known & (annotated >= 0)
         place[told], known = annotated[told], known | told
+    # Rows are sorted by stream: where the last known row before is of another stream, it tells nothing.
     previous = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
     follows = (previous >= 0) & (rows.stream[previous] == rows.stream)
     has_known = np.isin(rows.stream, np.unique(rows.stream[known]))
@@ -161,6 +162,7 @@ def steps_on_device(
     inside = has_known & (place >= 0) & (place < n)
     last = max(int(steps.end_ns[-1]), int(rows.end_ns[inside].max(initial=0)))
     found = replace(steps, start_ns=start, end_ns=np.append(start[1:], last))
+    # Streams of which no step is known go by time.
     place = np.where(has_known, place, found.place(rows.start_ns))
     return found.numbers(place), found
 

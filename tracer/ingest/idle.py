@@ -71,6 +71,7 @@ def idle_rows(rows: OnDevice, streams: Sequence[str], known: Known) -> pa.Table:
     takes_long = end_ns - start_ns >= LEAST_FRAME_US * 1000
     late = np.clip(np.where(takes_long, end_ns, start_ns), begin, stop)
     late = np.where(is_known, late, stop)
+    # What nothing launched is told by the thread that launches most.
     own = _most_common(launches.tid[rows.launch[rows.launch >= 0]]) if is_known.any() else steps.tid
     doing = _Doing(known, rows)
     pieces = [
@@ -89,6 +90,7 @@ def idle_rows(rows: OnDevice, streams: Sequence[str], known: Known) -> pa.Table:
     pieces.append(
         _Pieces.of(soon[in_graph], held[in_graph], "graph", [f"in {name}" for name in called[in_graph]])
     )
+    # What is left of a pause: something is launched, and held back.
     rest = ~in_graph & (held > soon)
     row = np.append(order, -1)[following[rest]]
     earlier = np.maximum(row - 1, 0)

@@ -236,6 +236,7 @@ def device_rows(
     start = known.base_ns + all_to_ns(table["ts"].to_numpy())
     end = start + all_to_ns(table["dur"].to_numpy())
     stream, stream_names = _streams(table)
+    # Of two that begin at once on a stream the longer one comes first.
     order = np.lexsort((-end, start, stream))
     table, start, end, stream = table.take(order), start[order], end[order], stream[order]
     lane, begin = lanes(start, end, GRAIN_NS, MOST_LANES, stream)
@@ -259,6 +260,7 @@ def device_rows(
         is_pageable=np.array(["Pageable" in k.name for k in what], np.bool_)[of_event] & (launch >= 0),
         launch=launch,
     )
+    # From here on *steps* are on the device's clock; those of *known* stay on the host's.
     step, steps = steps_on_device(known.steps, rows, launches, known.device_notes)
     communication = np.array([k.category == "collective" for k in what], np.bool_)[of_event]
     calls = communication_calls(
@@ -377,6 +379,7 @@ def _products(products: list[dict[str, Any]], rows: OnDevice, known: Known) -> t
         own.sort()
         starts, ends = (np.array([span[i] for span in own], np.int64) for i in (0, 1))
         mine = np.flatnonzero(tid == thread)
+        # The product that began last before each launch.
         at = np.searchsorted(starts, when[mine], side="right") - 1
         inside = (at >= 0) & (when[mine] < ends[at])
         chosen, at = rows_of[mine[inside]], at[inside]

@@ -318,6 +318,7 @@ class _Writer:
                 for other in waits.get(at, ())
                 if other in number_of
             ]
+            # Where this event will stand: waits for it name that place.
             number_of[at] = len(events)
             if issue.what == _COMMUNICATION:
                 item = messages.number(self._message(first))
@@ -456,6 +457,7 @@ class _Writer:
         place = steps.place(begin)
         first = np.append(True, place[1:] != place[:-1])
         if len(steps.number):
+            # The first call of a step counts from the step's begin, any other from the call before.
             since = np.where(
                 first, steps.start_ns[np.clip(place, 0, len(steps.number) - 1)], np.append(0, begin[:-1])
             )
@@ -493,6 +495,7 @@ class _Writer:
                 begin = int(edges.start_ns[at])
             earlier = rows.end_ns[(self._step != number) | before]
             earlier = earlier[earlier <= int(rows.start_ns[mine].min())]
+            # A step begins when all that ran before its first kernel has ended.
             begin = max(begin, int(earlier.max(initial=begin)))
             end = int(rows.end_ns[mine].max())
             if number >= 0:

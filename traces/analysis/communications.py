@@ -166,6 +166,7 @@ def _numbered(run: Run, *, by_step: bool) -> Communications:
         slots[rank] = _slots(run, rank, slots.get(run.like(rank)), by_step=by_step)
     keys, place = np.unique(np.concatenate([one.keys for one in slots.values()]), axis=0, return_inverse=True)
     done = 0
+    # Slots of each rank get the numbers that their channels have in the run.
     for one in slots.values():
         # NumPy 2.0 returns places in the shape of the keys, other versions as a plain array.
         one.channels[:] = place.reshape(-1)[done : done + len(one.channels)]

@@ -322,6 +322,7 @@ def judge(
         unlisted: groups that may have more members than *groups* says.
     """
     ends = [one for one in known.values() if one.ended_itself]
+    # Waiting counts until the first rank has ended, else until the last sign of life of any.
     until_ns = min(
         (one.process.error_ns or one.seen_ns for one in ends),
         default=0 if is_stuck else max((one.seen_ns for one in known.values()), default=0),
