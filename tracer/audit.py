@@ -170,6 +170,7 @@ def compare(calls: Sequence[Call], entries: Sequence[Entry], backend: str, *, is
             found.missed += entries[j : j + n_entries]
             i, j = i + n_calls, j + n_entries
     found.missed += entries[j:]
+    # Of a ring that has overwritten entries, calls that are left over are older than all that it holds.
     if is_whole:
         found.unheld += calls[i:]
     return found
@@ -181,9 +182,11 @@ class Auditor:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._calls: defaultdict[Line, deque[Call]] = defaultdict(lambda: deque(maxlen=KEPT))
+        # Calls that are no longer kept are counted all the same.
         self._n_added: Counter[Line] = Counter()
         self._n_written: Counter[Line] = Counter()
         self._kinds: set[tuple[str, str, str]] = set()
+        # What c10d has held and counted so far is not of this recording.
         before = internals.flight_recorders()
         self._last_ids = [max((entry["record_id"] for entry in entries), default=-1) for entries in before]
         self._numbers = self._numbers_of([self._ring(entries, -1) for entries in before])
@@ -207,6 +210,7 @@ class Auditor:
             lines[line.group, line.backend].append(line)
         audits = []
         for key, own in lines.items():
+            # There is one recorder for each kind of backend.
             ring = next((ring for ring in rings if key[1] in {line.backend for line in ring.lines}), None)
             number = numbers[key] - self._numbers.get(key, 0) if key in numbers else None
             audits.append(self._audited(own, ring, number))
@@ -230,6 +234,7 @@ class Auditor:
         for line in lines:
             is_p2p, found = bool(line.kind), Compared()
             if ring is not None and not (is_p2p and backend == "gloo"):
+                # Calls come here as they end. Their numbers have the order of their issue.
                 found = compare(sorted(self._calls[line]), ring.lines[line], backend, is_whole=ring.is_whole)
             # Gloo carries out a monitored barrier by transfers, which its flight recorder does not hold.
             unheld = [call for call in found.unheld if call.kind != "barrier"]
@@ -237,6 +242,7 @@ class Auditor:
             n_same = sum(call.is_written for call in found.same)
             n_other = sum(call.is_written for call in (*found.unheld, *(call for call, _ in found.resized)))
             tallies[is_p2p] += Tally(recorded=self._n_written[line], compared=n_same)
+            # What is neither confirmed nor different can only be confirmed by its number.
             left[is_p2p] += self._n_written[line] - n_same - n_other
             n_expected += self._n_added[line] + len(found.missed) - len(unheld) + found.n_beyond
             found.unheld = unheld
@@ -244,6 +250,7 @@ class Auditor:
         reasons[_BARRIERS] = n_barriers
         reasons[_OLDER if ring else _NO_RING.format(backend)] = left[False]
         several = {"barrier", *(kind for own, kind in PARTS if own == backend)}
+        # A barrier, and a kind of PARTS, may be several calls to the backend: only the ring tells how many.
         is_vague = backend != "gloo" or n_barriers > 0 or bool(left[False] and several & kinds)
         if number == n_expected:
             tallies = {is_p2p: replace(tally, counted=left[is_p2p]) for is_p2p, tally in tallies.items()}
@@ -270,11 +277,14 @@ class Auditor:
     def _numbers_of(self, rings: Iterable[Ring]) -> dict[tuple[str, str], int]:
         """Return by group and backend how many calls c10d has counted: by its backend, else by *rings*."""
         found = {key: number for ring in rings for key, number in ring.numbers.items()}
+        # Gloo's own number counts transfers, too, which its ring does not hold.
         return found | {(group, "gloo"): number for group, number in internals.call_numbers().items()}
 
     def _ring(self, entries: Sequence[Mapping[str, Any]], last_id: int) -> Ring:
         """Return what a flight recorder holds behind the entry *last_id*."""
         ids = [entry["record_id"] for entry in entries]
+        # The first entry of this recording must still be held, or be the next to come. Else entries are gone,
+        # or the recorder was reset.
         ring = Ring(is_whole=not ids or min(ids) <= last_id + 1 <= max(ids) + 1)  # it may have been reset
         for entry in entries:
             group, name = entry["process_group"][0], entry["profiling_name"]

@@ -51,6 +51,7 @@ class BackwardHook:
         return "recompute" if self.n_running else "forward"
 
     def _begin(self) -> int:
+        # A model may have a backward pass within its forward, as where forces are gradients of an energy.
         if not self.n_running and not self._session.steps.is_inside():
             self._session.steps.backward_begins()
         self.n_running += 1
@@ -116,6 +117,7 @@ class CheckpointHook(Replacements):
 
         def reentering(original: Any) -> Any:
             def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+                # Torch runs the function without gradients here, though it trains.
                 session.steps.n_checkpoints += 1
                 try:
                     return original(ctx, self._telling(run_function), *args)

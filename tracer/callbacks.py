@@ -76,6 +76,7 @@ class Steps:
         for row in breakdown(run):
             shares = {state: share for state, share in row.shares.items() if not state.startswith("wait")}
             self._found.append((row.step, {"step_s": row.window_ns / 1e9} | shares))
+        # What reaches into the next step is needed there, too.
         self._spans = spans.filter(pc.greater(ends, until))
 
 
@@ -129,6 +130,7 @@ class Logged:
     def end(self, log: Log | None = None) -> None:
         """End the recording; give *log* what was not told before."""
         atexit.unregister(self.end)
+        # Before the rest is told: closing writes the last spans, and they are heard.
         self._stack.close()
         self._is_open, self._has_ended = False, self._has_ended or self._is_open
         if log is not None:
@@ -174,6 +176,7 @@ def trainer_callback(path: str | os.PathLike[str], **how: Any) -> Any:
                 self._writer.close()
 
         def _log(self, step: int, figures: Mapping[str, float]) -> None:
+            # Not imported: whoever logs to wandb has loaded it.
             run = getattr(sys.modules.get("wandb"), "run", None)
             if run is not None:
                 run.log({**figures, f"{PREFIX}step": step})
@@ -240,6 +243,7 @@ def _library(*names: str) -> Any:
         try:
             return import_module(name)
         except ModuleNotFoundError as error:
+            # A library that is installed, but whose own imports fail, is not one that is missing.
             if error.name is None or not name.startswith(error.name):
                 raise
     raise RecordError(f"{names[0].partition('.')[0]} is not installed: there is no training of it to record")

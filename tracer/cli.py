@@ -109,8 +109,10 @@ def _record(
                     f"{path}: a recorder per rank; next, when all ended: foretrace analyze {path}", err=True
                 )
         else:
+            # A launcher that restarts a training leaves a run beside *path* for each attempt.
             more = [path.with_name(one.name) for one in beside(path.absolute()) if one not in before]
             runs = [path, *more] if path.is_dir() or not more else more
+            # As a shell tells that signal n has ended a command: 128 + n.
             code = status if status >= 0 else 128 - status
             with suppress(KeyboardInterrupt):  # who has seen enough still gets the status of the command
                 _tell_all(runs, path, code, ranks=asked["ranks"], as_json=as_json)

@@ -96,6 +96,7 @@ def synchronise(
         store.set("machine", machine)
         store.set("epoch", str(now()))
     store.wait(["machine", "epoch"], timeout)
+    # Each other machine enters the list before its rank counts as here: once all are here, the list is whole.
     if store.get("machine").decode() != machine and store.add(f"leader/{machine}", 1) == 1:
         store.set(f"machines/{store.add('n_machines', 1)}", machine)
     if store.add("n_here", 1) == world_size:
@@ -127,6 +128,7 @@ def synchronise(
 def answer(store: Any, name: str, rounds: int, now: Callable[[], int]) -> None:
     """Answer the pings of whoever measures under *name*."""
     for i in range(rounds):
+        # `get` waits until the key is set, here and in `_round`.
         store.get(f"{name}/ping/{i}")
         store.set(f"{name}/pong/{i}", str(now()))
 
@@ -241,7 +243,9 @@ class RunClock:
                 told = json.loads(self._file.read_text(encoding="utf-8"))
                 self._found = [Measurement(*one) for one in told]
         found = list(self._found)
+        # Waits double: the next measurement comes about as long after the last as that after the first.
         until_next_ns = min(found[-1].own_ns - found[0].own_ns, round(MOST_S * 1e9))
+        # A run that has ended has no moments behind its last measurement.
         return ClockLine.through(found, tail_ns=0 if self._stopping.is_set() else until_next_ns)
 
     def mapping(self) -> Callable[[int], int]:
@@ -306,6 +310,7 @@ def _asked(store: Any, machine: str, now: Callable[[], int]) -> Measurement:
     number = store.add("asks", 1)
     store.set(f"ask/{number}", machine)
     found = measured(store, f"again/{number}", AGAIN_ROUNDS, now)
+    # The store would keep these keys for the whole training. Each side deletes those that it has read.
     for i in range(AGAIN_ROUNDS):
         store.delete_key(f"again/{number}/pong/{i}")
     return found

@@ -67,6 +67,7 @@ class FlightRecorder:
         is_due = now_ns() - self._read_ns > (CLOSING_NS if closing else READ_NS)
         if self._is_absent or not self._is_wanted or not (is_due or n_waiting > MOST_WAITING):
             return
+        # Whoever is not told by this look asks for the next one.
         self._is_wanted = False
         found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
         with suppress(Exception):  # that of another torch; what it would tell stays unknown
@@ -74,6 +75,7 @@ class FlightRecorder:
                 if not entry["profiling_name"].startswith("gloo"):
                     found[entry["process_group"][0]].append(entry)
         self._read_ns = now_ns()
+        # Somebody has asked, so there has been a call: a recorder without entries is off.
         self._is_absent = not found
         self._entries = {name: sorted(ones, key=_MADE) for name, ones in found.items()}
 
@@ -92,6 +94,7 @@ class FlightRecorder:
         durations = [entry for entry in made if "duration_ms" in entry]
         if len(durations) == 1 and durations[0] is made[-1]:
             launch.duration_ns = round(made[-1]["duration_ms"] * 1e6)
+            # The entry has wall-clock time; the end of the call is known on that clock and on our own.
             launch.from_ns = launch.returned_ns - (ended - _MADE(made[-1]))
             return True
         may_come = any(not entry["retired"] for entry in made) or self._read_ns <= launch.returned_ns
@@ -169,9 +172,11 @@ class DeviceTimes:
         if launch.duration_ns is None and not (is_held_up and until_ns - from_ns <= ANCHORED_NS):
             if not self.recorder.tell(launch, one.group) and not last:
                 return False
+            # The recorder may have told a later moment from which on it can have begun.
             from_ns, until_ns = begun()
         is_exact, duration_ns = until_ns - from_ns <= ANCHORED_NS, launch.duration_ns
         end_ns = ns(one.end or 0)  # at the latest
+        # Either the end is proven, or a duration goes with a start, or there are only bounds.
         if is_held_up:
             over_ns, is_bound = end_ns, duration_ns is None and not is_exact
             start_ns = from_ns if duration_ns is None else max(end_ns - duration_ns, from_ns)

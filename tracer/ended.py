@@ -56,6 +56,7 @@ def _then(original: Callable[..., Any], note: Callable[[tuple[Any, ...], Any], N
 
 
 def _signalled(number: int, signal: int) -> None:
+    # Signal 0 only asks whether there is such a process.
     if signal:
         _sent[abs(number)].add(int(signal))
 

@@ -89,6 +89,7 @@ def why_nothing(path: Path) -> str:
         for warning in read_info(file).warnings
         if warning.startswith(STOPPED)
     )
+    # The sidecars are read here, one after the other, by `next`.
     with suppress(TraceError, OSError):
         return next(stopped, "it ended too early" if sidecars else NOTHING)
     return "it ended too early"
@@ -115,11 +116,13 @@ def _join_memory(path: Path) -> None:
             continue
         files.append(file)
     if tables:
+        # Each file has a dictionary of its own, and an Arrow file holds only one for a column.
         joined = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         try:
             write_samples(path / "memory.arrow", joined)
         except OSError:  # a full disk: readers join the files of the ranks
             return
+    # Only now that all samples are in the file of the run.
     for file in files:
         file.unlink()
 

@@ -73,6 +73,7 @@ def are_gradients(summed: Counter[tuple[str, int]], shapes: Shapes, n_ranks: int
         else:
             missing += n * size * n_passes
     beside = sum(size * n for (_, size), n in left.items()) - missing
+    # Less than nothing beside them: there are parameters that no collective has summed.
     return n_trained > 0 and 0 <= beside <= n_trained * MOST_BESIDE
 
 

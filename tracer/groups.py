@@ -49,6 +49,7 @@ class GroupInfo:
 
     def next_collective(self) -> int:
         """Return the number of the collective that is being issued, on whatever thread."""
+        # `next` of a count is one step of the interpreter, so that no two threads get the same number.
         sequence = next(self.collectives)
         self.n_collectives = sequence + 1
         return sequence
@@ -100,6 +101,7 @@ class Groups:
         found = self._by_name.get(name)
         info = self._added(name, process_group) if found is None else found
         number = id(process_group)
+        # The identity of a group that is gone may become that of another one.
         if number not in self._lives:
             self._lives[number] = weakref.ref(process_group, lambda _: self._forget(number))
         self.by_object[number] = info
@@ -158,6 +160,7 @@ class Groups:
             id=stable_group_id(name, ranks),
             axis=axis_of(description, fallback=self._fallback(name, ranks)),
             ranks=ranks,
+            # Torch writes a backend for each kind of device, as `cpu:gloo,cuda:nccl`.
             on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backend.split(",")),
             only_gloo=backend == "gloo",
             name=name,

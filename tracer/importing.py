@@ -51,6 +51,7 @@ class Expectation(MetaPathFinder):
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            # While its module runs the loader is as it was.
             del loader.exec_module
             run(module)
             self.remove()

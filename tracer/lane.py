@@ -127,6 +127,7 @@ class Lane:
 
     def resume(self, is_paused: bool | None) -> None:  # noqa: FBT001 - what pause has returned
         """Undo the ``pause`` that returned *is_paused*."""
+        # The time since the pause is nobody's: that of the owner begins anew.
         if is_paused:
             self._n_waits -= 1
             if self.stack:
@@ -146,6 +147,7 @@ class Lane:
                         (kind, block, since, now, at.step, at.stage, at.virtual_stage, at.microbatch, name)
                     )
                 )
+            # On one stream the moment that ends a segment begins the next: nothing lies between them.
             if stream is then:
                 self._since = now
                 return

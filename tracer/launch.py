@@ -58,6 +58,7 @@ def launch(
         RecordError: *path* holds something already, is being recorded into, or cannot be written; the ranks
             or steps say nothing.
     """
+    # Only to refuse what says nothing before anything is made or started.
     Window.parsed(ranks=ranks, steps=steps)
     if not command:
         raise LaunchError("nothing to record: give a command after --, e.g. -- torchrun train.py")
@@ -69,8 +70,10 @@ def launch(
     env = environment(path, name or path.name)
     asked = {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, on_cpu.VARIABLE: str(n_gpus_on_cpu or "")}
     asked[DEPTH_VARIABLE] = "" if depth == DEPTHS[0] else depth
+    # Options that are not asked for are taken out: those of a recording around this one are not meant here.
     env = {word: value for word, value in {**env, **asked}.items() if value or word not in asked}
     with no_empty_folders(path), claimed(path, job()):
+        # Looked at again under the claim: another recording may have ended since.
         if holds_run(path) and not is_one_of_many():
             raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
         watch(str(path))  # the command may be a rank itself, as behind srun
@@ -134,6 +137,7 @@ def run(
     Raises:
         OSError: it cannot be started.
     """
+    # Before the first fork: both children begin with these signals blocked, and none is lost meanwhile.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
     children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody can wait for them
     try:
@@ -166,6 +170,7 @@ def run(
 def _ended(process: subprocess.Popen[bytes], witness: _Witness) -> int:
     is_to_stop, stopped_by = False, 0
     while True:
+        # A second thread could be given one of these signals, and the process would die of it: there is none.
         number = signal.sigwait(PASSED_ON | {signal.SIGCHLD})
         if number != signal.SIGCHLD:
             is_to_stop = number == signal.SIGTSTP or (is_to_stop and number != signal.SIGCONT)
@@ -186,6 +191,7 @@ def _ended(process: subprocess.Popen[bytes], witness: _Witness) -> int:
 
 def _stop(number: int) -> None:
     """Stop this process by signal *number* until it is continued."""
+    # The signal is blocked here, and so stops this process in the next line.
     os.kill(os.getpid(), number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
@@ -202,6 +208,7 @@ def end_as(status: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    # The command has written its core file. One of ours would say nothing of it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError):  # SIGKILL has no handler
         signal.signal(-status, signal.SIG_DFL)

@@ -57,6 +57,8 @@ class Peak:
 
     def look(self, now: Counters) -> None:
         """A stretch ends, and the next begins."""
+        # A peak above that of the beginning was reached in this stretch. Any other lies between what was held
+        # at its ends and what was held plus all that was given since.
         if (before := self._begun) is not None and now.peak > before.peak:
             least = most = now.peak
         else:
@@ -132,6 +134,7 @@ class MemoryLog:
 
     def _thin(self) -> None:
         """Leave every second sample out, now and from now on."""
+        # Samples of one moment stay together, or go together.
         moments = sorted({sample[0] for sample in self._samples})
         kept = set(moments[::2])
         self._samples = [sample for sample in self._samples if sample[0] in kept]

@@ -167,6 +167,8 @@ class ModuleHook(Replacements):
                 self._tag(node, block)
                 if type(node).__name__ in _VIEWS:  # gone if somebody changes the output in place
                     self._tag(node.next_functions[0][0], block)
+                # In the backward pass the input comes behind the block: from its node on the time is that of
+                # the block around.
                 self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
                 if kwargs and not self._is_inside():
                     self._session.called_with(kwargs.values())
@@ -243,6 +245,7 @@ class ModuleHook(Replacements):
 
     def _tag(self, node: Any, block: Block) -> None:
         """Make *block* the owner of the time from *node* on, unless the node has an owner already."""
+        # A block within this one that returned the same tensor has left before, and keeps its node.
         if node is None or block is NOBODY or _TAG in (metadata := node.metadata):
             return
         metadata[_TAG] = True

@@ -91,6 +91,7 @@ OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType(
         "allgather_": Operator(
             "all_gather", 2, lambda a, n: _total(a[0][0]), lambda a: a[1][0], lambda a: a[0][0]
         ),
+        # Where the arguments hold the part of one rank, the whole is as many parts as there are ranks.
         "allgather_coalesced_": Operator(
             "all_gather", 2, lambda a, n: _total(a[1]) * n, lambda a: a[1][0], lambda a: a[0][0]
         ),

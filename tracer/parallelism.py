@@ -165,6 +165,8 @@ def _units(model: Any) -> Iterator[_Unit]:
                 yield _Unit(None, within, reshards=False)
             else:
                 is_hybrid = "HYBRID" in strategy
+                # The other strategies, SHARD_GRAD_OP and _HYBRID_SHARD_ZERO2, free parameters after backward
+                # only.
                 yield _Unit(within, across if is_hybrid else None, strategy in ("FULL_SHARD", "HYBRID_SHARD"))
         for parameters in internals.fsdp2_groups(module):
             info = parameters.mesh_info

@@ -50,6 +50,7 @@ class Trained:
     def count(self, step: int) -> None:
         """Count a call in *step*."""
         if step != self._step:
+            # Counted when the next step calls: the last one may be cut off, and does not count.
             if self._step >= 0:
                 self.per_step[self._calls] += 1
             self._step, self._calls = step, 0
@@ -84,6 +85,7 @@ class Trained:
     @property
     def usual(self) -> int:
         """How often it is called in a step, as a rule."""
+        # The lower of two in the middle, so that it is a number of calls that has been.
         return median_low(self.per_step.elements()) if self.per_step else 1
 
 
@@ -141,6 +143,7 @@ class Passes:
         """Learn a model that is called with gradients for the first time."""
         parameters = {id(one): tuple(whole_shape(one)) for one in model.parameters() if one.requires_grad}
         one = self._known[model] = Trained(parameters, sides_of(model))
+        # What is a part of a model that is known trains nothing of its own.
         if parameters and not any(set(parameters) <= set(other.parameters) for other in self._all):
             self._all.append(one)
             if self._main is None or one.size > self._main.size:

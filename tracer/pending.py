@@ -104,6 +104,7 @@ class Pending:
         collectives, transfers = {}, []
         for group in self._groups.known():
             collectives[str(group.id)] = group.n_collectives
+            # A copy, as the training adds pairs meanwhile.
             transfers += [[group.id, *pair, n] for pair, n in list(group.n_transfers.items())]
         return collectives, transfers
 
@@ -215,6 +216,7 @@ class Issued:
             template = self._templates[key] = _template(one)
         number = next(self._numbers)
         step, stage, _, microbatch = one.position
+        # When a device comes to it is not known yet: then it is the time of the call.
         issued_ns = (one.start if isinstance(one.start, int) else now_ns()) + self._shift_ns
         at = number % SLOTS * SLOT_BYTES
         made[at : at + SLOT_BYTES] = template % (
@@ -235,6 +237,7 @@ def file_system(folder: Path) -> str:
     best, found = -1, ""
     for line in _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
         before, _, after = line.partition(" - ")
+        # The kernel writes a space in a path as \040.
         point = before.split()[4].replace("\\040", " ")
         holds = at == point or at.startswith(point.rstrip("/") + "/")
         if holds and len(point) >= best:  # of two mounts at one place the later one is seen
@@ -265,5 +268,6 @@ def _template(one: Communication) -> bytes:
     words = json.dumps({**text, "dtype": one.dtype}, ensure_ascii=False).replace("%", "%%")
     numbers = f'"group": {one.group.id}, "layer": {one.block.layer}, ' + ", ".join(_NUMBERS)
     line = f"{words[:-1]}, {numbers}}}".encode()
+    # Numbers have places of a fixed width, so that any of them give this length.
     length = len(line % ((0,) * len(_NUMBERS)))
     return line + b" " * (SLOT_BYTES - 1 - length) + b"\n"

@@ -77,7 +77,9 @@ def claimed(path: Path, claimant: str) -> Iterator[None]:
             path.mkdir(parents=True, exist_ok=True)
             claim = _claim(file, claimant.encode())
             stack.callback(os.close, claim)
+            # Called before the close above, which lets the lock go.
             stack.callback(_give_up, claim, file)
+            # Behind the name, which others may read meanwhile.
             _write(claim, bytes(PROBE_BYTES), len(claimant))
             os.ftruncate(claim, len(claimant))
         except (OSError, UnicodeEncodeError) as error:
@@ -162,6 +164,7 @@ def no_empty_folders(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # The innermost comes first.
         for one in missing:
             with suppress(OSError):  # something is in it, or it was never made
                 one.rmdir()
@@ -175,6 +178,7 @@ def with_words(path: Path, words: str) -> Path:
 def beside(path: Path) -> list[Path]:
     """Return the run directories beside *path* that the same command has filled, restarts in their order."""
 
+    # By their numbers: restart 10 comes after restart 2.
     def order(one: Path) -> tuple[tuple[int, str], ...]:
         words = re.findall(r"(\D+)(\d*)", one.name.removeprefix(path.name))
         return tuple((int(number or 0), word) for word, number in words)

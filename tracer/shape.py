@@ -47,6 +47,7 @@ def class_name(model: Any) -> str:
         model = compiled_of(model.module)
     kind = type(model)
     bases = [base.__name__ for base in kind.__mro__]
+    # FSDP2 gives a model a class that it makes on the spot, of `FSDPModule` and the model's own.
     return bases[2] if bases[1:2] == ["FSDPModule"] else bases[0]
 
 
@@ -92,6 +93,7 @@ def _is_container(module: Any) -> bool:
 def plain_name(name: str, root: Any) -> str:
     """Return *name* without what wrappers add to it."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
+    # Each of them holds as `module` what it is around.
     for _ in holders(root):
         if parts[:1] == ["module"]:
             parts = parts[1:]
@@ -121,6 +123,7 @@ def describe_model(model: Any) -> dict[str, Any]:
     """
     inner = inside(model)
     shapes = _shapes(inner)
+    # By identity: a parameter that several modules share counts once.
     sizes = {identity: prod(shape) for own in shapes.values() for identity, shape in own.values()}
     found: dict[str, Any] = {
         "name": class_name(held_whole(model)),
@@ -182,6 +185,7 @@ def _shapes(model: Any) -> dict[Any, dict[str, tuple[int, list[int]]]]:
             if name != internals.FLAT and (module, name) not in flat:
                 found.setdefault(module, {})[name] = id(parameter), whole_shape(parameter)
     for number, ((module, name), shape) in enumerate(flat.items(), start=1):
+        # Parameters in a flat one are no objects: a negative number is the identity of none.
         found.setdefault(module, {})[name] = -number, shape
     return found
 
@@ -216,6 +220,7 @@ def _entry(module: Any, shapes: Mapping[str, list[int]]) -> dict[str, Any] | Non
     if not shapes and not numbers:
         return None
     kind = [base.__name__ for base in type(module).__mro__]
+    # As in `class_name`.
     name = kind[2] if kind[1:2] == ["FSDPModule"] else kind[0]
     found: dict[str, Any] = {"kind": name}
     if shapes:
@@ -307,6 +312,7 @@ class Precision:
 
     def ran(self, module: Any, output: Any) -> None:
         """The call of a module is over, and has returned *output*, None if it has failed."""
+        # Its identity may have been that of a model that is gone.
         if (expected := self.awaited.pop(id(module), None)) is None or expected() is not module:
             return
         if (dtype := computed_in(output)) is not None:

@@ -242,6 +242,7 @@ class Resolver:
         tried_ns = self._tried_ns.get(device, 0)
         if now - (0 if anchor is None else anchor.made_ns) > RENEW_NS and now - tried_ns > RENEW_NS:
             is_old = anchor is None or now - anchor.made_ns > OLD_NS
+            # Seldom the long one: a capture of a graph that is about to begin waits at the gate meanwhile.
             patience_ns = MOST_PATIENCE_NS if is_old and now - tried_ns > OLD_NS else PATIENCE_NS
             self._tried_ns[device] = now
             if (found := self._fresh(device, patience_ns)) is not None:

@@ -221,6 +221,7 @@ class Steps:
         """A phase is over: the next step, or phase, begins *at* that moment, or the present step goes on."""
         is_inside = self._aside is not None
         start = self._aside if is_inside else self._start
+        # One and the same stamp: nothing lies between.
         if start is not None and start is not at:
             self._session.sink.put(StepWindow(self._number, start, at, kind, is_inside=is_inside))
         if is_inside:
@@ -236,6 +237,7 @@ class Steps:
             self._phase("evaluation", self._session.lane.stamp())
         elif self._start is not None and self._end is not None:
             self._stepped.clear()
+            # The number went on when the optimizer had stepped.
             self._session.sink.put(StepWindow(self._number - 1, self._start, self._end))
             self._start, self._end = self._end, None
             self._session.step_ended()
@@ -246,6 +248,7 @@ class Steps:
         if self.is_evaluating and self._aside is not None:
             self.finish()
         self.is_evaluating, self._doubt = False, None  # a step of nothing else is one, too
+        # An optimizer that ends a step has raised the number already.
         step = max(self._number - (self._end is not None), 0)
         now = self._session.lane.stamp()
         start = self._began if self._start is None else self._start  # no module was called
@@ -325,6 +328,7 @@ class Steps:
             self.made.clear()
         if self._start is not None and (self._end is not None or ends_steps):
             self._end = self._session.lane.stamp()
+            # The one that steps next in a row has taken it back when it began, so that a step counts once.
             self._number += 1
             self._session.position.step = self._number
             self._early = self._aside = None

@@ -58,6 +58,7 @@ class Window:
                 "the others at least 0"
             )
         idle, period = wait + warmup, wait + warmup + active
+        # Without an end it is one cycle, and its period.
         cycles = tuple(range(i * period + idle, (i + 1) * period) for i in range(repeat or 1))
         chosen = None if ranks is None else frozenset(ranks)
         return cls(ranks=chosen, steps=cycles, period=0 if repeat else period)

@@ -57,6 +57,7 @@ def around(model: Any) -> Any | None:
     names = HOLDERS | {FSDP1}
     kinds = [kind for kind in _subclasses(Module) if any(base.__name__ in names for base in kind.__mro__)]
     for found in gc.get_referrers(*kinds) if kinds else ():
+        # Most of what refers to a class is no object of it.
         if type(found) in kinds and any(compiled_of(one) is model for one in found.children()):
             return around(found) or found
     return None

@@ -160,10 +160,12 @@ def channels(run: Run, spans: pa.Table, *, by_axis: bool = True) -> Channels:
     """
     members = {group.id: group.ranks for group in run.info.groups}
     spans = spans.filter(pa.array(is_one_of(spans, "category", COMMUNICATION)))
+    # By number, and where there is none, by start.
     order = np.lexsort([int64(spans, name) for name in ("start_ns", "sequence")])
     named = [[names[code] for code in codes[order]] for codes, names in (labels(spans, one) for one in NAMED)]
     numbers = [int64(spans, name)[order].tolist() for name in ("group", "peer", "size_bytes")]
     found: defaultdict[Channel, list[Call]] = defaultdict(list)
+    # A step has thousands of communications, and few that differ: what a row means is worked out once.
     seen: dict[tuple[Any, ...], tuple[list[Call], Call]] = {}
     for row in zip(*named, *numbers, strict=True):
         if row not in seen:

@@ -309,6 +309,7 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
     known = [first, *ordered]
     groups, clashes = _joined_groups(known)
     dropped: Counter[str] = Counter()
+    # Without a run.json the first sidecar is *first* as well, and counts once.
     for info in {id(info): info for info in known}.values():
         dropped.update(info.dropped)
     everyone = len(parts) == len(first.recorded_ranks) and all(info.finished for info in ordered)
@@ -316,11 +317,13 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
     return replace(
         first,
         **{name: _first_known(known, name) for name in ("layout", "cluster", "started", "representatives")},
+        # Backwards: of two that say something the first one stays.
         job={key: value for info in reversed(known) for key, value in (info.job or {}).items()} or None,
         model=joined_models(info.model for info in known),
         name=next((info.name for info in known if info.name), ""),
         groups=groups,
         clock={rank: clock for info in reversed(known) for rank, clock in info.clock.items()},
+        # Forwards: what a rank says of its own process is newer than what run.json says.
         processes={rank: one for info in known for rank, one in info.processes.items()},
         summary={key: value for info in reversed(known) for key, value in info.summary.items()},
         audit=joined([info.audit for info in ordered], len(ordered)) or first.audit,

@@ -190,9 +190,11 @@ def _pieces(ours: pa.Table, theirs: pa.Table) -> Int64Array:
     places = [_known_to_both(int64(both, name), sort_of_span, n_ours) for name in names[3:]]
     key = factorized(sort_of_span, *places)
     a_count, b_count = (np.bincount(part, minlength=len(key)) for part in (key[:n_ours], key[n_ours:]))
+    # Where only one run has spans of that piece, nothing can be joined, and they stay apart.
     is_cut_alike = (a_count == b_count) | (a_count == 0) | (b_count == 0)
     one_by_one = is_cut_alike[key] | ~is_one_of(both, "category", ("compute",))
     nth = np.concatenate([occurrence(key[:n_ours]), occurrence(key[n_ours:])])
+    # All spans of a piece that is cut differently are one.
     return factorized(key, np.where(one_by_one, nth, 0))
 
 

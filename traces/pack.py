@@ -46,6 +46,7 @@ class Pack:
         """Append *values*, of a type that a browser has: at most 32 bits if whole, 64 if not."""
         data = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
         where = [name, data.dtype.name, self._n_bytes, len(data)]
+        # The ends first: most arrays differ there, and need no look at the whole.
         if len(data) > 1 and data[0] == data[-1] and (data == data[0]).all():
             self.columns.append([*where, data[0].item()])
             return
@@ -108,6 +109,7 @@ def to_ticks(
     start = (start_ns + tick // 2) // tick
     end = (end_ns + tick // 2) // tick
     gap = start - np.concatenate([[0], end[:-1]])
+    # The first span of a lane follows none. Of a lane without spans there is no first.
     first = ptr[:-1][np.diff(ptr) > 0]
     gap[first] = start[first]
     return gap.astype(np.uint32), (end - start).astype(np.uint32)

@@ -118,6 +118,7 @@ class _Reader:
             info = RunInfo.from_json(carried.decode(), self._name)
         else:
             self._notes.append("one file without run.json: layout, groups and clocks are unknown")
+            # A rank that only a peer names is in the world, too.
             info = _guessed(int(max(np.max(table["rank"].to_numpy()), np.max(table["peer"].to_numpy()))) + 1)
         part = Part(None, lambda: table)
         return Run(self._name, info, [part], MEMORY.empty_table(), self._notes, shown=run_html)
@@ -186,6 +187,7 @@ class _Reader:
             self._notes.append(f"{who} has written nothing yet")
             return None
         places: list[tuple[int, int]] = []
+        # One by one, so that those before an error are kept.
         try:
             for place in segments(source):
                 places.append(place)

@@ -85,6 +85,7 @@ def write_file(
                 writer.write_table(part.cast(schema), max_chunksize=rows)
             else:
                 writer.write_batch(part)
+    # The checksum is known only when all is written: its digits take the place of the blanks.
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         with memoryview(data) as view:
             places = [at for at, _ in _places(view)]
@@ -181,6 +182,7 @@ def read_batches(
     """
     said = [look(memoryview(data)[begin:end]) for begin, end in places]
     has_checksums = any(one.has_checksum for one in said)
+    # In a stream with checksums a batch without one is damaged, too.
     good = [one.is_whole and one.has_checksum is has_checksums for one in said]
     if not good[0]:
         raise pa.ArrowInvalid("its first batch is damaged, and with it the columns; nothing can be read")
@@ -208,8 +210,11 @@ def _places(data: memoryview) -> Iterator[tuple[int, bytes]]:
     size = len(data)
     ranges = [(0, size)]
     if bytes(data[: len(ARROW_MAGIC)]) == ARROW_MAGIC and size > 64:
+        # An Arrow file begins with ARROW1, two zeros, four bytes of a marker and four of the length of the
+        # schema. It ends with its footer, four bytes of the footer's length, and ARROW1.
         head = 16 + max(int.from_bytes(data[12:16], "little", signed=True), 0)
         foot = size - 10 - max(int.from_bytes(data[size - 10 : size - 6], "little", signed=True), 0)
+        # The lengths in a damaged file may be anything: then all of it is searched.
         ranges = [(0, size)] if head >= max(foot, 0) else [(0, head), (foot, size)]
     for begin, end in ranges:
         for found in _MARK.finditer(data[begin:end]):

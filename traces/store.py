@@ -190,6 +190,7 @@ def _swap(fresh: Path, target: Path, old: Path) -> None:
     if not target.exists():
         fresh.rename(target)
         return
+    # Between the two renames nothing is at *target*: if the second one fails, the old run comes back.
     target.rename(old)
     try:
         fresh.rename(target)

@@ -59,6 +59,7 @@ class SpanWriter:
             self._sink = pa.OSFile(str(self._stream_path), "wb")
         except OSError as error:
             raise RunError(f"cannot record into {path}: {error}") from error
+        # Through memory, where each batch gets its checksum before it goes to the file.
         self._pieces = Pieces()
         self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(self._pieces, TIMELINE)
 
@@ -94,6 +95,7 @@ class SpanWriter:
         """
         if self._writer is None:
             return
+        # Closed from now on, whatever fails below.
         writer, self._writer = self._writer, None
         try:
             writer.close()
@@ -177,11 +179,13 @@ def compact(stream: Path, target: Path) -> None:
         if not all(look(data[begin:end]).is_whole for begin, end in segments(source)):
             raise RunError(f"cannot finish {target}: {stream} is damaged; the rest of it can still be read")
         source.seek(0)
+        # Dictionaries only grow: those of the last batch have every label.
         final: dict[str, pa.Array] = {}
         for batch in ipc.open_stream(source):
             final = {name: batch.column(name).dictionary for name in _LABELS}
         source.seek(0)
         write_file(temporary, TIMELINE, _grouped(ipc.open_stream(source), final))
+    # The file must have reached the disk before the stream, which has the same spans, is deleted.
     _sync(temporary)
     temporary.replace(target)
     _sync(target.parent)

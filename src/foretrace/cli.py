@@ -139,6 +139,7 @@ def _example(paragraph: str) -> str:
     if found is None:
         return paragraph
     lines = [""]
+    # A line breaks before a flag only, so that each flag stays beside its value.
     for part in re.split(r" (?=-)", found[2]):
         if lines[-1] and len(lines[-1]) + len(part) > _EXAMPLE_WIDTH:
             lines.append(part)
@@ -173,6 +174,7 @@ def _bound(command: click.Command) -> None:
     bounded: dict[click.ParamType[Any], click.ParamType[Any]] = {click.INT: _Whole(), click.FLOAT: _Number()}
     for param in command.params:
         for known, instead in bounded.items():
+            # Not isinstance: a range of numbers is a subclass, and would lose its bounds.
             if type(param.type) is type(known):
                 param.type = instead
 
@@ -189,6 +191,7 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         command: click.Command = getattr(_module(VERBS[cmd_name][0]), cmd_name)
+        # A command lives as long as its module: an earlier call in this process may have added these.
         if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
             command.add_command(_module("tracer.cli").detect, "detect")
             command.add_command(_module("simulator.network.cli").cost, "cost")
@@ -204,6 +207,7 @@ class Verbs(click.Group):
             _bound(one)
             if "\b" not in (one.help or ""):
                 one.help = with_examples(one.help or "")
+        # All is loaded now: from here on Ctrl-C is an exception again.
         verb_begins()
         return command
 
@@ -240,6 +244,8 @@ class Verbs(click.Group):
                 warnings.simplefilter("default", LeftoverWarning)
                 warnings.showwarning = partial(_show, warnings.showwarning)
                 status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            # What is left of the output is written here, where an error becomes one line, and not when Python
+            # exits.
             sys.stdout.flush()
         except _NO_WORDS as error:
             click.echo(error.format_message(), err=True)
@@ -255,12 +261,14 @@ class Verbs(click.Group):
             _fail(str(error))
         except BrokenPipeError:  # the reader of our output has seen enough
             _forget_output()
-            sys.exit(141)
+            sys.exit(141)  # 128 + SIGPIPE, as a shell reports it
         except OSError as error:
+            # An error that names no file is no fault of a path that a user gave: it keeps its traceback.
             if error.filename is None and error.errno not in _NO_ROOM:
                 raise
             _forget_output()
             _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
+        # Where click does not exit by itself it returns the status that a verb has asked for.
         sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -45,6 +45,7 @@ def read_bytes(path: str | Path, error: Error, most_bytes: int = MOST_BYTES) -> 
     """Return what the regular file *path* holds; raise *error* if it is none, or too large, or unreadable."""
     try:
         with open_regular(path, error) as file:
+            # One byte more than allowed tells that there is more, whatever size the file system states.
             data: bytes = file.read(most_bytes + 1)
     except OSError as failed:
         raise error(f"{path} cannot be read: {failed.strerror or failed}") from None
@@ -59,6 +60,7 @@ def open_regular(path: str | Path, error: Error) -> Any:
         mode = os.stat(path).st_mode  # noqa: PTH116 - a path may be a text with NUL
     except ValueError:
         raise error(f"{str(path)!r}: no path holds the character NUL") from None
+    # A folder passes: opening it fails with the system's own words.
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise error(f"{path} is a device, a pipe or a socket; give a file")
     return Path(path).open("rb")
@@ -93,6 +95,7 @@ def parse(text: str, kind: str, name: str, error: Error) -> Any:
         value = PARSERS[kind](text)
     except ImportError:
         raise error(f"{name}: reading {kind} needs PyYAML: pip install pyyaml") from None
+    # The parsers recurse: what is nested very deeply ends here, before `check` can count it.
     except RecursionError:
         raise error(f"{name} cannot be read: more than {MOST_DEPTH} tables in tables") from None
     except ValueError as failed:
@@ -112,12 +115,14 @@ def sealed_text(document: str) -> str:
 def is_as_sealed(text: str, document: Mapping[str, Any]) -> bool:
     """Return whether *text*, which says *document*, is as ``sealed_text`` wrote it, or has no checksum."""
     found = _CHECKSUM.search(text)
+    # The checksum was taken before its key was there: of the text up to the key, and the closing brace.
     whole = found is not None and int(found[1], 16) == zlib.crc32(f"{text[: found.start()]}}}".encode())
     return whole or "checksum" not in document
 
 
 def check(document: Any, *, is_ours: bool = True) -> None:
     """Raise ValueError unless *document* is bounded in depth and values; if it *is_ours*, in each value."""
+    # The document is the one value of a list, so that it is looked at itself. No path shows that index.
     waiting: list[tuple[Any, int, str]] = [([document], 0, "")]
     n_values = 0
     while waiting:
@@ -130,6 +135,7 @@ def check(document: Any, *, is_ours: bool = True) -> None:
         for name, one in values.items() if isinstance(values, dict) else enumerate(values):
             if isinstance(one, dict | list):
                 waiting.append((one, depth + 1, f"{where}.{name}".lstrip(".") if depth else ""))
+            # A list has places for names, and YAML may have whole numbers.
             if is_ours and (wrong := _wrong(one) or ("" if type(name) is int else _wrong_name(name))):
                 raise ValueError(f"{where}.{name}".lstrip(".") + wrong)
 
@@ -251,6 +257,7 @@ def shaped(kind: Any, value: Any, where: str = "") -> Any:  # noqa: PLR0911 - on
     wanted = origin or kind
     if is_dataclass(wanted):
         return _object(wanted, value, where)
+    # JSON has one kind of number, and 1.0 may come as 1. A bool is an int to Python, but no number here.
     if wanted is float and type(value) is int:
         return float(value)
     if wanted is tuple:
@@ -279,6 +286,7 @@ _MAPPING: Final = get_origin(Mapping[str, Any])
 
 def _key(name: Any, kind: Any) -> Any:
     """Return a name of an object, which JSON has only as text, as *kind*."""
+    # 18 digits fit 64 bits for sure. A longer name stays a text, which is then refused as one.
     return int(name) if kind is int and isinstance(name, str) and re.fullmatch(r"-?\d{1,18}", name) else name
 
 
@@ -312,6 +320,7 @@ def shown(value: Any) -> str:
 
 def json_text(value: Any) -> str:
     """Return *value* as JSON, which has no numbers that are not finite: null stands for them."""
+    # Tried as it is: nearly all documents have no such number, and need no copy.
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:

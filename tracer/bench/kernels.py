@@ -266,8 +266,10 @@ def attention(sizes: Sizes, device: str, dtype: str, seq: int, direction: str) -
         gradient = _tensor(device, dtype, *out.shape)
         return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
+    # Forward has two products, backward five: it computes the scores again.
     passes = 1.0 if direction == "fwd" else 2.5
     flops = passes * 2 * sizes.heads * seq * seq * sizes.head_dim
+    # Query and output have all heads, key and value those of keys.
     operands = 2 * seq * (sizes.heads + sizes.kv_heads) * sizes.head_dim * WIDTHS[dtype]
     row = Kernel(
         kernel="attention",
@@ -313,6 +315,7 @@ def _activation(device: str, dtype: str, tokens: int, width: int) -> Case:
         return lambda: silu(gate) * up
 
     row = Kernel(kernel="activation", dtype=dtype, m=tokens, n=width, notes="two kernels")
+    # The first kernel reads and writes once, the product reads twice and writes once.
     return Case(row, 0.0, 5 * tokens * width * WIDTHS[dtype], prepare)
 
 

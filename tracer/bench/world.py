@@ -188,6 +188,7 @@ def _operation_of(kind: str, size_bytes: int, n: int, group: Any = None) -> tupl
     import torch
     import torch.distributed as dist
 
+    # Tensors are of float32, 4 bytes each.
     part = max(size_bytes // 4 // n, 1)
     whole, piece = torch.zeros(part * n, device=_device()), torch.zeros(part, device=_device())
     other = torch.zeros_like(whole)
@@ -364,6 +365,7 @@ def started(
     """
     chosen = _backend(what, backend, n)
     with tempfile.TemporaryDirectory() as scratch:
+        # They meet by a file: a port that is bound and closed may be somebody else's by then.
         result, meeting = (str(Path(scratch) / name) for name in ("result.json", "meeting"))
         _run([what, chosen, json.dumps(options), result, meeting], n, env or {})
         found: dict[str, Any] = json.loads(Path(result).read_text(encoding="utf-8"))

@@ -175,6 +175,8 @@ class Decoder:
             try:
                 value, end = self._json.raw_decode(self._text, self._at)
             except ValueError as error:
+                # An error near the end may be a value that goes on in the next block, as may a text without
+                # its end.
                 near_end = getattr(error, "pos", 0) >= len(self._text) - 64 or "Unterminated" in str(error)
                 if not near_end or len(self._text) - self._at > _LARGEST_VALUE or not self._more():
                     return _NOTHING
@@ -187,6 +189,8 @@ class Decoder:
     def _more(self) -> bool:
         if self._ended:
             return False
+        # As much again as is held: a value of many blocks is tried from its start each time, and so only
+        # seldom.
         wanted = max(BLOCK_BYTES, len(self._text) - self._at)
         try:
             part = self._stream.read(wanted)
@@ -249,6 +253,7 @@ class Events:
     def __init__(self, block: bytes | bytearray, size: int) -> None:
         self._block, self._size = block, size
         padded = max(len(block) - _WORD + 1, 0)
+        # From each place on eight bytes as one number: a view with a step of one byte, nothing is copied.
         self._words = np.ndarray((padded,), "<u8", block, strides=(1,)) if padded else np.zeros(0, np.uint64)
         braces = np.flatnonzero(np.frombuffer(block, np.uint8, min(size, padded)) == ord("{"))
         opened = self._with(braces, OPEN, 0)
@@ -279,6 +284,7 @@ class Events:
             places = places[~np.isin(places, self._named(but))]
         if lasting is not None:
             held = [found.start() for found in lasting.finditer(self._block, 0, self._size)]
+            # What was found lies in the last event that begins before it.
             owner = np.searchsorted(self._opened, np.array(held, np.int64), side="right") - 1
             places = places[np.isin(places, self._opened[owner[owner >= 0]])]
         return self._texts_at(places)
@@ -289,12 +295,15 @@ class Events:
 
     def _texts_at(self, places: _Places) -> list[bytes | bytearray]:
         later = self._opened[np.searchsorted(self._opened, places, side="right")]
+        # An event ends right before the next, if nothing else lies between. Where the text there says
+        # otherwise, its end is searched for.
         known = self._words[np.maximum(later - _WORD, 0)] == _number(BETWEEN)
         ends = np.where(known, later - len(BETWEEN) + len(END), -1)
         block, size = self._block, self._size
         if not known.all():
             for i in np.flatnonzero(~known).tolist():
                 ends[i] = block.find(END, int(places[i]), size) + len(END)
+        # Where `find` has found nothing it returns -1, and the end lies below this.
         whole = ends >= len(END)
         return [block[a:b] for a, b in zip(places[whole].tolist(), ends[whole].tolist(), strict=True)]
 
@@ -381,6 +390,7 @@ def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
                 _frame(trace, event)
             trace.products += objects(events.texts(_PRODUCTS), trace.lost)
             texts = events.texts(_DEVICE), events.texts(_LAUNCH, but=NEITHER), events.instants()
+            # The texts are copies: the next block overwrites the buffer while they are parsed.
             parsing.append(pool.submit(_parsed, texts))
             if len(parsing) > MOST_WAITING:
                 _append(trace, *parsing.popleft().result())
@@ -471,6 +481,7 @@ def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
     buffer, filled, begun = bytearray(2 * BLOCK_BYTES), 0, False
     while True:
         if filled > len(buffer) // 2:  # one event larger than a block
+            # A new one: views of the last block may refer to the old one, and would not let it grow.
             buffer = buffer + bytearray(len(buffer))
         read = _read_into(stream, memoryview(buffer)[filled : filled + BLOCK_BYTES], trace)
         filled += read
@@ -483,6 +494,7 @@ def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
         cut = buffer.rfind(_BETWEEN, 0, filled)
         if cut >= 0:
             yield buffer, cut + len(_END)
+            # Behind the comma.
             filled = _dropped(buffer, cut + len(_END) + 1, filled)
     end = buffer.rfind(b"\n  }\n  ]", 0, filled)
     if end < 0:

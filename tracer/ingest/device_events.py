@@ -123,6 +123,7 @@ def _table(
     schema: pa.Schema, base_ns: int, rows: Mapping[str, list[Any]], names: Mapping[str, str]
 ) -> pa.Table:
     start, end = (np.array(rows.get(name, []), np.int64) for name in ("start", "end"))
+    # Counted from the base: as a float, microseconds of a date have lost their last 256 ns.
     times = {"ts": (start - base_ns) / 1000, "dur": (end - start) / 1000}
     columns = []
     for field in encoded_schema(schema):
@@ -151,6 +152,7 @@ def recordings(ranks: Mapping[Any, DeviceEvents], name: str, what: str) -> list[
     found = []
     for rank, events in enumerate(filled):
         one = translated(events.trace(rank, len(filled)), name)
+        # A single process may be any rank of its job, and the name of its file may tell.
         one.rank, one.world_size, one.one_clock = rank if len(filled) > 1 else None, len(filled), True
         if len(filled) > 1:
             one.evidence["rank"] = f"order of {what}"

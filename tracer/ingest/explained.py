@@ -91,10 +91,12 @@ class _Told:
         calls = [
             (places[place]["name"], works[item])
             for what, item, place in zip(*columns, strict=True)
+            # The first step stands for all.
             if what == 0 and places[place]["step"] == 0
         ]
         roots = Counter(path.partition("/")[0] for path, _ in calls if path).most_common(1)
         paths = [path.split("/") for path, _ in calls if roots and path.startswith(roots[0][0])]
+        # Levels of modules that all calls are in, from the outermost inwards.
         if shared := [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]:
             self.model = {"name": re.sub(r"_\d+$", "", shared[-1])}
             self.sources["name"] = f"{self.model['name']} (the innermost module that all others are in)"
@@ -107,6 +109,7 @@ class _Told:
         flops: Counter[str] = Counter()
         for work in works:
             flops[work["dtype"]] += work["flops"]
+        # Unary plus drops types without FLOPs.
         flops = +flops
         if flops:
             ((dtype, most),) = flops.most_common(1)
@@ -150,6 +153,7 @@ class _Told:
             if work["name"].startswith("aten.embedding") and work["flops"] == 0
         ]
         _, own, table = looked_up[0] if looked_up else (0, "", [])
+        # Each lookup by the same module in the same table begins a forward.
         forwards = [one for one in looked_up if one[1] == own and one[2][:1] == table[:1] and one[2][1:]]
         if len(forwards) > 1:
             calls = calls[: forwards[1][0]]  # each forward of a step does the same again
@@ -170,6 +174,7 @@ class _Told:
             if not _ATTENTION.search(path) and hidden in (work["n"], work["k"])
         ]
         core = next((work for _, work in inside if work["kind"] == "attention"), None)
+        # Two products in attention: one for query, key and value, one behind. Four: one for each.
         if core is None or len(attention) not in {2, 4} or len(mlp) not in {2, 3}:
             return (
                 f"{len(layers)} x {kind}, with {len(attention)} products in attention and {len(mlp)} beside, "
@@ -177,10 +182,12 @@ class _Told:
             )
         head_dim = core["k"]
         n_heads = attention[-1]["k"] // head_dim
+        # One product makes n_heads queries and as many keys as values, each of head_dim.
         fused = (attention[0]["n"] // head_dim - n_heads) // 2
         n_kv_heads = attention[1]["n"] // head_dim if len(attention) == 4 else fused
         names = [work["name"] for _, work in inside]
         is_layer_norm = any("layer_norm" in name for name in names)
+        # Other tables that are as wide as the first, and looked up behind it, are of positions.
         positions = sum(
             rows
             for at, (_, work) in enumerate(calls)

@@ -55,6 +55,7 @@ class TraceGroups:
         """
         listed = map(whole, members) if isinstance(members, list) else ()
         found = _believed([rank for rank in listed if rank is not None])
+        # Members that are known stay, where a later entry tells none.
         if found or text(name) not in self.configured:
             self.configured[text(name)] = (text(description), found)
         if size <= MOST_RANKS:
@@ -94,6 +95,7 @@ class TraceGroups:
         start, stride = whole(said.get("Global rank start")), whole(said.get("Global rank stride"))
         if size and start is not None and stride and min(size, start + 1, stride) > 0:
             self.sources.add("members from first rank and stride")
+            # One more than is believed: a size that no job has is refused without making as many ranks.
             return _believed(range(start, start + min(size, MOST_RANKS + 1) * stride, stride))
         if size and size == self.world_size:
             self.sources.add("as large as the world: everybody")

@@ -146,19 +146,23 @@ def steps_on_device(
         annotated = _annotated(steps, rows.start_ns, device_notes)
         told = ~known & (annotated >= 0)
         place[told], known = annotated[told], known | told
+    # Rows are sorted by stream: where the last known row before is of another stream, it tells nothing.
     previous = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
     follows = (previous >= 0) & (rows.stream[previous] == rows.stream)
     has_known = np.isin(rows.stream, np.unique(rows.stream[known]))
     place = np.where(known, place, np.where(follows, place[previous], -1))
+    # Time in which a stream computes counts; any other time only decides where none computes.
     busy = np.bincount(rows.stream, (rows.end_ns - rows.start_ns) * (rows.computes + 1e-9))
     ends = np.full(n + 2, np.iinfo(np.int64).min)
     main = has_known & (rows.stream == busy.argmax())
+    # Behind each step the end of what ran in it, so that the next begins no earlier.
     np.maximum.at(ends, place[main] + 1, rows.end_ns[main])
     # a lone step is the window in which it was recorded: what ran before it need not have been a step
     start = np.maximum(steps.start_ns, np.maximum.accumulate(ends)[:n]) if n > 1 else steps.start_ns
     inside = has_known & (place >= 0) & (place < n)
     last = max(int(steps.end_ns[-1]), int(rows.end_ns[inside].max(initial=0)))
     found = replace(steps, start_ns=start, end_ns=np.append(start[1:], last))
+    # Streams of which no step is known go by time.
     place = np.where(has_known, place, found.place(rows.start_ns))
     return found.numbers(place), found
 
@@ -171,6 +175,7 @@ def launch_figures(rows: OnDevice, launches: Launches) -> dict[str, Any]:
     call, first = np.unique(rows.launch[launched], return_index=True)
     began, starts = launches.start_ns[rows.launch[launched]], rows.start_ns[launched]
     delay = np.maximum(starts - began, 0)
+    # A launch puts something into the queue, its start takes it out.
     moment = np.concatenate([began, np.maximum(starts, began)])
     order = np.argsort(moment, kind="stable")
     queued = np.cumsum(np.repeat([1, -1], len(launched))[order])
@@ -224,6 +229,7 @@ class Launches:
             return np.full(len(correlation), -1, np.intp)
         at = np.searchsorted(self.correlation, correlation)
         at[at == len(self.correlation)] = 0
+        # Number 0 stands for none.
         return np.where((self.correlation[at] == correlation) & (correlation > 0), at, -1)
 
 

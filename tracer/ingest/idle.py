@@ -67,9 +67,11 @@ def idle_rows(rows: OnDevice, streams: Sequence[str], known: Known) -> pa.Table:
         np.append(values, 0)[inside] if len(values) else np.zeros(len(by), np.int64)
         for values in (launches.start_ns, launches.end_ns, launches.tid)
     )
+    # A call that takes long is taken to launch at its end: until then the host is in it.
     takes_long = end_ns - start_ns >= LEAST_FRAME_US * 1000
     late = np.clip(np.where(takes_long, end_ns, start_ns), begin, stop)
     late = np.where(is_known, late, stop)
+    # What nothing launched is told by the thread that launches most.
     own = _most_common(launches.tid[rows.launch[rows.launch >= 0]]) if is_known.any() else steps.tid
     doing = _Doing(known, rows)
     pieces = [
@@ -78,6 +80,7 @@ def idle_rows(rows: OnDevice, streams: Sequence[str], known: Known) -> pa.Table:
         )
     ]
     soon = np.clip(np.maximum(late, end_ns + LATENCY_NS), late, stop)
+    # What the call that launched the row before has launched as well, before the pause, is of one graph.
     before = np.append(-1, rows.launch[order])[following]
     in_graph = is_known & (by == before) & (late == begin)
     soon = np.where(in_graph, late, soon)
@@ -87,6 +90,7 @@ def idle_rows(rows: OnDevice, streams: Sequence[str], known: Known) -> pa.Table:
     pieces.append(
         _Pieces.of(soon[in_graph], held[in_graph], "graph", [f"in {name}" for name in called[in_graph]])
     )
+    # What is left of a pause: something is launched, and held back.
     rest = ~in_graph & (held > soon)
     row = np.append(order, -1)[following[rest]]
     earlier = np.maximum(row - 1, 0)
@@ -148,6 +152,7 @@ def _pauses(rows: OnDevice, known: Known) -> tuple[Int64Array, Int64Array, Int64
     Pauses are those of all steps, or of the file if it has none; none lies in two steps.
     """
     order = np.lexsort((rows.end_ns, rows.start_ns))
+    # Ends of all streams so far: a pause is where none of them runs.
     start, until = rows.start_ns[order], np.maximum.accumulate(rows.end_ns[order])
     steps = known.steps
     edges = np.append(steps.start_ns, steps.end_ns[-1:]) if len(steps.number) else until[:0]
@@ -287,10 +292,12 @@ def _by_host(
     if not parts:
         return _Pieces.of(begin[:0], begin[:0], "", "")
     index, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
+    # Pieces are cut wherever something begins or ends: what is in their middle is there all along.
     middle, thread = (start + end) // 2, tid[index]
     code = _found(doing.innermost, middle, thread, others=False)
     note = _found(doing.notes, middle, thread, others=True)
     function = _found(doing.functions, middle, thread, others=False)
+    # Combinations are few, and put into words once each.
     key = factorized(code, note, function)
     _, first = np.unique(key, return_index=True)
     labels = [doing.label(int(code[i]), int(note[i]), int(function[i])) for i in first]

@@ -71,6 +71,7 @@ def ingest(
     sources = find_sources(paths)
     kinds = {source: kind_of(source) for source in sources}
     beside = _graphs_beside_traces(kinds)
+    # Left out as if they were no traces, and told of below.
     kinds |= dict.fromkeys(beside, "")
     found = sorted(set(kinds.values()) - {""})
     if not found:

@@ -76,6 +76,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         for rank, reason in unmatched.items():
             parts.warnings.append(f"rank {rank}: {reason}")
             parts.tables[rank] = _unnumbered(parts.tables[rank])
+        # That they ran at the same times on all ranks shows what had been assumed.
         if 1 < len(parts.tables) == parts.world_size and not unmatched and parts.facts.pop("assumed", None):
             parts.evidence["group"] = "no group in the files; collectives of all ranks ran at the same times"
         clock = common_clock(parts.tables)
@@ -329,6 +330,7 @@ def common_clock(tables: dict[int, pa.Table]) -> dict[int, Clock]:
         clock[root] = Clock()
         waiting = [root]
         while waiting:
+            # Breadth first: each difference on the way adds its doubt, so the way is as short as can be.
             known = waiting.pop(0)
             for rank in sorted(set(tables) - set(clock)):
                 difference = _difference(ends[known], ends[rank])
@@ -354,6 +356,7 @@ def _difference(a: dict[int, Ends], b: dict[int, Ends]) -> tuple[int, int] | Non
 
 
 def _chained(known: Clock, offset_ns: int, spread_ns: int) -> Clock:
+    # A difference within what is known of it is none: one clock, and all of it is doubt.
     if abs(offset_ns) <= max(LEAST_NS, 3 * spread_ns):
         spread_ns, offset_ns = spread_ns + abs(offset_ns), 0
     return Clock(offset_ns=known.offset_ns + offset_ns, uncertainty_ns=known.uncertainty_ns + spread_ns)

@@ -105,6 +105,7 @@ def kernel(category: str, name: str, also: re.Pattern[str] | None = None) -> Ker
         return Kernel("copy", "memset", shown)
     if category in {"gpu_memcpy", "Memcpy"} or name.startswith("Memcpy"):
         kind = next((kind for short, kind in _COPIES.items() if short in name), "copy")
+        # A copy between devices communicates.
         return Kernel("collective" if kind == PEER else "copy", kind, name)
     if not is_communication(name) and (also is None or not also.search(name)):
         return Kernel("compute", "kernel", shown)
@@ -125,6 +126,7 @@ def collective_kind(name: str) -> str:
     >>> collective_kind("_reduce_scatter_base"), collective_kind("AllGather"), collective_kind("wait")
     ('reduce_scatter', 'all_gather', 'unknown')
     """
+    # As `nccl:send 0->1`: the library before the colon, ranks behind the space.
     word = name.lower().partition(" ")[0]
     return _KINDS.get(re.sub(r"[^a-z]", "", word.rpartition(":")[2]), UNKNOWN)
 

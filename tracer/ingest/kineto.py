@@ -82,6 +82,7 @@ def read(
     reader = read_kineto_layout if fast else read_any_layout
     with opened(source, progress) as stream:
         trace = reader(stream)
+    # Operators are most of a file, and few files need them: they are read in a second look.
     if explain or not any(table.num_rows for table in trace.device):
         with opened(source) as stream:
             trace.operators = reader(stream, operators=True).operators
@@ -235,6 +236,7 @@ def device_rows(
     start = known.base_ns + all_to_ns(table["ts"].to_numpy())
     end = start + all_to_ns(table["dur"].to_numpy())
     stream, stream_names = _streams(table)
+    # Of two that begin at once on a stream the longer one comes first.
     order = np.lexsort((-end, start, stream))
     table, start, end, stream = table.take(order), start[order], end[order], stream[order]
     lane, begin = lanes(start, end, GRAIN_NS, MOST_LANES, stream)
@@ -258,6 +260,7 @@ def device_rows(
         is_pageable=np.array(["Pageable" in k.name for k in what], np.bool_)[of_event] & (launch >= 0),
         launch=launch,
     )
+    # From here on *steps* are on the device's clock; those of *known* stay on the host's.
     step, steps = steps_on_device(known.steps, rows, launches, known.device_notes)
     communication = np.array([k.category == "collective" for k in what], np.bool_)[of_event]
     calls = communication_calls(
@@ -376,6 +379,7 @@ def _products(products: list[dict[str, Any]], rows: OnDevice, known: Known) -> t
         own.sort()
         starts, ends = (np.array([span[i] for span in own], np.int64) for i in (0, 1))
         mine = np.flatnonzero(tid == thread)
+        # The product that began last before each launch.
         at = np.searchsorted(starts, when[mine], side="right") - 1
         inside = (at >= 0) & (when[mine] < ends[at])
         chosen, at = rows_of[mine[inside]], at[inside]
@@ -390,6 +394,7 @@ BACKWARD_KERNEL: Final = re.compile(r"bwd|backward|dgrad|wgrad", re.IGNORECASE)
 """Kernels that say themselves that they are of a backward pass."""
 
 PASSES: Final = (
+    # Comes before `backward`, which its names hold as well.
     ("backward_weight", re.compile(r"\(W\)|wgrad|backward_weight|weight_backward", re.IGNORECASE)),
     ("backward", re.compile(r"\(B\)|backward|(?<![a-z])bwd(?![a-z])|^autograd::engine", re.IGNORECASE)),
     ("forward", re.compile(r"\(F\)|forward|(?<![a-z])fwd(?![a-z])|^CompiledFunction$", re.IGNORECASE)),
@@ -415,9 +420,12 @@ def _pass_kinds(
     tid, when = launches.tid[rows.launch[own]], launches.start_ns[rows.launch[own]]
     on_thread, elsewhere, n_weight = _annotated_passes(known, tid, when)
     noted = np.where(on_thread >= 0, on_thread, elsewhere)
+    # A forward on a thread of autograd, while another thread is in a backward pass. Numbers are places in
+    # PASSES.
     recomputed = (on_thread == 2) & (elsewhere == 1) & (tid != steps.tid)
     by_name = np.array([BACKWARD_KERNEL.search(k.name) is not None for k in what], np.bool_)[of_event[own]]
     is_main = tid == steps.tid
+    # In *names* the passes stand one place further: the optimizer comes first.
     found = np.where(noted >= 0, noted + 1, np.where(by_name, names.index("backward"), -1))
     by_hand = bool((by_name & is_main & (noted < 0)).any())
     several = steps.tid >= 0 and is_main.any() and (bool((~is_main).any()) or (found >= 0).any())

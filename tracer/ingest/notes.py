@@ -55,6 +55,7 @@ def note_of(event: Mapping[str, Any]) -> Note | None:
     """Return the annotation that *event* is; None without a usable time, or if it tells nothing."""
     if (found := timed(event)) is None:
         return None
+    # Most names come again and again: one text serves all of them.
     name = sys.intern(text(event.get("name", ""))[:_LONGEST_NAME])
     tells = name == CALL_NAME or name.startswith(COLLECTIVE) or event.get("cat") == "cuda_sync"
     said = arguments(event) if tells else {}
@@ -148,6 +149,8 @@ class HostCalls:
             asked = np.flatnonzero(tid == thread)
             last = np.searchsorted(self.start_ns[own], t_ns[asked], side="right") - 1
             for i, at in zip(asked.tolist(), last.tolist(), strict=True):
+                # Calls of one collective nest: the one with most to say may be around the one that has begun
+                # last.
                 inside = [own[k] for k in range(max(at - 3, 0), at + 1) if t_ns[i] <= self.end_ns[own[k]]]
                 if inside:
                     found[i] = _united([self.calls[k] for k in inside])

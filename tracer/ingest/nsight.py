@@ -51,6 +51,7 @@ def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     ):
         raise IngestError(f"{source.name}: a database is read from a file of its own: unpack it first")
     try:
+        # As a file that nobody changes: SQLite takes no lock, and makes no file beside it.
         with sqlite3.connect(f"{source.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True) as database:
             return _read(_Database(database, source.name), source, progress)
     except sqlite3.Error as error:
@@ -62,6 +63,7 @@ class _Database:
 
     def __init__(self, database: sqlite3.Connection, name: str) -> None:
         self._database, self._left = database, _MOST_CHECKS
+        # The file may be anybody's: what its schema wants to run is not run.
         database.execute("PRAGMA trusted_schema = OFF")
         database.execute("PRAGMA query_only = ON")
         database.set_progress_handler(self._goes_on_too_long, _STEPS_PER_CHECK)

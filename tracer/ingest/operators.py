@@ -190,6 +190,7 @@ class _Counting:
                         *(value for argument, value in pairs if not argument.kwarg_only),
                         **{argument.name: value for argument, value in pairs if argument.kwarg_only},
                     )
+            # The arguments may be those of another overload.
             except Exception:
                 continue
             named = {argument.name: value for argument, value in pairs}
@@ -219,6 +220,7 @@ class _Counting:
         elif value is None and "Optional" not in wanted:
             raise ValueError(f"{argument.name} is not told")
         elif "Tensor" in wanted and value is not None:
+            # A number where a tensor is wanted counts as one without dimensions.
             value = self._torch.empty((), dtype=self._torch.float64, device="meta")
         return float(value) if wanted == "float" and isinstance(value, int) else value
 
@@ -288,6 +290,7 @@ class _Writer:
         self._number = {name: int64(spans, name) for name in ("group", "sequence", "peer", "size_bytes")}
         self._moved = int64(spans, "bytes_moved")
         busy = np.bincount(rows.stream, self._duration * (rows.computes + 1e-9))
+        # The place of each stream by how long it computes: 0 is the one that does most.
         self._stream = np.argsort(np.argsort(-busy, kind="stable"))[rows.stream]
 
     def written(self) -> Issued | None:
@@ -306,6 +309,7 @@ class _Writer:
             first = issue.rows[0]
             place = places.number(self._place(issue, steps))
             stream = int(self._stream[first])
+            # A call that held the host up has returned between the launch before and this one.
             if ((blocked > previous_ns) & (blocked <= issue.t_ns)).any():
                 events.append((_HOST_WAIT, -1, place, 0, -1, 0))
             previous_ns = issue.t_ns
@@ -314,6 +318,7 @@ class _Writer:
                 for other in waits.get(at, ())
                 if other in number_of
             ]
+            # Where this event will stand: waits for it name that place.
             number_of[at] = len(events)
             if issue.what == _COMMUNICATION:
                 item = messages.number(self._message(first))
@@ -375,6 +380,7 @@ class _Writer:
             return None
         named = [at for at in around if spans.events[at].get("cat") != "python_function"]
         whole_ones = [at for at in named if self._counting.is_whole(text(spans.events[at].get("name")))]
+        # The innermost comes first in *around*.
         return whole_ones[-1] if whole_ones else named[0] if named else None
 
     def _path(self, spans: _Spans | None, around: Sequence[int]) -> str:
@@ -451,6 +457,7 @@ class _Writer:
         place = steps.place(begin)
         first = np.append(True, place[1:] != place[:-1])
         if len(steps.number):
+            # The first call of a step counts from the step's begin, any other from the call before.
             since = np.where(
                 first, steps.start_ns[np.clip(place, 0, len(steps.number) - 1)], np.append(0, begin[:-1])
             )
@@ -463,6 +470,7 @@ class _Writer:
         host, pauses = [], []
         seen: set[int] = set()
         for one in issues:
+            # A call that launched for several operators is time of the first.
             own = [of_call[call] for call in dict.fromkeys(one.launches) if call not in seen]
             seen.update(one.launches)
             host.append(int(sum(ns for ns in own if ns < limit)))
@@ -487,6 +495,7 @@ class _Writer:
                 begin = int(edges.start_ns[at])
             earlier = rows.end_ns[(self._step != number) | before]
             earlier = earlier[earlier <= int(rows.start_ns[mine].min())]
+            # A step begins when all that ran before its first kernel has ended.
             begin = max(begin, int(earlier.max(initial=begin)))
             end = int(rows.end_ns[mine].max())
             if number >= 0:

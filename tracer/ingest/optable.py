@@ -239,6 +239,7 @@ def _translate(result: Recording, kinds: list[str], values: dict[str, Any]) -> N
     start = start + _step_offsets(whole["step"], start, start + duration)
     result.layout, result.world_size = layout, layout.world_size
     result.groups = _groups(layout)
+    # The table has one rank of each group of tensor parallelism: the others do as it does.
     result.representatives = tuple(rank // layout.tp * layout.tp for rank in range(layout.world_size))
     spans = operation_rows(names, whole, (start, duration), result.groups, layout)
     result.spans = stacked([spans, step_rows(spans)])
@@ -253,6 +254,7 @@ def _layout(result: Recording, whole: dict[str, Int64Array]) -> Layout:
     """Return the layout in which the table's ranks are (stage * dp + dp_rank) * tp."""
     pp, dp = int(whole["stage"].max()) + 1, int(whole["dp_rank"].max()) + 1
     place = whole["stage"] * dp + whole["dp_rank"]
+    # The highest place has the highest rank.
     tp = int(whole["rank"].max() // max(int(place.max()), 1)) if place.max() else 1
     if tp < 1 or (place * tp != whole["rank"]).any():
         raise IngestError(f"{result.name}: its ranks are not (stage * dp + dp_rank) * tp for any tp")

@@ -45,6 +45,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
     result.groups = tuple(groups.known.values())
     result.world_size = groups.world_size or None
     result.evidence["group"] = "pg_id and global_ranks of the trace"
+    # Unary plus drops reasons without a count.
     result.lost = +result.lost
     return result
 
@@ -60,6 +61,7 @@ def _groups(entries: list[dict[str, Any]], rank: int) -> TraceGroups:
 def _laid_out(entries: list[dict[str, Any]], groups: TraceGroups, result: Recording) -> pa.Table:
     waits = {
         str(entry.get("req")): start
+        # Backwards, so that of several waits for one request the first counts.
         for entry in reversed(entries)
         if entry.get("comms") == "wait" and (start := _start(entry)) is not None
     }
@@ -119,6 +121,7 @@ def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> di
         return None
     label, width = dtype(text(entry.get("dtype", "")))
     counts = [max(whole(entry.get(key)) or 0, 0) for key in ("in_msg_size", "out_msg_size")]
+    # The whole array: the output of an all-gather, the input of all else.
     n_elements = counts[1] if kind == "all_gather" else counts[0] or counts[1]
     group = groups.of(
         {"Process Group Name": str(entry.get("pg_id", "")), "Group size": entry.get("world_size")}

@@ -17,6 +17,7 @@ def fields(data: bytes) -> Fields:
             value, at = varint(data, at)
             found.append((key >> 3, value))
             continue
+        # Type 2 says its length, 1 is 8 bytes and 5 is 4. No other type is in use any more: -1 is refused.
         size, at = varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire] if wire in {1, 5} else -1, at)
         if size < 0 or size > len(data) - at:
             raise IndexError

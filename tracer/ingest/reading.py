@@ -44,6 +44,7 @@ def read_all(
     if n < 2 or sum(source.size_bytes for source in sources) < LEAST_BYTES:
         yield from (_outcome(module, options, source, progress) for source in sources)
         return
+    # Workers import from where this process does, whatever has changed its path.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with ExitStack() as stack:
         workers = []
@@ -59,6 +60,8 @@ def read_all(
             workers.append(worker.stdout)
         for number, source in enumerate(sources):
             try:
+                # Each worker has every n-th file and answers in their order, so the next answer is known to
+                # be there.
                 found: Outcome = pickle.load(workers[number % n])
             except (EOFError, pickle.UnpicklingError) as error:
                 raise IngestError(

@@ -75,6 +75,7 @@ def lanes(
         return lane, begin
     free: list[int] = []
     for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        # No span is cut beyond its own end.
         fits = (j for j, until in enumerate(free) if until <= a or until <= min(a + grain_ns, b))
         found = next(fits, -1)
         if found >= 0:
@@ -90,6 +91,7 @@ def lanes(
 
 def _first_of(key: Int64Array) -> NDArray[np.intp]:
     """Return the first row of each run of rows with an equal *key*."""
+    # What stands before the first differs from it, so that the first row counts.
     return np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
 
 
@@ -130,6 +132,7 @@ def innermost(start: Int64Array, end: Int64Array) -> list[tuple[int, int, int]]:
         if stop > a:
             stack.append((i, stop))
     if stack:
+        # The outermost ends last: those in it were cut to it.
         advance(stack[0][1])
     return pieces
 

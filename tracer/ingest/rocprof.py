@@ -65,6 +65,7 @@ def _process(said: Mapping[str, Any]) -> DeviceEvents:
         _add(events, KERNEL, name, one, (numbers.get(_handle(about.get("agent_id")), 0), _stream(one, about)))
     for one in _objects(records, "memory_copy"):
         kind = _COPIES.get(kinds.get(_place(one), ""), "")
+        # A copy counts for the device that it comes from or goes to.
         agent = _handle(one.get("dst_agent_id")) if kind != "DtoH" else _handle(one.get("src_agent_id"))
         _add(events, COPY, f"Memcpy {kind}".strip(), one, (numbers.get(agent, 0), _stream(one, {})))
     for table in _CALLS:
@@ -138,6 +139,7 @@ def _operations(said: Mapping[str, Any]) -> dict[_Place, str]:
     strings = said.get("strings")
     listed = _objects(strings, "buffer_records") if isinstance(strings, Mapping) else []
     found: dict[_Place, str] = {}
+    # A kind is a place in this list, an operation one in the kind's own.
     for kind, one in enumerate(listed):
         names = one.get("operations")
         for number, name in enumerate(names if isinstance(names, list) else []):

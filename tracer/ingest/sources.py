@@ -270,6 +270,7 @@ def kind_of(source: Source) -> str:
     body = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not body.startswith((b"{", b"[")):
         return _binary(start)
+    # An exported run holds events as well, so that this question comes first.
     if _EXPORTED.search(body):
         return "exported"
     if _EVENT.search(body):
@@ -283,6 +284,6 @@ def _binary(start: bytes) -> str:
         return "nsight"
     if start.startswith(b"\x0a") and _PLANE.search(start):
         return "xplane"
-    if start.startswith(b"\x80") and b"entries" in start:
+    if start.startswith(b"\x80") and b"entries" in start:  # a pickle from protocol 2 on
         return "flight recorder"
     return "chakra" if b"\x06schema" in start[:32] or _CHAKRA.match(start) else ""

@@ -179,6 +179,7 @@ def _reductions(
     """Yield the time from the ``reduce`` mark to the end of each iteration: neither a pass nor a bubble."""
     marks = process.marks.get("reduce", {})
     for start_ns, end_ns, step in steps:
+        # Passes may go on behind the mark: then it begins with the end of the last of them.
         begin = max(
             [marks.get(step, end_ns), start_ns, *(end for _, end in passes if start_ns < end <= end_ns)]
         )
@@ -200,6 +201,7 @@ def _steps(process: _Process) -> list[tuple[int, int, int]]:
     found = sorted(
         (begin[n], end[n], n) for n in begin if n in end and begin[n] < end[n] and 0 <= n < 1 << 31
     )
+    # An iteration that reaches into the next is left out; behind the last one stands a moment without end.
     return [one for one, after in pairwise([*found, (1 << 62, 0, 0)]) if one[1] <= after[0]]
 
 
@@ -216,6 +218,7 @@ def _row(place: tuple[str, str, str, str], start_ns: int, end_ns: int, step: int
 def _what(name: str) -> tuple[str, str]:
     word = name.lower()
     for kind in ("forward", "backward", "optimizer"):
+        # A transfer bears the name of its pass, as `forward-send`.
         if kind in word and not any(part in word for part in ("send", "recv")):
             return "compute", kind
     return ("compute" if collective_kind(name) == UNKNOWN else "host"), name[:60] or "timer"

@@ -126,8 +126,10 @@ def _event(
         if tag == _STATS and isinstance(value, bytes):
             stat = fields(value)
             if number_of(stat, 1) == correlation:
+                # An XStat holds an unsigned number in field 3, a signed one in field 4.
                 number = number_of(stat, 3) or number_of(stat, 4)
     start_ns = line_ns + round(offset_ps / 1000)
+    # The end is rounded, not the length, so that what follows without a pause still does.
     end_ns = line_ns + round((offset_ps + max(duration_ps, 0)) / 1000)
     return names.get(number_of(said, _EVENT_ID), "event"), start_ns, end_ns, number
 

@@ -75,6 +75,7 @@ def _by_hand(
             choose("cpu", dtype)
 
     def set_enabled(*args: Any) -> None:
+        # With one argument it is autocast of CUDA, as before torch could autocast other devices.
         device_type, is_on = args if len(args) > 1 else ("cuda", *args)
         if not is_foreign(device_type):
             enable(device_type, is_on)

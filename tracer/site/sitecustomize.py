@@ -63,6 +63,7 @@ class _Finder:
         except BaseException as error:  # Ctrl-C: what is shown is as without us
             raise error.with_traceback(None)  # noqa: B904
 
+    # Python leaves frames of this file out of the traceback of a failed import, and so ours.
     find_spec.__code__ = find_spec.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
 
     def _found(self, name: str) -> object:

@@ -40,6 +40,7 @@ def _arrivals(run: Run) -> Arrivals:
     joined = communications(run)
     latest, _ = came_last(joined.n_numbers, ((part, _meeting(part)) for part in joined))
     count = np.zeros(joined.n_numbers, np.int64)
+    # Twice, as both clocks may be off by that much.
     slack_ns = 2 * max((clock.uncertainty_ns for clock in run.info.clock.values()), default=0)
     last_ns: dict[int, Int64Array] = {}
     like: dict[int, int] = {}
@@ -51,6 +52,7 @@ def _arrivals(run: Run) -> Arrivals:
         came[meets] = latest[number[meets]]
         np.add.at(count, number[meets], 1)
         came = np.where(came <= part.end_ns + slack_ns, np.minimum(came, part.end_ns), part.start_ns)
+        # Ranks of one hash are compared in full below: equal hashes may be chance.
         ranks = same.setdefault((run.like(part.rank), hash(came.tobytes())), [])
         first = next((one for one in ranks if np.array_equal(last_ns[one][part.rows], came)), part.rank)
         if first == part.rank:

@@ -55,6 +55,7 @@ def bus_limit(run: Run, ranks: Sequence[int]) -> float | None:
     far, n_nics = _bandwidth(cluster.get("nic")), cluster.get("nics_per_node")
     if far is None or not isinstance(n_nics, int) or n_nics < 1:
         return None
+    # Members that are few in a node have one NIC at least.
     return min(near, far * max(n_nics * min(nodes.values()) / per_node, 1.0))
 
 

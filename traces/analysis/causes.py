@@ -85,6 +85,7 @@ def _by_kind_of_communication(
         rows = of_axis & is_one_of(table, "category", COMMUNICATION)
         codes, kinds = labels(table, "kind")
         begin, until = (last, end) if head == "exposed" else (start, last)
+        # Backwards, so that the first by name is written last, and stays.
         for kind in sorted({kinds[i] for i in np.unique(codes[rows])}, reverse=True):
             chosen = rows & (codes == kinds.index(kind))
             names.append(f"{name}:{kind}")
@@ -102,6 +103,7 @@ def _compute_kinds(run: Run, rank: int, swept: Sweep) -> tuple[NDArray[np.int64]
     work = is_work(table)
     present = sorted({names[code] for code in np.unique(codes[work])}, key=_pass_order)
     kind = np.zeros(len(swept.point_ns) - 1, np.int64)
+    # Backwards, so that the first of the list is written last, and stays.
     for number in reversed(range(len(present))):
         rows = work & (codes == names.index(present[number]))
         kind[covered_by(swept.point_ns, start[rows], end[rows])] = number

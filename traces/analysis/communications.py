@@ -166,7 +166,9 @@ def _numbered(run: Run, *, by_step: bool) -> Communications:
         slots[rank] = _slots(run, rank, slots.get(run.like(rank)), by_step=by_step)
     keys, place = np.unique(np.concatenate([one.keys for one in slots.values()]), axis=0, return_inverse=True)
     done = 0
+    # Slots of each rank get the numbers that their channels have in the run.
     for one in slots.values():
+        # NumPy 2.0 returns places in the shape of the keys, other versions as a plain array.
         one.channels[:] = place.reshape(-1)[done : done + len(one.channels)]
         done += len(one.channels)
     code = _codes({rank: run.once(_own, rank) for rank in slots if run.like(rank) == rank}, by_step=by_step)
@@ -184,6 +186,7 @@ def _numbered(run: Run, *, by_step: bool) -> Communications:
         _run=run,
         _slots=slots,
         _code=code,
+        # What to add to the code of a communication within its channel to get its number.
         _base=np.cumsum(width) - width - low,
     )
 
@@ -225,6 +228,7 @@ def _slots(run: Run, rank: int, known: _Slots | None, *, by_step: bool) -> _Slot
     slot = np.full(len(joins), -1, np.int64)
     number = factorized(*keys[rows].T)
     _, first = np.unique(number, return_index=True)
+    # Numbers by value become numbers by first use.
     turn = np.argsort(first)
     slot[rows] = np.argsort(turn)[number]
     first = rows[first[turn]]

@@ -129,6 +129,7 @@ def _walk(step: _Step, rank: int, slack_ns: int) -> list[Piece]:
             pieces.append(Piece(rank, end, now, GAP, "nothing running"))
         begin = max(int(ends.begins_ns[row]), first)
         other = int(ends.last_rank[row])
+        # No jump leads back to where one began: ranks that came at one moment would lead on without end.
         jumps = other >= 0 and other != rank and begin <= end and (other, begin) not in visited
         if not jumps:
             begin = max(int(ends.start_ns[row]), first)
@@ -209,6 +210,7 @@ class _Step:
         part = self._joined.of(rank)
         joins = np.flatnonzero((part.number >= 0) & self._happens(part))
         rows, latest = part.rows[joins], self._came_ns[part.number[joins]]
+        # Who had left before the last one came, as a buffered send, has waited for nobody.
         waited = (latest <= end[rows]) & (latest >= start[rows])
         begins[rows] = np.where(waited, latest, start[rows])
         last_rank[rows] = np.where(waited, self._came[part.number[joins]], -1)

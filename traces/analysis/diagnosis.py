@@ -322,6 +322,7 @@ def judge(
         unlisted: groups that may have more members than *groups* says.
     """
     ends = [one for one in known.values() if one.ended_itself]
+    # Waiting counts until the first rank has ended, else until the last sign of life of any.
     until_ns = min(
         (one.process.error_ns or one.seen_ns for one in ends),
         default=0 if is_stuck else max((one.seen_ns for one in known.values()), default=0),
@@ -353,7 +354,9 @@ def judge(
         )
     stuck = {rank for wait in found for rank in wait.waiting}
     long = [wait for wait in found if is_stuck or _is_long(wait)]
+    # Waits in which all have come are told only where there are no others.
     shown = [wait for wait in long if wait.missing or wait.silent] or long
+    # First those whose missing ranks wait in no other call, and of these the longest.
     shown.sort(key=lambda wait: (bool(set(wait.missing) & stuck), -wait.age_s))
     return Diagnosis(
         mismatches=tuple(differing),
@@ -549,6 +552,7 @@ def _waits(known: Mapping[int, Evidence], groups: Mapping[int, Sequence[int]], u
             key, behind_ns = _late(sees, gave_up, track, common[track])
             if behind_ns:
                 late_ns[key], keys[key] = behind_ns, set(counts) - set(behind_ns)
+        # At the highest count nobody has gone further: only below it somebody is missing.
         for number in sorted(set(counts.values()))[:-1]:
             key = (group, number, sender, receiver)
             come = {rank for rank, count in counts.items() if count > number} - placed
@@ -744,6 +748,7 @@ def _add_spans(found: Evidence, run: Run) -> int:
     sender = np.where(is_p2p, np.where(sends, found.rank, peer), -1)
     receiver = np.where(is_p2p, np.where(sends, peer, found.rank), -1)
     tracks, which = np.unique(np.stack([group, sender, receiver]), axis=1, return_inverse=True)
+    # See `communications`: the shape of the places differs between versions of NumPy.
     most = np.full(tracks.shape[1], -1, np.int64)
     np.maximum.at(most, which.reshape(-1), sequence)
     for (g, a, b), number in zip(tracks.T.tolist(), most.tolist(), strict=True):

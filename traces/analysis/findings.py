@@ -148,6 +148,7 @@ def _unlike(run: Run) -> list[tuple[str, str, float]]:
         f"like operations take unlike times: {found.slowdown:.2f} times the step in which they are equal, "
         f"most of all {', '.join(worst)}"
     )
+    # With equal operations the step would take 1 / slowdown of its time.
     return [("unlike", text, 1 - 1 / found.slowdown)]
 
 
@@ -231,6 +232,7 @@ def _slow(
             f"{row['kind']} of about {size} {_along(run, row['axis'])} reaches {reached} "
             f"of the {limit} of its links"
         )
+        # At the limit the same bytes would take *share* of this time.
         lost = row["rank_s"] / window_s * (1 - share)
         said.append(
             (f"slow:{row['axis']}", text, min(lost, summary["exposed_by_axis"].get(row["axis"], 0.0)))

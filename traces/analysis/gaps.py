@@ -130,11 +130,13 @@ def gaps(run: Run) -> list[dict[str, Any]]:
         edges = np.array([edge for window in own for edge in (window.start_ns, window.end_ns)], np.int64)
         point = distinct(np.concatenate([start[of_device], end[of_device], edges]))
         lengths = np.diff(point)
+        # From here on only intervals in which nothing runs have a length.
         lengths[covered_by(point, start[of_device], end[of_device])] = 0
         for window in own:
             first, last = np.searchsorted(point, (window.start_ns, window.end_ns))
             short = lengths[first:last]
             left, pauses = int(short.sum()), int((short > 0).sum())
+            # Spans that end before the window begins are skipped; *until* never falls.
             low = np.searchsorted(until, window.start_ns, side="right")
             rows = idle[low : np.searchsorted(begun, window.end_ns)]
             rows = rows[end[rows] > window.start_ns]

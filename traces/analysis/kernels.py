@@ -93,6 +93,7 @@ def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
     """
     averaged, peaks = averaged_steps(run, step_times_ns(breakdown(run))), peaks_of(run)
     wanted = {None: ("compute", "copy"), True: ("copy",), False: ("compute",)}[copies]
+    # An object that equals others of its kind, so that what it finds is kept with the run.
     own = _OwnKernels(wanted, tuple(averaged))
     total: dict[tuple[str, ...], _Kernel] = {}
     for rank in run.stored_ranks:

@@ -88,5 +88,6 @@ def _until(point: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
     """Return the time before each *point* in spans from *start* to *end*, which do not overlap, in ns."""
     before = np.concatenate([[0], np.cumsum(end - start)])
     begun = np.searchsorted(start, point)  # spans that begin before it
+    # What the last span that has begun still lasts behind the point.
     beyond = np.maximum(np.where(begun > 0, end[begun - 1] - point, 0), 0)
     return np.asarray(before[begun] - beyond, np.int64)

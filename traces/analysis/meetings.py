@@ -134,6 +134,7 @@ def _left(
     edges = np.append(np.flatnonzero(np.diff(number, prepend=-1)), len(number))
     over = np.maximum.reduceat(end_ns, edges[:-1]) if len(end_ns) else end_ns
     ended = np.argsort(over, kind="stable")
+    # How many meetings were over when each pair's wait began.
     known = np.searchsorted(over[ended], arrived_ns, side="right")
     first = {window.rank: window.start_ns for window in reversed(windows(run))}
     begun = np.array([first.get(rank, 0) for rank in place], np.int64)
@@ -144,6 +145,7 @@ def _left(
     for low, high in pairwise(changes.tolist()):
         for one in ended[done : known[low]].tolist():
             here = slice(edges[one], edges[one + 1])
+            # Each of them leaves all others at its own end.
             left[who[here, None], who[here]] = end_ns[here, None]
         done = known[low]
         own, other = pairs[:, low:high]
@@ -166,6 +168,7 @@ def _rank(run: Run, rank: int) -> tuple[Did, Int64Array]:
     np.cumsum(before, axis=0, out=before)
     waits = np.flatnonzero((last > start) & is_one_of(table, "category", ("collective", "p2p")))
     sends = is_one_of(table, "kind", ("send",))[waits]
+    # Of those that let go at one moment sends come first, so that one of the others is the holder.
     waits = waits[np.lexsort((~sends, last[waits]))]
     low, high = (np.searchsorted(swept.point_ns, t[waits]) for t in (start, last))
     holder = np.full(len(length), -1, np.int64)

@@ -94,6 +94,7 @@ def disagreements(
         places: by rank, where its main thread was.
     """
     found: dict[int, Key] = {}
+    # In the order of their numbers, so that of each group the first one stays.
     for key in sorted(calls):
         if len({_call(row) for row in calls[key].values()}) > 1:
             found.setdefault(key[0], key)
@@ -111,6 +112,7 @@ def _differing(run: Run) -> set[Key]:
         return set()
     which, what = factorized(*keys), factorized(*codes)
     order = np.lexsort((what, which))
+    # By communication, then by what was called: two neighbours of one communication that differ disagree.
     differs = (np.diff(which[order]) == 0) & (np.diff(what[order]) != 0)
     hits = keys[:, order[1:][differs]].T
     return {(int(g), int(s), int(a), int(b)) for g, s, a, b in hits}

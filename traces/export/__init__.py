@@ -101,6 +101,7 @@ def format_of(target: Path, kind: str | None) -> str:
                 f"{target.name} does not say its format: end it in one of {known}, or name the format"
             )
         return told
+    # A wrong name misleads: tools of the profiler take all of a plain Chrome file for computing.
     if told not in {None, kind} and (kind, told) not in _COMPATIBLE:
         raise RunError(
             f"{target.name} is the name of a {told} file, which this {kind} file would be taken for: "

@@ -55,6 +55,7 @@ def write_chrome(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
 
 def write_kineto(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
     """Write the same with the names that PyTorch's profiler gives to steps and to kernels of NCCL."""
+    # Holistic Trace Analysis takes for communication what matches ^nccl.*Kernel.
     _write(run, ranks, file, {"step": "ProfilerStep#", **dict.fromkeys(COMMUNICATION, "ncclKernel ")})
 
 
@@ -72,6 +73,7 @@ def _write(run: Run, ranks: tuple[int, ...], file: BinaryIO, prefixes: Mapping[s
         separator = b",\n"
         for ends in (False, True):
             arrows[ends].extend(_arrows(drawn, zero_ns, ends=ends))
+    # Perfetto loses an arrow whose ends share a timestamp if it reads the last one first.
     for line in (*arrows[False], *arrows[True], *_counters(run, ranks, zero_ns)):
         file.write(separator + line.encode())
         separator = b",\n"
@@ -92,6 +94,7 @@ def _about(run: Run, ranks: tuple[int, ...]) -> tuple[str, str]:
 def _whole(run: Run, ranks: tuple[int, ...]) -> dict[str, str]:
     """Return description, timeline and memory of *ranks* as ``ingest`` takes them: events lose some."""
     sources = sorted({run.source(rank) for rank in ranks})
+    # The spans of an open run are on the common clock already.
     clock = {rank: replace(one, applied=True) for rank, one in run.info.clock.items()}
     tables = {"spans": run.spans(sources)}
     memory = run.memory()

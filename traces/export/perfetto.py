@@ -125,6 +125,7 @@ def _slices(drawn: Scene, name: Int64Array, chosen: BoolArray, zero_ns: int) -> 
     records: list[tuple[NDArray[np.intp], ByteMatrix]] = []
     for rows, arguments in by_arguments(drawn):
         for arrow, field in ((0, None), (1, _FLOW), (2, _LAST_FLOW)):
+            # 0: no arrow, 1: one begins here, 2: one ends here.
             kind = (drawn.arrow[rows] > 0).astype(np.int64) * (1 + drawn.arrow_ends[rows])
             some = rows[chosen[rows] & (kind == arrow)]
             if len(some):

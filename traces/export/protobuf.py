@@ -62,6 +62,7 @@ def numbers(field: int, values: NDArray[np.integer], n_bytes: int) -> ByteMatrix
     unsigned = np.asarray(values).astype(np.uint64)
     shifts = np.arange(n_bytes, dtype=np.uint64) * np.uint64(7)
     digits = (unsigned[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
+    # Every byte but the last says that another one follows.
     digits[:, :-1] |= 0x80
     return np.hstack([_repeated(tag(field, VARINT), len(unsigned)), digits])
 

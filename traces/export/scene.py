@@ -104,9 +104,11 @@ def scene(run: Run, rank: int, drawn: frozenset[int]) -> Scene:
     name, names = _names(table)
     category, categories = labels(table, "category")
     waits = np.flatnonzero(moving > start)
+    # Behind all spans, a second slice of each that waits.
     rows = np.concatenate([np.arange(len(start)), waits])
     is_wait = np.arange(len(rows)) >= len(start)
     begin = np.where(is_wait, start[rows], moving[rows])
+    # Of a communication the waiting comes before the moving that begins where it ends.
     order = np.lexsort((~is_wait, begin, track[rows]))
     rows, is_wait = rows[order], is_wait[order]
     arrow, arrow_ends = _arrows(table, rank, drawn)
@@ -191,6 +193,7 @@ def _tracks(
             track[rows[lanes == lane]] = len(tracks)
             name = stream if lane == 0 else f"{stream} ({lane + 1})"
             tracks.append(
+                # Streams of other writers have other names with `send` in them.
                 Track(first + len(tracks), first, name, len(tracks), is_send="send" in stream.split("."))
             )
     return tuple(tracks), track
@@ -210,6 +213,7 @@ def _lanes(start: Int64Array, end: Int64Array) -> NDArray[np.int64]:
         else:
             lanes[i] = len(busy)
             busy.append((int(end[i]), len(busy)))
+            # A sorted list is a heap.
             busy.sort()
     return lanes
 
@@ -255,4 +259,5 @@ def _arrows(table: pa.Table, rank: int, drawn: frozenset[int]) -> tuple[NDArray[
         number = (number ^ part.astype(np.uint64)) * np.uint64(0x9E37_79B9_7F4A_7C15)  # Fibonacci hashing
         number ^= number >> np.uint64(32)
     joined = is_one_of(table, "category", ("p2p",)) & (sequence >= 0) & np.isin(peer, list(drawn))
+    # An odd number is never 0, which stands for no arrow.
     return np.where(joined, number | np.uint64(1), np.uint64(0)), ~is_send

@@ -45,6 +45,7 @@ def write_snapshot(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
 def _tell(curve: Curve, device: _Device) -> None:
     """Tell *device* of all that *curve* holds: by category, where these make up the total."""
     parts = dict(curve.categories)
+    # As of a recorded GPU: what is reserved is no part of what is allocated.
     if not parts or any(sum(parts.values(), start=-curve.total_bytes)):
         parts = {"total": curve.total_bytes}
     for at, t_ns in enumerate(curve.t_ns.tolist()):

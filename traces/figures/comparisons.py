@@ -115,6 +115,7 @@ def accuracy(rows: Sequence[Mapping[str, Any]], *, theme: str = "light") -> go.F
         families.setdefault(str(row.get("family", "")), []).append(row)
     if not families:
         raise FigureError("no prediction to draw: give rows with predicted and measured")
+    # Of logarithms: twice as much and half of it are equally far off.
     error = np.median([abs(np.log(row["predicted"] / row["measured"])) for row in rows])
     median = f"median error {format_share(np.expm1(error))}"
     said = f"{len(rows)} predictions, {median}; the band is ± {format_share(BAND, '.0f')}"

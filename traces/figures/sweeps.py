@@ -54,6 +54,7 @@ def pareto(rows: Sequence[Mapping[str, Any]], *, by: str = "tp", theme: str = "l
         )
     _add_edges(figure, front(points), limit, max(fitting, key=lambda point: point[1], default=None), theme)
     figure.update_layout(
+        # A line at each doubling.
         xaxis={"title": "peak memory per GPU, GB", "type": "log", "dtick": math.log10(2)},
         yaxis={"title": "tokens/s per GPU", "rangemode": "tozero"},
     )
@@ -76,6 +77,7 @@ def _add_layouts(
             mode="markers",
             name=html.escape(", ".join(filter(None, [group, "fits" if fits else "does not fit"]))),
             marker={
+                # Neighbouring colours are alike: every third one is taken.
                 "color": series[(3 * number + 1) % len(series)],
                 "size": 9,
                 "opacity": 0.9 if fits else 0.3,

@@ -47,6 +47,7 @@ class Meetings:
         n = len(np.unique(colour))
         while True:
             met = np.zeros_like(colour)
+            # A sum does not depend on the order in which a rank meets others.
             np.add.at(met, self._who, spread(self._met(colour)[self._channel], self._slot))
             colour = spread(colour, met)
             if (n_colours := len(np.unique(colour))) == n:

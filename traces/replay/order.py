@@ -118,6 +118,7 @@ def _belonging(work: Work, transfers: list[int], own: list[_Pass], *, skip: int)
     place: dict[tuple[int, int], list[int]] = defaultdict(list)
     for at, one in enumerate(own):
         place[one.microbatch, one.chunk].append(at)
+        # A transfer may not say its chunk: then the micro-batch tells, if it has only one pass.
         if one.chunk >= 0:
             place[one.microbatch, -1].append(at)
     found = []

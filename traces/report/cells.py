@@ -95,6 +95,7 @@ class RankStep:
         if not works.any():
             return self.kind
         position = np.arange(len(works))
+        # The cells of work nearest to each cell, in front of it and behind it.
         before = np.maximum.accumulate(np.where(works, position, -1))
         after = np.minimum.accumulate(np.where(works, position, len(works))[::-1])[::-1]
         inner = ~works & (before >= 0) & (after < len(works))
@@ -119,6 +120,7 @@ def rank_step(run: Run, rank: int, step: int, labels: Labels, words: Int64Array)
     """
     spans = run.spans([rank])
     lane = compute_lane(spans, activity(run, rank, step))
+    # State 0 is compute, which the spans describe.
     of_state = np.array([labels.of_state(name) for name in states(run)[1:]], np.int64)
     named, waits = lane.row >= 0, lane.state > 0
     label = np.full(len(lane.row), labels.of_unnamed_work, np.int64)

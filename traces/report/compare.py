@@ -157,6 +157,7 @@ def operations(
         communicates = category in COMMUNICATION
         colour[rows] = kinds.axis(axis or UNNAMED_AXIS) if communicates else kinds.compute(kind)
         lines.append(_operation(kind, axis, [ns[rows] for ns in own_ns]) | {"colour": int(colour[rows[0]])})
+    # A ratio needs a length in both runs.
     drawn = np.flatnonzero((own_ns[0] > 0) & (own_ns[1] > 0) & known)
     drawn = drawn[:: max(1, len(drawn) // MOST_POINTS)]
     lines.sort(key=lambda line: -line["b_total_s"])

@@ -197,6 +197,7 @@ def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
     groups, _ = _groups((run,))
     if step not in step_times_ns(breakdown(run)):
         raise RunError(f"no step {step} in {run.path}")
+    # Without rows: only the picture of all ranks is made of it.
     view = View(run=run, rows=(), steps=(step,), default_step=0, done={}, lanes=(COMPUTE_LANE,), omitted="")
     entry: dict[str, Any] = {"key": KEYS[0], "steps": [{}]}
     found = overview_entry(view, groups, labels, pack, entry)
@@ -269,6 +270,7 @@ def _words_of_two(
 
 def _subtitle_of_two(runs: Sequence[Run], names: Sequence[str]) -> str:
     """Return what two runs have in common, and what each has of its own."""
+    # Without the first part, which says where a run comes from.
     said = [subtitle(run).partition(" · ")[2].split(" · ") for run in runs]
     both = [part for part in said[0] if part in said[1]]
     own = [

@@ -68,6 +68,7 @@ def format_si(value: float, unit: str) -> str:
     ('80 GB', '512 B')
     """
     for scale, prefix in _SI:
+        # From here on three digits round up to 1.00 of the next prefix.
         if abs(value) >= scale * 0.9995:
             return f"{_three_digits(value / scale)} {prefix}{unit}"
     return f"{_three_digits(value)} {unit}"
@@ -173,4 +174,5 @@ def _with_unit(key: str, inner: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _three_digits(value: float) -> str:
     """Return *value* to three significant digits, without zeros that say nothing."""
+    # What rounds to four digits, .3g would write as 1e+03.
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

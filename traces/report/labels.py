@@ -60,6 +60,7 @@ class Labels:
             return np.zeros(0, np.int64)
         words = {name: labels(table, name) for name in _LABEL_COLUMNS}
         numbers = {name: int64(table, name) for name in _NUMBER_COLUMNS}
+        # Descriptions are few: each is put together once, and spans get its number.
         distinct = factorized(*(codes for codes, _ in words.values()), *numbers.values())
         _, first = np.unique(distinct, return_index=True)
         communicates = is_one_of(table, "category", COMMUNICATION)

@@ -77,12 +77,14 @@ def compute_lane(spans: pa.Table, activity: Activity) -> Pieces:
     points = np.unique(np.concatenate([edges, start[rows].clip(low, high), end[rows].clip(low, high)]))
     state = activity.state[np.searchsorted(activity.start_ns, points[:-1], side="right") - 1]
     owner = np.full(len(points) - 1, STATE_ROW, np.int64)
+    # Backwards, so that the stream that is to be shown is written last.
     for chosen in reversed(list(_by_stream(spans, rows))):
         ordered = chosen[np.argsort(start[chosen], kind="stable")]
         position = np.searchsorted(start[ordered], points[:-1], side="right") - 1
         found = ordered[position.clip(0)]
         running = (position >= 0) & (end[found] > points[:-1])
         owner[running] = found[running]
+    # Copies of what is offloaded run there, too, and are no work.
     owner[state != 0] = STATE_ROW
     first = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(state, prepend=-1) != 0))
     return Pieces(points[first], np.append(points[first[1:]], points[-1:]), owner[first], state[first])
@@ -121,6 +123,7 @@ def lane_order(key: LaneKey) -> tuple[int, str, bool, int]:
     """Sort lanes: streams, then from the innermost axis outwards, sends before receives, the host last."""
     axis, direction, level = key
     if direction == STREAM:
+        # By the numbers in names: stream 10 comes behind stream 9.
         return -1, re.sub(r"\d+", lambda number: number[0].zfill(9), axis), False, level
     place = AXES.index(axis) if axis in AXES else len(AXES) + (axis == HOST)
     return place, axis, direction == "recv", level

@@ -72,6 +72,7 @@ def links_entry(view: View, pack: Pack, key: str) -> dict[str, Any] | None:
     pixels = []
     for tier in tiers_of(lines):
         rows = [row for row, line in enumerate(lines) if line[0] == tier]
+        # Rounded up, so that no more lines are left than fit.
         every = -(-len(rows) // MOST_LINES)
         for first in range(0, len(rows), every):
             near = rows[first : first + every]
@@ -152,6 +153,8 @@ def utilisation(
         ours = (tier == tiers.index(name)) & (rank == of_rank) & (direction == directions.index(way))
         order = np.flatnonzero(ours)[np.argsort(start[ours], kind="stable")]
         points = np.stack([start[order], end[order]], axis=1).reshape(-1)
+        # The integral of what is in use, at both ends of each span. Its differences lose nothing between
+        # slices.
         busy = np.cumsum(np.stack([np.zeros(len(order)), (end - start)[order] * share[order]], axis=1))
         used[line] = np.diff(np.interp(edges, points, busy)) / (length_ns / BINS)
     return used, keys

@@ -66,6 +66,7 @@ def _thinned(curve: Curve) -> Int64Array:
         return np.arange(n_points)
     number = np.linspace(0, _SLICES, n_points, endpoint=False).astype(np.int64)
     first = np.flatnonzero(np.diff(number, prepend=-1))
+    # By slice, and in each by height: the highest comes last.
     by_height = np.lexsort((curve.total_bytes, number))
     highest = by_height[np.append(first[1:], n_points) - 1]
     return np.unique(np.concatenate([first, highest, [n_points - 1]]))

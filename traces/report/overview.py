@@ -48,6 +48,7 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
     for first in range(0, len(rows), _AT_ONCE):
         together = rows[first : first + _AT_ONCE]
         shares = np.zeros((BINS, len(together), n_kinds + 1), np.float32)
+        # The kind behind all others is nothing: a rank that has no such step is that throughout.
         shares[:, :, n_kinds] = 1
         for row, (step, rank) in enumerate(together):
             if (done := _done(view, rank, step, labels)) is not None:
@@ -56,6 +57,7 @@ def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uin
         kind = painted(shares)
         pixels[first : first + _AT_ONCE] = np.where(kind == n_kinds, NOTHING, kind)
     lines = reading_order(run)
+    # Rounded up, so that no more lines are left than fit.
     every = -(-len(lines) // MOST_LINES)
     order = lines[::every]
     place = {rank: pattern for pattern, rank in enumerate(run.stored_ranks)}

@@ -46,6 +46,7 @@ def pairs_of(spans: pa.Table, row: Int64Array) -> Int64Array:
     first, last = bounds[::2].copy(), bounds[1::2] + 1
     first[1:] = np.maximum(first[1:], last[:-1] + 1)  # a turn between two pairs counts as the first one's
     number = np.arange(1, len(first) + 1)
+    # Running sums of these are the number of a pair from its first cell to its last.
     change = np.zeros(len(row) + 1, np.int64)
     np.add.at(change, work[begins[first]], number)
     np.add.at(change, work[last_of_turn[last]] + 1, -number)

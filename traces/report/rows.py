@@ -73,6 +73,8 @@ def pick_of(run: Run, groups: Sequence[Sequence[int]], ranks: Sequence[int]) -> 
     """Return for each of *ranks* the position in *groups* of the group that shows it."""
     own: dict[int, int] = {}
     like: dict[int, int] = {}
+    # Backwards: a rank is shown by the last group that has it, its own pipeline. One that has no row is shown
+    # by the first group with a rank like it.
     for number, group in reversed(list(enumerate(groups))):
         for rank in group:
             own.setdefault(rank, number)

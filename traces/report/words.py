@@ -187,6 +187,7 @@ def _averaged_over(run: Run) -> str:
 def _by_axis(summary: Mapping[str, Any]) -> str:
     """Return exposed communication by axis, the largest first."""
     of_axis = summary["exposed_by_axis"]
+    # Less would read as 0.0 %.
     named = [axis for axis in sorted(of_axis, key=lambda axis: -of_axis[axis]) if of_axis[axis] >= 0.0005]
     return " · ".join(f"{axis_label(axis)} {format_share(of_axis[axis])}" for axis in named)
 

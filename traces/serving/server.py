@@ -97,6 +97,7 @@ class Query(dict[str, str]):
         while not lock.acquire(timeout=0.2):
             self.check()
         try:
+            # Who asked may have gone while the lock was held by another.
             self.check()
             yield
         finally:
@@ -223,6 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host", "").lower() not in self.server.hosts():
             self._send(_error(HTTPStatus.MISDIRECTED_REQUEST, "this server answers on its own address only"))
             return
+        # A browser sends `none` for an address that a person typed in, `same-origin` for our own pages. A
+        # program that is no browser sends nothing.
         if self.headers.get("Sec-Fetch-Site", "none") in ("cross-site", "same-site"):
             self._send(_error(HTTPStatus.FORBIDDEN, "a page of another site asked for this"))
             return
