@@ -273,14 +273,11 @@ class Job:
         """
         cluster, layout = self.cluster, self.layout
         full, is_given = cluster.gpus_per_node, self.ranks_per_node or self.placement != "packed"
-        # Whoever says where ranks go is not second-guessed.
         if is_given or layout.world_size <= full or cluster.others or cluster.fabric_spec.links:
             return 0
         blocks = [size for size in (layout.tp, layout.tp * layout.cp, layout.ep * layout.etp) if size <= full]
-        # No number of ranks keeps all of these groups whole on one node: the largest of them stays so.
         if (unit := math.lcm(*blocks)) > full:
             unit = max(blocks)
-        # Whole units on each node, as many on all nodes, and no more than a quarter of a node idle.
         alike = [n for n in range(unit, full + 1, unit) if layout.world_size % n == 0 and 4 * n >= 3 * full]
         filled = max(alike, default=full // unit * unit)
         return 0 if filled == full else filled
@@ -289,7 +286,6 @@ class Job:
     def n_sites(self) -> int:
         """Sites that train apart; 1 where none does."""
         spec = self.cluster.fabric_spec
-        # The last site may be partly filled.
         return -(-self.cluster.n_nodes // spec.group_nodes) if self.outer_every and spec.group_nodes else 1
 
     @property
@@ -354,7 +350,6 @@ class Job:
         if not self.images or self.model.tower is None:
             return text
         seen = self.model.tower.flops(self.image_tokens) * self.images / self.seq_len
-        # Forward and two of backward; of a frozen tower forward alone.
         return text + round((1 if frozen else 3) * seen)
 
     @property
@@ -384,7 +379,6 @@ def check_batch(job: Job) -> None:
     """Raise JobError unless whole micro-batches make up the batch."""
     chunk = job.layout.dp * job.micro_batch
     if job.global_batch % chunk:
-        # At least one: a batch that is too small is told the least that works.
         below = max(job.global_batch // chunk, 1) * chunk
         raise JobError(
             f"global_batch={job.global_batch} is not a multiple of dp*micro_batch = "
@@ -464,7 +458,6 @@ def check_layout(job: Job) -> None:
     """Raise JobError unless ranks, heads, layers, experts and tokens can be dealt out."""
     layout, model = job.layout, job.model
     if layout.world_size != job.cluster.n_gpus:
-        # Without dp, whichever that was.
         per_replica = layout.world_size // layout.dp
         fits = job.cluster.n_gpus // per_replica
         advice = f"dp={fits} fills {fits * per_replica}" if fits else f"one replica needs {per_replica}"
@@ -509,7 +502,6 @@ def possible_expert_tp(model: Model, layout: Mapping[str, int], *, sequence_para
         if tp % n == 0
         and dp * cp * tp % (ep * n) == 0
         and model.moe_ffn_hidden % n == 0
-        # Without it every tensor-parallel rank would send the same tokens (``_check_expert_tp``).
         and (sequence_parallel or n == tp)
     ]
 

@@ -206,7 +206,6 @@ def elementwise_piece(job: Job, part: str, form: str, name: str, n_elements: int
 
 def _op(job: Job, name: str, n_elements: int, one: Passes, launches: int) -> Op:
     op = memory(name, _moved(job, n_elements, one), job.precision, count=one.kernels)
-    # A kernel is as long as its slowest part, so that each of these is priced on its own.
     apart = (
         Addressed(round(n_elements * kernel.share), _moved(job, n_elements, kernel)) for kernel in one.apart
     )

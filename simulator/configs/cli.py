@@ -102,7 +102,6 @@ def _table(console: Console, title: str, rows: Sequence[tuple[str, Any, str]]) -
     if not rows:
         return
     table = Table(box=None, show_header=True, header_style="dim", pad_edge=True)
-    # A key that takes half of the line is cut rather than the reason beside it.
     whole = max(len(key) for key, _, _ in rows) <= console.width // 2
     table.add_column(title, overflow="fold", no_wrap=whole)
     for _ in range(2):

@@ -77,7 +77,6 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 
 def flat(document: Mapping[str, Any], flattened: Mapping[str, Any]) -> dict[str, Any]:
     """Return *flattened* with the shape of the model as one setting, which a reader of its own takes."""
-    # The reader of Hugging Face's files takes the table whole.
     inside = "model.model_config."
     found = {key: value for key, value in flattened.items() if not key.startswith(inside)}
     model = document.get("model")
@@ -95,12 +94,10 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     if "model.dropout" in facts or given.get("model"):
         facts.pop("shape", None)
     shape = facts.pop("shape", None)
-    # For each tensor-parallel rank.
     multiple = facts.pop("pad_vocab_to", 1) * facts.get("tp", 1)
     if shape is not None:
         if not isinstance(shape, Mapping):
             raise ConfigError(f"{reading.where}: model.model_config = {shown(shape)}: a table is needed")
-        # Llama's are nanotron's usual keys.
         kind = next((kind for switch, kind in KINDS.items() if shape.get(switch)), "llama")
         config = {"model_type": kind, "_name_or_path": reading.where, **shape}
         model = asdict(model_from_config(config, where=f"{reading.where}: model.model_config"))

@@ -161,7 +161,6 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     reading.assume("seq_len", 2048, "training.seq_len is 2048 unless given")
     reading.assume("precision", "bf16", "training.mixed_precision_param is bfloat16 unless given")
     reading.assume("recompute", "selective", "activation_checkpoint.mode is selective unless given")
-    # After the file is read: ``compile.enable`` may have set it.
     if facts.pop("compiled", True) is False:
         facts.pop("kernels", None)  # the loss alone is compiled
     _model(reading, given)

@@ -215,7 +215,6 @@ def _span(seconds: float) -> str:
     ('42 s', '10 min', '3.09 h')
     """
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        # From one and a half on: 75 s are better said in seconds than as 1.25 min.
         if seconds >= 1.5 * size:
             return f"{seconds / size:.3g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
     return f"{seconds:.3g} s"

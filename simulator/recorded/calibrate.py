@@ -76,7 +76,6 @@ def compute_factors(run: Run, job: Job, steps: Sequence[int], optimizer_s: float
     # A recording with spans of whole layers says what stands between their parts.
     has_glue = any(part == "layer" for _, part in times)
     wanted = predicted(run, job, has_glue=has_glue)
-    # What the job does not have cannot be fitted, and what nothing is predicted of neither.
     keys = [key for key in sorted(times) if key in wanted and wanted[key].sum() > 0]
     if not keys:
         raise CalibrationError(
@@ -408,7 +407,6 @@ def _steps(run: Run, times_ns: Mapping[int, int], *, undisturbed: bool) -> list[
 def _spread(times_s: Sequence[float]) -> float:
     """Return the standard deviation of *times_s* over their mean."""
     mean_s = sum(times_s) / len(times_s)
-    # One step has no spread.
     return float((sum((s - mean_s) ** 2 for s in times_s) / max(len(times_s) - 1, 1)) ** 0.5 / mean_s)
 
 
