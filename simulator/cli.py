@@ -122,11 +122,13 @@ def simulate(
     power = supply(pue, grid)
     configs = settings_files(file, config, files)
     _check_sources(configs, like_run, rehearsal)
+    # Before the work: a page that cannot be written is said at once, not after minutes.
     check_can_write(Path(report) if report else None)
     given = {name: value for name, value in flags.items() if value is not None}
     read: list[dict[str, Any]] = []
     beside = None
     with telling("simulating", quiet=as_json) as tell:
+        # A trace of which only the machine changes is timed operator by operator, as a rehearsal is.
         script = rehearsal if rehearsal is not None else _as_traced(like_run, given)
         if tokens_per_step is not None and script is None:
             raise click.UsageError(
@@ -199,6 +201,7 @@ def _against(
     from foretrace.simulator.rehearsed.cli import machine_of
     from foretrace.traces.store import open_run
 
+    # Other replicas than those that ran: the trace measured no such step.
     if "dp" in given:
         return ()
     machine = machine_of(given["cluster"], calibration, given.get("gpus", simulation.info.world_size))

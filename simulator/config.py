@@ -57,6 +57,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     document = load(path, "TOML", ConfigError)
     if said := other_file(str(path), document):
         raise ConfigError(said)
+    # Conventions and shape are taken out of their tables first: what is left there are plain settings.
     settings = {
         **_taken(document, "framework", CONVENTIONS, OVERRIDABLE),
         **_taken(document, "model", SHAPE, SHAPE_FIELDS),
@@ -66,6 +67,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: {name} is given twice, the second time as {place}")
         settings[name] = checked(f"{path}: {place}", name, value)
     for name in ("model", "cluster", "schedule"):
+        # A file beside goes before a name of the catalogue.
         if name in settings and (beside := path.parent / settings[name]).exists():
             settings[name] = str(beside)
     return settings
@@ -96,6 +98,7 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
     not possible.
     """
     given = {name: checked(name, name, value) for name, value in settings.items() if value is not None}
+    # Before what is missing is named: a published run brings its batch along.
     given, fields, source = _as_published(given) if model is None else (given, {}, "")
     _check_enough(given, model)
     model = replace(_model(given), **fields) if model is None else model
@@ -243,6 +246,7 @@ def job_settings(job: Job) -> dict[str, Any]:
 
 def inferred_dp(gpus: int, degrees: Mapping[str, int]) -> int:
     """Return the data-parallel degree that fills *gpus*. Raises JobError if none does."""
+    # ep, and how experts are cut, have to fit dp, which is only found here.
     layout = Layout(**{**degrees, "ep": 1, "expert_tp": 0})
     replica = layout.world_size
     if gpus < 1:
@@ -260,6 +264,7 @@ def _taken(document: dict[str, Any], table: str, setting: str, names: Collection
     inside = document.get(table)
     if not isinstance(inside, dict):
         return {}
+    # A list of the keys: the table gets smaller meanwhile.
     found = {key: inside.pop(key) for key in list(inside) if key in names}
     named = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     return {setting: named} if named else {}
@@ -288,6 +293,7 @@ def _plain(value: object) -> object:
 
 def _toml(value: object) -> str:
     """Return a setting as TOML writes it: JSON's spelling of text, numbers, flags and lists is TOML's too."""
+    # JSON would write Infinity, TOML has inf.
     if isinstance(value, float):
         return str(value)
     if isinstance(value, Mapping):

@@ -41,6 +41,7 @@ class Range(NamedTuple):
 
     def widened(self, low: float, high: float) -> Range:
         """Return the range of the figure times an independent factor from *low* to *high*, around 1."""
+        # Independent factors: their spreads in logarithms add as squares.
         down = math.hypot(math.log(self.low / self.likely), math.log(low))
         up = math.hypot(math.log(self.high / self.likely), math.log(high))
         return Range(self.likely * math.exp(-down), self.likely, self.likely * math.exp(up))
@@ -120,6 +121,7 @@ def nodes_of(machine: Mapping[str, Any], n_gpus: int, ranks_per_node: int | None
     full, tray = machine.get("gpus_per_node"), machine.get("gpus_per_tray") or machine.get("gpus_per_node")
     per_node = ranks_per_node or full or 8
     whole, rest = divmod(n_gpus, per_node)
+    # Trays with a rank, of full nodes and of the last one: each is powered as a whole.
     n_nodes = whole * -(-per_node // (tray or per_node)) + -(-rest // (tray or per_node))
     return Nodes(n_nodes, n_gpus, n_nodes * tray - n_gpus if tray else 0)
 
@@ -160,6 +162,7 @@ def doing(shares: Mapping[str, float], memory_bound: float) -> dict[str, float]:
         "products": compute * (1 - memory_bound),
         "memory": compute * memory_bound,
         "transfers": transfers,
+        # Sums of shares may be a hair above 1.
         "waits": max(0.0, 1 - compute - transfers),
     }
 
@@ -182,6 +185,7 @@ def power(
     if not limit_w:
         return None
     bound = MEMORY_BOUND if memory_bound is None else Range(memory_bound, memory_bound, memory_bound)
+    # Each end has its own share that is bound by memory, so that all that is assumed is at the same end.
     drawn = (
         sum(share * DRAWS[what][end] for what, share in doing(shares, bound[end]).items()) for end in range(3)
     )
@@ -194,6 +198,7 @@ def power(
     notes = _rests_on(machine, limit_w, most_w, memory_bound)
     if nodes is not None and nodes.n_idle:
         idle = nodes.n_idle / nodes.n_gpus
+        # For each rank that many idle GPUs: they share its host, and draw their own idle power.
         host = host.times(1 + idle).plus(IDLE.times(idle * limit_w))
         notes.append(
             f"whole nodes are powered, {nodes.n_nodes:,} of {(nodes.n_gpus + nodes.n_idle) // nodes.n_nodes} "
@@ -246,6 +251,7 @@ class Supply:
     @property
     def kg_per_kwh(self) -> float:
         """CO2 equivalent of a kWh in kg."""
+        # g to kg.
         return (GRID_G_PER_KWH if self.grid_g_per_kwh is None else self.grid_g_per_kwh) / 1000
 
     @property
@@ -289,6 +295,7 @@ def of_step(
         n_gpus: GPUs of the job, on one of its sites if they are apart.
     """
     step_s, rate = summary.get("average_step_time_s", summary["step_time_s"]), summary["tokens_per_s"]
+    # Of an average step the part that is an ordinary one; the rest of it GPUs wait.
     steps = min(summary["step_time_s"] / step_s, 1.0)
     shares = {state: steps * share for state, share in summary["shares"].items()}
     nodes = nodes_of(machine or {}, n_gpus, summary.get("ranks_per_node"))
@@ -299,6 +306,7 @@ def of_step(
     kwh = energy_kwh(drawn.total, step_s * n_gpus * n_sites, given).likely
     figures = {"kwh_per_step": kwh}
     if rate:
+        # Energy of a step over its tokens, times a billion of them.
         each = kwh * 1e9 / (rate * step_s)
         figures |= {"kwh_per_1b_tokens": each, "kg_co2e_per_1b_tokens": each * given.kg_per_kwh}
     found = {

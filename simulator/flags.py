@@ -58,6 +58,7 @@ class JobCommand(click.Command):
         """Write the options below the headings of ``simulator.settings.LISTED``."""
         headings = {flag_of(name): heading for heading, rows in LISTED.items() for name in rows}
         headings["--set"] = _CONVENTIONS
+        # Its own options first, then headings in their order.
         sections: dict[str, list[tuple[str, str]]] = {"Options": [], **{heading: [] for heading in LISTED}}
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:
@@ -77,6 +78,7 @@ def job_settings_options(command: Command) -> Command:
         callback=_conventions,
         help="Set one convention of the framework, e.g. overlap_grad_reduce=false. Repeatable.",
     )(command)
+    # Decorators work from the bottom up: the last option is added first, for --help to list it last.
     for name, (kind, text) in reversed([row for rows in LISTED.values() for row in rows.items()]):
         flag = flag_of(name)
         if kind == "bool":
@@ -105,6 +107,7 @@ def _conventions(
                 f"{one!r}: write KEY=VALUE, e.g. overlap_grad_reduce=false", param=parameter
             )
         try:
+            # As a value of TOML, whose types are those of a profile; a bare word is none, and stays text.
             parsed = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             parsed = value

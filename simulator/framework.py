@@ -211,6 +211,7 @@ def load_framework(name: str) -> Framework:
         encoding="utf-8"
     )
     given: dict[str, Any] = tomllib.loads(text)
+    # Lists become tuples: a profile is the key of caches.
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
     }
@@ -258,6 +259,7 @@ def _profile(name: str, settings: tuple[tuple[str, object], ...], _types: tuple[
         if key not in OVERRIDABLE:
             raise JobError(f"framework convention {key!r}: {near_name(key, OVERRIDABLE, 'it has')}")
         old = getattr(base, key)
+        # ``type``, not ``isinstance``: a bool is an int, and no number of launches.
         fits = type(value) is type(old) or (isinstance(old, float) and type(value) is int)
         if not fits:
             raise JobError(f"framework convention {key}={value!r}: must be {_KINDS[type(old)]}")
@@ -281,6 +283,7 @@ def framework_of(text: str, otherwise: str = "megatron") -> str:
             if part in text.lower()
         ]
         if found:
+            # The longest one; of equals the last by name, so that the answer never changes.
             return max(found)[1]
     return otherwise
 

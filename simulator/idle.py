@@ -208,6 +208,7 @@ def idle(job: Job) -> list[str]:
     """
     found = []
     for name, reasons in SETTINGS.items():
+        # Of a setting that is as by default nobody asked for an effect.
         if (value := getattr(job, name)) == _DEFAULTS[name]:
             continue
         if why := next((words for reason in reasons if (words := reason(job))), ""):

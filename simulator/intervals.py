@@ -127,6 +127,7 @@ def intervals(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = [summary[name] * share for share in (one.low, one.high)]
             found[f"{name.rpartition('_')[0]}_from"] = one.words
             for rate in RATES if name == "step_time_s" else ():
+                # A rate is one over the time: its least belongs to the longest time.
                 found[rate] = [summary[rate] / share for share in (one.high, one.low)]
     return found
 
@@ -160,6 +161,7 @@ def covers(
         value, source = attrgetter(name), f"{name.rpartition('_')[0]}_from"
         known_of = {why: [one for one in others if value(one) is not None] for why, others in unsaid.items()}
         shares = [value(one) / value(own) for others in known_of.values() for one in others]
+        # 1: the job as it is, which is one of its readings.
         below, above = min([1.0, *shares]), max([1.0, *shares])
         if name not in found or above < below * NOTICED:
             continue

@@ -262,6 +262,7 @@ def _rare(summary: Mapping[str, Any]) -> dict[str, str]:
 def _memory(summary: Mapping[str, Any]) -> Table:
     """Return the memory of the stages, the fullest ones if there are many."""
     limit, stages = summary["memory_limit_bytes"], summary["stages"]
+    # Chosen by size, listed in the order of the pipeline.
     fullest = sorted(stages, key=lambda stage: -stage["peak_bytes"])[:SHOWN_STAGES]
     table = Table(box=None, pad_edge=True, header_style="dim")
     for name in ("stage", "layers", "in flight", "peak memory", "share"):
@@ -271,6 +272,7 @@ def _memory(summary: Mapping[str, Any]) -> Table:
     for stage in stages:
         if stage not in fullest:
             continue
+        # A stage is listed once for each of its ranks where they differ.
         of_rank = f", rank {stage['rank']}" if names.count(stage["stage"]) > 1 else ""
         items = sorted(stage["bytes"].items(), key=lambda item: -item[1])[:3]
         colour = "red" if stage["peak_bytes"] > limit else "default"

@@ -106,14 +106,17 @@ def checked(place: str, name: str, value: object) -> Any:
     if name not in KINDS:
         raise ConfigError(f"unknown setting {name!r}; {near_setting(name)}")
     kind = KINDS[name]
+    # A list first: a flag gives it as one word, which is no tuple yet.
     if kind is tuple and (listed := _whole_numbers(value)) is not None:
         return listed
+    # 2 is written for 2.0, too. To Python True is an int, and must not pass for a number.
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[kind]}")
     if isinstance(value, int) and abs(value) > MOST:
         raise ConfigError(f"{place} = {value}: at most {MOST:,}")
+    # Opening a path with NUL in it raises ValueError, which is no OSError.
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{place} = {value!r}: no name and no path holds the character NUL")
     return value

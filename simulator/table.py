@@ -118,8 +118,11 @@ def require(row: Row, columns: Iterable[str], path: str | Path) -> None:
 
 def _csv(path: Path) -> list[dict[str, object]]:
     try:
+        # ``newline=""`` leaves breaks within quotes to csv; ``strict`` refuses what it would guess at
+        # otherwise.
         reader = csv.reader(io.StringIO(read_text(path, TableError), newline=""), strict=True)
         columns = next(reader, [])
+        # A blank line is no row.
         return [_cells(columns, cells, f"{path}, line {reader.line_num}") for cells in reader if cells]
     except csv.Error as error:
         raise TableError(f"{path} is not a CSV table: {error}") from None
@@ -135,6 +138,7 @@ def _parquet(path: Path) -> list[dict[str, object]]:
     try:
         with open_regular(path, TableError) as file:
             parquet = pq.ParquetFile(file)
+            # By the footer, before anything is read: a small file may unpack to more than memory holds.
             if parquet.metadata.num_rows * parquet.metadata.num_columns > MOST_VALUES:
                 raise TableError(f"{path}: more than {MOST_VALUES:,} cells")
             found: list[dict[str, object]] = parquet.read().to_pylist()

@@ -50,6 +50,7 @@ class Variation:
             raise JobError(f"samples={self.samples}: from 1 to {MOST_SAMPLES:,}")
         if self.seed < 0:
             raise JobError(f"seed={self.seed}: at least 0")
+        # Only to be read: a mistake is found here, not in the midst of a simulation.
         _ = self.factors
 
     @property

@@ -90,6 +90,7 @@ def lines(cluster: Cluster) -> list[str]:
     graph = fabric(cluster)
     found: Counter[tuple[str, str, float, float, str]] = Counter()
     for a, b, data in graph.edges(data=True):
+        # The graph has every cable once in each direction: both count under one key, which is halved below.
         ends = sorted((_tier(a), _tier(b)), key=ROWS.index)
         key = (ends[0], ends[1], data["bandwidth_bytes_per_s"], data["latency_s"], data["kind"])
         found[key] += 1
@@ -119,6 +120,7 @@ def _called(graph: nx.DiGraph[str], tier: str, count: int = 0) -> str:
 def drawn(cluster: Cluster) -> Cluster:
     """Return *cluster*, or of a large one as many of its nodes as can be told apart in a picture."""
     size = fabric(cluster).number_of_nodes()
+    # Listed links and the shape of a torus are right for one number of nodes only: those stay whole.
     if size <= MOST_NODES or cluster.fabric_spec.links or cluster.fabric_spec.kind == "torus":
         return cluster
     n_nodes = max(2, MOST_NODES * cluster.n_nodes // size)
@@ -183,6 +185,7 @@ def svg(graph: nx.DiGraph[str]) -> str:
     parts = [f'<svg {box} role="img" xmlns="http://www.w3.org/2000/svg">']
     scale = _pixels_per_byte_s(graph, rows)
     for a, b, data in graph.edges(data=True):
+        # Both directions are one cable; one of them is drawn.
         if a < b:
             thick = _THIN_PIXELS + scale * data["bandwidth_bytes_per_s"]
             parts.append(_link(graph, (a, b), (places[a], places[b]), thick))
@@ -199,9 +202,11 @@ def _pixels_per_byte_s(graph: nx.DiGraph[str], rows: Mapping[str, int]) -> float
     """Return how much thicker a link is for each byte/s, the same for all; *rows* are the nodes in each."""
     found = []
     for a, b, data in graph.edges(data=True):
+        # The fuller of the two rows has more links side by side, and so less room for each.
         room = _FILLED * _WIDTH_PIXELS / max(rows[_tier(a)], rows[_tier(b)])
         pixels = min(_THICK_PIXELS, max(_THIN_PIXELS, room - _THIN_PIXELS))
         found.append(pixels / data["bandwidth_bytes_per_s"])
+    # One scale for all links: the one that is tightest beside its neighbours decides.
     return min(found, default=0.0)
 
 
@@ -209,6 +214,7 @@ def narrow(graph: nx.DiGraph[str], a: str, b: str) -> bool:
     """Return whether the lower end of a link gets more from below than all its links upward carry."""
     below, above = sorted((a, b), key=lambda name: LEVEL.get(_tier(name), -1))
     level = LEVEL.get(_tier(below), -1)
+    # Inside a node, and between peers of a torus, nothing is above to be too narrow.
     if level < LEVEL["nic"] or _tier(below) == _tier(above):
         return False
     up = down = 0.0
@@ -217,6 +223,7 @@ def narrow(graph: nx.DiGraph[str], a: str, b: str) -> bool:
             up += data["bandwidth_bytes_per_s"]
         elif LEVEL.get(_tier(end), -1) < level:
             down += data["bandwidth_bytes_per_s"]
+    # Widths are divided and added up: a link that is just as wide must not look narrow by rounding.
     return up < 0.999 * down
 
 
@@ -233,6 +240,7 @@ def _link(
         drawn_as += ' class="narrow"'
     title = f"<title>{escape(said)}, {format_time(data['latency_s'])}, {data['kind']}</title>"
     if y1 == y2:
+        # A quadratic curve rises half as high as its control point, hence the 2.
         peak = f"{(x1 + x2) / 2:.1f} {y1 - 2 * min(_ARC_PIXELS, 0.5 * abs(x2 - x1)):.0f}"
         return f'<path d="M{x1:.1f} {y1}Q{peak} {x2:.1f} {y2}" {drawn_as}>{title}</path>'
     return f'<line x1="{x1:.1f}" y1="{y1}" x2="{x2:.1f}" y2="{y2}" {drawn_as}>{title}</line>'
@@ -251,6 +259,7 @@ def _words(graph: nx.DiGraph[str], places: dict[str, tuple[float, int]]) -> list
             {
                 data["bandwidth_bytes_per_s"]
                 for a, b, data in graph.edges(data=True)
+                # Each cable is there in both directions, so that asking for one order of the tiers finds all.
                 if (_tier(a), _tier(b)) == (upper, lower)
             }
         )
@@ -268,6 +277,7 @@ def _places(graph: nx.DiGraph[str]) -> dict[str, tuple[float, int]]:
     found: dict[str, tuple[float, int]] = {}
     y, left = 0, {name: x for tier in tiers for name, x in _row(graph, tier)}
     for tier, below in zip(tiers, [*tiers[1:], ""], strict=True):
+        # Room above the row, before it gets its place: arcs between its nodes rise into it.
         y += _ARC_PIXELS if tier in joined else 0
         found |= {name: (left[name], y) for name in left if _tier(name) == tier}
         reach = max(

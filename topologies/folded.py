@@ -35,6 +35,7 @@ def reach(cluster: Cluster, placed: Sequence[int]) -> Reach | Folded:
         FabricError: a GPU cannot be reached.
     """
     period = _period(cluster)
+    # Both: a GPU that is named twice must not stand for one that is left out.
     everywhere = len(placed) == cluster.n_gpus and len(set(placed)) == cluster.n_gpus
     if not period or not everywhere or _alike(cluster, period) <= KEPT:
         return Reach(fabric(cluster), placed)
@@ -68,6 +69,7 @@ class Folded:
         self._per_node = cluster.gpus_per_node
         self._period = period
         self._full = _alike(cluster, period)
+        # What is left over at the end, fewer than a set, stays in the small machine as well.
         small = cluster.sized(cluster.n_gpus - (self._full - KEPT) * period * self._per_node)
         self._reach = Reach(fabric(small), range(small.n_gpus))
 
@@ -85,6 +87,7 @@ class Folded:
         for gpu in gpus:
             members.setdefault(gpu // self._per_node, []).append(gpu % self._per_node)
         nodes = [(node, tuple(locals_)) for node, locals_ in members.items()]
+        # A set stands for all that are alike, so that members are looked up in the first one.
         homes = {self._home(node, locals_) for node, locals_ in nodes}
         return GroupShape(
             n_ranks=len(gpus),
@@ -107,11 +110,13 @@ class Folded:
     def _pair(self, a: _Node, b: _Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the members of two nodes, as far apart in the folded fabric as they are."""
         apart = a[0] // self._period != b[0] // self._period
+        # Where *a* is of what is left over, the first set is another than its own already.
         return self._home(*a), self._home(*b, second=apart and a[0] // self._period < self._full)
 
     def _home(self, node: int, locals_: tuple[int, ...], *, second: bool = False) -> tuple[int, ...]:
         """Return members of *node* in the first set that is like its own, or in the *second*."""
         block, inside = divmod(node, self._period)
+        # In the small machine what is left over follows the sets that were kept.
         block = KEPT if block == self._full else int(second)
         first = (block * self._period + inside) * self._per_node
         return tuple(first + local for local in locals_)

@@ -154,6 +154,7 @@ class LinkSpec:
             "algorithms": list(self.algorithms),
             "chunk_bytes": self.chunk_bytes,
             "eager_bytes": self.eager_bytes,
+            # JSON has no infinity.
             "flow_bytes_per_s": self.flow_bytes_per_s if isfinite(self.flow_bytes_per_s) else None,
             "gpu_direct": self.gpu_direct,
             "experts_bytes_per_s": self.experts_bytes_per_s if isfinite(self.experts_bytes_per_s) else None,

@@ -70,6 +70,7 @@ def wires(spec: NodeSpec, intra: LinkSpec, gpus: list[int], *, hub: str, full: i
 def _switch(_spec: NodeSpec, intra: LinkSpec, gpus: list[int], hub: str, _full: int, /) -> Iterator[Wire]:
     """Yield one link per GPU, to the switch."""
     for gpu in gpus:
+        # From GPU to GPU are two of these, which together take the latency.
         yield f"gpu:{gpu}", hub, intra.bandwidth_bytes_per_s, intra.latency_s / 2, intra.kind
 
 
@@ -80,6 +81,7 @@ def _full_mesh(_spec: NodeSpec, intra: LinkSpec, gpus: list[int], _hub: str, ful
             f"node kind 'full-mesh' of {full:,} GPUs; at most {MOST_MESHED} are wired to each other"
         )
     for a, b in combinations(gpus, 2):
+        # Every link is there in a node that is not full, too: absent peers leave theirs idle.
         width = intra.bandwidth_bytes_per_s / (full - 1)
         yield f"gpu:{a}", f"gpu:{b}", width, intra.latency_s, intra.kind
 
@@ -89,7 +91,9 @@ def _cube_mesh(_spec: NodeSpec, intra: LinkSpec, gpus: list[int], _hub: str, ful
     if full != 8:
         raise CatalogError(f"node kind 'cube-mesh' has 8 GPUs, not {full}")
     for a, b, links in CUBE_LINKS:
+        # GPUs of a node that is not full take its first places; links to the others lead nowhere.
         if b < len(gpus):
+            # The bandwidth is that of all six NVLinks of a GPU.
             width = intra.bandwidth_bytes_per_s * links / 6
             yield f"gpu:{gpus[a]}", f"gpu:{gpus[b]}", width, intra.latency_s, intra.kind
 
@@ -100,6 +104,7 @@ def _pairs(spec: NodeSpec, intra: LinkSpec, gpus: list[int], hub: str, _full: in
         yield f"gpu:{a}", f"gpu:{b}", intra.bandwidth_bytes_per_s, intra.latency_s, intra.kind
     if (host := spec.host) is not None:
         for gpu in gpus:
+            # Two of these lead from GPU to GPU, as over a switch.
             yield f"gpu:{gpu}", hub, host.bandwidth_bytes_per_s, host.latency_s / 2, host.kind
 
 

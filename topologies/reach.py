@@ -33,6 +33,7 @@ class Reach:
 
     def __init__(self, graph: nx.DiGraph[str], placed: Iterable[int]) -> None:
         self._graph = graph
+        # What has no level (``nvswitch``, ``host``) counts as the GPUs that it joins.
         names = (name for name in graph if LEVEL.get(_tier(name), 0) == 0)
         self._inside = nx.DiGraph(graph.subgraph(names))
         self._domain = {
@@ -87,12 +88,14 @@ class Reach:
             FabricError: two of them meet in no switch.
         """
         domains = self._by_domain(gpus)
+        # In the order of the ranks, round to the first: the hops of a ring through the domains.
         pairs = zip(domains, [*domains[1:], domains[0]], strict=True)
         levels = [self.meeting_level(a, b) for a, b in pairs] if len(domains) > 1 else [None]
         level = max((found for found in levels if found is not None), default=0)
         if None in levels or level <= LEVEL["leaf"]:
             return {}
         weakest = min(self.climb(found, level)[0] for found in domains)
+        # Each domain sends what the weakest can: of one with more members each sends less.
         through = {f"gpu:{gpu}": weakest / len(found) for found in domains for gpu in found}
         if sending:
             through = {name: rate for name, rate in through.items() if int(name[4:]) in sending}
@@ -108,6 +111,7 @@ class Reach:
                 widths = [self._graph.edges[node, up]["bandwidth_bytes_per_s"] for up in ups]
                 for up, width in zip(ups, widths, strict=True):
                     above[up] += rate * width / sum(widths)
+                    # Ways below the leaves belong to single ranks; only links between switches are asked for.
                     if LEVEL[_tier(node)] >= LEVEL["leaf"]:
                         used[node, up] += rate / sum(widths)
             through = above
@@ -122,6 +126,7 @@ class Reach:
             return Tier(name="node", bytes_per_s=self.ring([a, b]), latency_s=latency_s)
         shape = self.shape([a, b])
         level = self.meeting_level([a], [b])
+        # No level means that the two never meet above: their switches are joined side by side.
         name = next((tier for tier, height in LEVEL.items() if height == level), "peer")
         return Tier(name=name, bytes_per_s=shape.inter_bytes_per_s, latency_s=shape.inter_latency_s)
 
@@ -139,6 +144,7 @@ class Reach:
         pairs = list(zip(domains, [*domains[1:], domains[0]], strict=True))
         levels = [self.meeting_level(a, b) for a, b in pairs]
         met = [level for level in levels if level is not None]
+        # One pair that meets in no switch is enough: the bytes then pass from switch to switch.
         if len(met) < len(levels):
             bytes_per_s, latency_s = self._over_peers(domains, pairs)
             one = {"inter_bytes_per_s": bytes_per_s, "inter_latency_s": latency_s}
@@ -165,10 +171,12 @@ class Reach:
         ways = [[self._way_up(f"gpu:{gpu}", top) for gpu in found] for found in domains]
         peers = self._graph.subgraph([name for name in self._graph if _tier(name) == "leaf"])
         total = sum(data["bandwidth_bytes_per_s"] for _, _, data in peers.edges(data=True))
+        # In the mean a byte takes ``hops`` links, so that all links together carry that much less.
         share = total / (sum(hops) / len(hops)) / len(self._placed)
         weakest = min(sum(min(way.bytes_per_s, share) for way in found) for found in ways)
         hop_s = max((data["latency_s"] for _, _, data in peers.edges(data=True)), default=0.0)
         climb_s = max(way.latency_s for found in ways for way in found)
+        # Up to the first switch, from switch to switch, and down.
         return weakest, 2 * climb_s + max(hops) * hop_s
 
     def _hops(self, a: int, b: int) -> int:
@@ -219,11 +227,13 @@ class Reach:
         """Return the way of one GPU's traffic from *node* up to *level*."""
         key = (node, level)
         if key not in self._ways_up:
+            # GPUs are no place to meet in, switches are.
             share, latency_s, nodes = inf, 0.0, frozenset({node} if LEVEL[_tier(node)] else set())
             for above in self._above(node):
                 if LEVEL[_tier(above)] <= level:
                     edge = self._graph.edges[node, above]
                     rest = self._way_up(above, level)
+                    # A flow is counted in GPUs: bandwidth over that is what each of them gets.
                     share = min(
                         share, edge["bandwidth_bytes_per_s"] / self._flows()[node, above], rest.bytes_per_s
                     )
@@ -242,6 +252,7 @@ class Reach:
             self._flow = defaultdict(float)
             through: dict[str, float] = defaultdict(float, {f"gpu:{gpu}": 1.0 for gpu in self._placed})
             climbing = (name for name in self._graph if _tier(name) in LEVEL)
+            # From the bottom up: what goes through a switch is known only when all below it have sent.
             for node in sorted(climbing, key=lambda name: LEVEL[_tier(name)]):
                 above = self._above(node)
                 widths = [self._graph.edges[node, up]["bandwidth_bytes_per_s"] for up in above]
@@ -284,5 +295,6 @@ def _with_every_tier(cluster: Cluster) -> Cluster:
     spec = cluster.fabric_spec
     if spec.links or cluster.nic is None or spec.kind in {"node", "torus"}:
         return cluster
+    # One node more than a leaf, or a group, holds: some pair then has to go above it.
     n_nodes = max(spec.nodes_per_leaf, spec.group_nodes) + 1
     return cluster.sized(max(cluster.n_gpus, cluster.gpus_per_node * n_nodes))

@@ -50,6 +50,7 @@ class Section:
         self._read.add(key)
         if key not in self._table:
             if default is _REQUIRED:
+                # A key that was read already is spelt right, and cannot be meant for this one.
                 near = difflib.get_close_matches(key, set(self._table) - self._read, n=1, cutoff=0.8)
                 hint = f"; is {near[0]!r} meant for it?" if near else ""
                 raise CatalogError(f"{self.where}: {key} is missing{hint}")
@@ -66,6 +67,8 @@ class Section:
         try:
             return convert(raw)
         except TopologyError as error:  # a unit that is wrong, or one table of a list
+            # An error in one table of a list names its place itself; its text begins with the name of that
+            # table.
             own = isinstance(error, UnitError) and not str(error).startswith("[[")
             raise type(error)(f"{self.where}: {f'{key} = ' if own else ''}{error}") from None
         except (TypeError, ValueError) as error:
@@ -116,6 +119,7 @@ def text(value: object) -> str:
 
 def whole(value: object) -> int:
     """Return *value* if it is a whole number. Raises TypeError if it is not."""
+    # To Python True is an int.
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError("must be a whole number")
     return value

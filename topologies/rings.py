@@ -30,6 +30,7 @@ def ring_bytes_per_s(inside: nx.DiGraph[str], gpus: Sequence[int]) -> float:
     if len(gpus) < 2:
         return inf
     names = [f"gpu:{gpu}" for gpu in gpus]
+    # The slowest member sets the pace of a ring.
     through_hub = min(_hub_bytes_per_s(inside, name) for name in names)
     width = {(a, b): data["bandwidth_bytes_per_s"] for a, b, data in inside.subgraph(names).edges(data=True)}
     direct = 0.0
@@ -71,6 +72,7 @@ def _side_by_side(width: dict[tuple[str, str], float], names: Sequence[str]) -> 
     bigscience-workshop/bigscience, experiments/bandwidth, n1_32gb_all_reduce_bench.txt).
     """
     disjoint = _cycles(width, names)
+    # No set of cycles carries more than the GPU with the least has links for: nothing to gain beyond that.
     least = min(sum(w for (a, _), w in width.items() if a == name) for name in names)
     if disjoint >= least or len(names) > MAX_SHARED:
         return disjoint
@@ -83,10 +85,12 @@ def _shared_cycles(width: dict[tuple[str, str], float], names: Sequence[str]) ->
     step = min(w for w in both.values() if w > 0) / 2
     cycles = [hops for hops in _all_cycles(names) if all(both.get(hop, 0.0) >= step for hop in hops)]
     found = 0.0
+    # The tolerance makes up for what the subtractions below lose.
     while open_ := [hops for hops in cycles if all(both[hop] >= step * (1 - 1e-9) for hop in hops)]:
         for a, b in max(open_, key=lambda hops: sum(both[hop] for hop in hops)):
             both[a, b] -= step
             both[b, a] -= step
+        # Each cycle is used both ways round.
         found += 2 * step
     return found
 
@@ -94,6 +98,7 @@ def _shared_cycles(width: dict[tuple[str, str], float], names: Sequence[str]) ->
 def _all_cycles(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
     """Yield every cycle through all *names* once, as its hops one way round."""
     for rest in permutations(names[1:]):
+        # Every cycle is among the permutations twice, once for each way round: one of them is enough.
         if rest[0] < rest[-1]:
             yield list(zip((names[0], *rest), (*rest, names[0]), strict=True))
 
@@ -101,6 +106,7 @@ def _all_cycles(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
 def _cycles(width: dict[tuple[str, str], float], names: Sequence[str]) -> float:
     """Return the width of disjoint cycles through all *names*, both ways round, the widest first."""
     left, found = dict(width), 0.0
+    # This ends: the narrowest hop of each cycle is left with exactly 0, and no later cycle can use it.
     while cycle := _widest_cycle(left, names):
         hops = list(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
         narrow = min(min(left[hop], left[hop[::-1]]) for hop in hops)

@@ -47,6 +47,7 @@ def parse_bytes(text: object) -> int:
     >>> parse_bytes("80 GB"), parse_bytes("1 KiB")
     (80000000000, 1024)
     """
+    # A product with a decimal fraction may be off by a hair; bytes are whole.
     return round(_parse(text, BYTES, "a size", "80 GB"))
 
 
@@ -204,6 +205,7 @@ def parse_count(text: str) -> tuple[float, int] | None:
     if match is None:
         return None
     decimals = {"": 9, "K": 6, "M": 3, "B": 0, "T": -3}[match[2].upper()]
+    # The decimal point is moved in the text: a product, 8.03 x 1e9, could be off in the last digit.
     value = float(f"{match[1].replace(',', '')}e{9 - decimals}")
     return value, decimals + len(match[1].partition(".")[2])
 
@@ -223,7 +225,9 @@ def _parse(text: object, units: Mapping[str, float], what: str, example: str) ->
 
 def _format(value: float, units: Mapping[str, float]) -> str:
     """Return *value* with the largest of *units* (ascending) that leaves at least one before the point."""
+    # From 0.9995 on three digits round up to 1: 999.6 kB is 1 MB, not 1e+03 kB.
     fitting = [unit for unit, factor in units.items() if abs(value) >= factor * 0.9995]
     unit = fitting[-1] if fitting else next(iter(units))
     scaled = value / units[unit]
+    # ``.3g`` writes 1,000 and more with a power of ten.
     return f"{scaled:.0f} {unit}" if abs(scaled) >= 99.95 else f"{scaled:.3g} {unit}"

@@ -66,6 +66,7 @@ def _to_leaves(
         for j, name in enumerate(names):
             leaf = add(graph, f"leaf:{leaf_of(node, j)}")
             leaves[leaf] = None
+            # Half of the latency on each side of the network: a message passes two such links.
             wire(graph, (name, leaf), nic.bandwidth_bytes_per_s, nic.latency_s / 2, nic.kind)
     return list(leaves)
 
@@ -74,6 +75,7 @@ def _up(graph: nx.DiGraph[str], cluster: Cluster, ways: list[tuple[str, str]], p
     """Wire leaves to the switch above, with the bandwidth of *ports* NICs over the oversubscription."""
     spec, nic = cluster.fabric_spec, _nic(cluster)
     width = ports * nic.bandwidth_bytes_per_s / spec.oversubscription
+    # A single leaf joins all nodes: nothing is above it.
     for leaf, above in ways if len(ways) > 1 else ():
         wire(graph, (leaf, add(graph, above)), width, spec.hop_latency_s, nic.kind)
 
@@ -89,7 +91,9 @@ def _multi_plane(graph: nx.DiGraph[str], cluster: Cluster, nics: Nics) -> None:
     """As rail, but plane *j* has a spine of its own: no cable joins two planes."""
     per_leaf, n_nics = cluster.fabric_spec.nodes_per_leaf, cluster.nics_per_node
     leaves = _to_leaves(graph, cluster, nics, lambda node, j: node // per_leaf * n_nics + j)
+    # With one leaf per plane nothing is above it.
     if cluster.n_nodes > per_leaf:
+        # The number of a leaf, after the colon: rails are numbered within each group of nodes.
         _up(graph, cluster, [(leaf, f"spine:{int(leaf[5:]) % n_nics}") for leaf in leaves], per_leaf)
 
 
@@ -112,6 +116,7 @@ def _grouped(graph: nx.DiGraph[str], cluster: Cluster, nics: Nics) -> None:
     spread evenly over them (Kim et al. 2008, doi:10.1109/ISCA.2008.19), and the spine for links inside it.
     """
     spec, nic = cluster.fabric_spec, _nic(cluster)
+    # A leaf is no larger than a group: it never joins nodes of two.
     per_leaf = min(spec.nodes_per_leaf, spec.group_nodes)
     leaves_per_group = -(-spec.group_nodes // per_leaf)
 
@@ -125,8 +130,10 @@ def _grouped(graph: nx.DiGraph[str], cluster: Cluster, nics: Nics) -> None:
     for leaf, spine in spines.items():
         wire(graph, (leaf, add(graph, spine)), width, spec.hop_latency_s, nic.kind)
     if len(set(spines.values())) > 1:
+        # A set of text has another order in every process; the graph must not.
         for spine in sorted(set(spines.values())):
             ends = (spine, add(graph, "core:0"))
+            # From group to group are two of these, which together take the latency.
             wire(graph, ends, spec.group_bytes_per_s, spec.group_latency_s / 2, nic.kind)
 
 
@@ -148,8 +155,11 @@ def _torus(graph: nx.DiGraph[str], cluster: Cluster, nics: Nics) -> None:
     for place, node in number.items():
         for axis, length in enumerate(spec.shape):
             there = (*place[:axis], (place[axis] + 1) % length, *place[axis + 1 :])
+            # A dimension of one node leads back to itself.
             if there != place:
+                # In a dimension of two nodes the next and the one before are the same: one cable, not two.
                 pairs.add(frozenset((node, number[there])))
+    # Neighbours in a dimension: none in one of length 1, one in one of 2, else two.
     ways = sum(min(length - 1, 2) for length in spec.shape)
     width = cluster.nics_per_node * nic.bandwidth_bytes_per_s / ways
     for a, b in (sorted(pair) for pair in pairs):
@@ -209,6 +219,7 @@ def _nodes(graph: nx.DiGraph[str], cluster: Cluster) -> None:
     for node in range(cluster.n_nodes):
         kind = cluster.kind_of(node)
         switched = kind.device.kind == "gpu" and kind.intra.kind == "nvlink" and not kind.node.host
+        # Cards whose bridges join only pairs meet over PCIe, in the host.
         hub = "nvswitch" if switched else "host"
         gpus = list(range(node * full, min((node + 1) * full, cluster.n_gpus)))
         for gpu in gpus:
@@ -231,6 +242,7 @@ def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
             f"nodes and a fabric of kind 'node'; choose {', '.join(kind for kind in KINDS if kind != 'node')}"
         )
     n_nics, n_gpus = cluster.nics_per_node, cluster.gpus_per_node
+    # Both ways round: each NIC has a GPU where there are more NICs, each GPU a NIC where there are more GPUs.
     pairs = {(j * n_gpus // n_nics, j) for j in range(n_nics)} | {
         (i, i * n_nics // n_gpus) for i in range(n_gpus)
     }
@@ -241,6 +253,7 @@ def _nics(graph: nx.DiGraph[str], cluster: Cluster) -> list[list[str]]:
         for local, j in sorted(pairs):
             gpu = node * n_gpus + local
             if gpu < cluster.n_gpus:
+                # The latency of the way out is that of the NIC's link; none is added on the way to it.
                 wire(graph, (f"gpu:{gpu}", names[j]), nic.bandwidth_bytes_per_s, 0.0, "pcie")
         found.append(names)
     return found

@@ -65,11 +65,13 @@ def buckets(sizes: Sequence[Sequence[int]], cap: int) -> list[Bucket]:
 
 def _dense(job: Job, block: Block) -> Iterator[int]:
     """Matrices of *block* outside of routed experts, then everything else."""
+    # Experts are reduced over other ranks, and so in buckets of their own.
     left = block.params - block.expert_params
     for linear in reversed(block.linears):
         for part in reversed(parts_of(job, linear)):
             yield part.params
             left -= part.params
+    # Norms and biases, which are what is left of the block.
     yield left
 
 
@@ -125,6 +127,7 @@ class DataParallel:
         reduces in every one (``stage_1_and_2.py``), as stage 3 and FSDP do, unless a pipeline keeps its
         stages whole.
         """
+        # Where ranks keep a shard of the gradients only, every backward has to reduce.
         if self.reduces_late and not self._job.shards.gradients:
             return False
         each = self._job.shards.gradients or not self._job.profile.no_sync
@@ -167,6 +170,7 @@ class DataParallel:
         late, units = self.reduces_late, [unit for unit, _ in ready]
         filled = [(at, scope, n) for scope in self._scopes for n, at in self._buckets(scope, units)]
         for at, scope, n_params in sorted(filled, key=itemgetter(0)):
+            # Late ones follow the whole backward, and each other; others wait for their own unit alone.
             last = self._reduce(template, scope, n_params, template.tails if late else ready[at][1])
             template.tails = (last,) if late else template.tails
 
@@ -195,6 +199,7 @@ class DataParallel:
         n = self._shards[scope]
         found = [("reduce_scatter", ".shard", n_params)] if n > 1 else []
         copies = self._replicas[scope] // n
+        # Copies sum the shard that each rank holds, rounded up to whole parameters.
         return [*found, ("all_reduce", ".copies", -(-n_params // n))] if copies > 1 else found
 
     def gather_in_buckets(self, template: Template, units: Sequence[Unit]) -> None:
@@ -238,6 +243,8 @@ class DataParallel:
 
     def owned_tensors(self, units: Sequence[Unit]) -> int:
         """Return in how many tensors the parameters of *units* lie that one rank updates."""
+        # Full sharding cuts every tensor, so that a rank updates a part of each; otherwise it has some whole
+        # ones.
         shared = self._job.shards.optimizer and not self.is_fully_sharded
         return sum(
             -(-sum(len(tensors(self._job, unit, scope)) for unit in units) // (n if shared else 1))
@@ -253,6 +260,7 @@ class DataParallel:
     def trained_params(self, units: Sequence[Unit]) -> int:
         """Return how many parameters of *units* are trained over all ranks that hold a part of them."""
         layout = self._job.layout
+        # Over these ranks a parameter is cut, not copied.
         cut = {"dp": layout.tp, "edp": layout.ep * layout.etp}
         return sum(cut[scope] * self._trained(scope, unit) for scope in OF_REPLICAS for unit in units)
 
@@ -260,6 +268,7 @@ class DataParallel:
         """Return the parameters of *unit* that have gradients and are updated."""
         if not self._job.lora_rank:
             return replicas(scope, unit)
+        # Routed experts have no adapters.
         return unit.adapters if scope == "dp" else 0
 
     def _held(self, scope: str, unit: Unit) -> int:
@@ -279,11 +288,13 @@ class DataParallel:
         """Return the buckets of *units*; without the embedding some frameworks have one for all."""
         sizes = [tensors(self._job, unit, scope) for unit in units]
         if self._job.profile.buckets_first_chunk_only and not any(unit.is_embedding for unit in units):
+            # A bucket as large as all tensors: one for all of them.
             return buckets(sizes, sum(map(sum, sizes)))
         return buckets(sizes, self._bucket_params(scope))
 
     def _bucket_params(self, scope: str) -> int:
         if self._job.profile.bucket_mib:
+            # At least one: a bucket of none would never be full.
             return max(1, int(self._job.profile.bucket_mib * 2**20) // DTYPE_BYTES[self.reduced_dtype])
         if not self._job.shards.optimizer:
             return DDP_BUCKET_BYTES // DTYPE_BYTES[self.reduced_dtype]
@@ -308,6 +319,7 @@ class DataParallel:
             for one, part, n in steps:
                 task = self._task(one, f"{scope}{part}", n)._replace(layer=unit.layer)
                 last = (template.add(task._replace(stream=DP_COPIES) if part == ".copies" else task, last),)
+            # Where nothing was appended, what comes next has nothing new to wait for.
             found += last if last != tuple(after) else ()
         return tuple(found)
 

@@ -104,6 +104,7 @@ class MainLine:
         *following*: units of the stage that the rank comes to next for the first time in a step.
         """
         order = self.passes(visit.kind, units)
+        # A backward goes through the units from the last to the first.
         if visit.kind != "F":
             order.reverse()
         reduces = visit.kind in "BW" and self._data_parallel.reduces(is_last=visit.is_last)
@@ -125,10 +126,12 @@ class MainLine:
         """
         if not (visit.first and self._data_parallel.gathers_ahead):
             return {}
+        # Nothing holds these up but what came before the action: they run beside its first units.
         start = (Template.BEFORE,)
         if visit.first == 1:
             found = {at: self._data_parallel.gather(template, unit, start) for at, unit in enumerate(units)}
         else:
+            # An earlier action of this rank has asked for them, as *following*.
             found = {0: (Template.GRADIENTS,)}
         for unit in following:
             self._data_parallel.gather(template, unit, start)
@@ -171,6 +174,7 @@ class MainLine:
         """
         kind, profile = visit.kind, self._job.profile
         keeps_whole = self._data_parallel.keeps_whole
+        # Kept whole: gathered at the first use in a step, not again.
         gathers = [visit.first > 0 if keeps_whole else self._gathers(kind, unit) for unit, _ in order]
         as_one = profile.wrap == "model"
         ahead = self._gathered_ahead(kind, len(order)) if any(gathers) else 0
@@ -183,6 +187,7 @@ class MainLine:
 
         for at in range(ahead):
             gather(at)
+        # Wrapped as one, the first unit waits for all of them.
         waits = tuple(task for tasks in gathered for task in tasks) if as_one else ()
         for at, (unit, action) in enumerate(order):
             if len(gathered) == at:
@@ -194,6 +199,7 @@ class MainLine:
             self._chains.unit(template, unit, action, beside)
             self._out_of_memory(template, order, at, moved)
             if reduces:
+                # The copy joins the main line, which the reduction below then waits for.
                 self._copied(template, unit, "gradients", ())
                 if as_one or keeps_whole:
                     done.append(unit)
@@ -203,6 +209,7 @@ class MainLine:
                         template.tails = (*template.tails, *sent)
             if ahead and at + ahead < len(order):
                 gather(at + ahead)
+        # Whole gradients are complete only when the last unit has added its own.
         for unit in done:
             self._scatter(template, unit, visit)
 
@@ -215,6 +222,7 @@ class MainLine:
         if self._offload.has_states:
             size = self._data_parallel.shard_params(unit) * DTYPE_BYTES[self._job.precision]
             after = self._offload.copy(template, "parameters", size, after, layer=unit.layer)
+        # Nothing was gathered where nobody shares: what came before holds all the same.
         return self._data_parallel.gather(template, unit, after) or after
 
     def _scatter(self, template: Template, unit: Unit, visit: Visit) -> Tasks:
@@ -262,9 +270,11 @@ class MainLine:
         joins = profile.joins_gradients and what == "gradients"
         if not (profile.copies_gathered or joins) or self._data_parallel.is_alone:
             return beside
+        # Read in one type and written in the other; joined, they are written and read once more.
         moved = width + other + (2 * other if joins else 0)
         op: Op = memory(f"copy.{what}", unit.params_in_all * moved, self._job.precision, count=1 + joins)
         label = Label("compute", "copy", what, "", self._job.precision)
         busy_ns = to_ns(self._compute.op_s(op))
         template.then(Task(COMPUTE, label, busy_ns, layer=unit.layer, bytes_moved=op.bytes_moved), beside)
+        # The copy is on the main line, whose order says the rest.
         return ()

@@ -56,6 +56,7 @@ class Offload:
         self._sharing = min(job.most_ranks_per_node, job.layout.world_size)
         self._host_bytes_per_s = self._bytes_per_s = job.cluster.device.host_bytes_per_s
         if job.offload_to == "nvme":
+            # The drives belong to the node: its ranks have a share each.
             self._bytes_per_s = min(self._bytes_per_s, NVME_BYTES_PER_S / self._sharing)
         self.has_optimizer = job.offload in ("optimizer", *STATES)
         self.has_states = job.offload in STATES
@@ -81,6 +82,7 @@ class Offload:
         If some layers travel, each has its share of the layers to do so, so that copies are spread evenly.
         """
         if not self._job.offload_layers:
+            # The first units find room; each later one needs that the one before the last has left.
             return stored[at - IN_TRANSIT] if at >= IN_TRANSIT else ()
         layer = order[at].layer
         leaving = range(min(layer, self._job.offload_layers))
@@ -135,11 +137,15 @@ class Offload:
         size = 0 if gradients_are_there else n_params * DTYPE_BYTES[job.gradient_dtype]
         label = Label("copy", "offload", "gradients")  # of no length where it only waits for earlier ones
         template.then(Task(COPY, label, to_ns(size / self._bytes_per_s), bytes_moved=size))
+        # The weight and the states are read and written, the gradient is read.
         moved = 2 * (job.master_bytes or width) + 2 * job.updates.state_bytes
         gradient = DTYPE_BYTES["fp32"]
+        # Over what Adam reads and writes of a parameter, for which the rate was measured.
         per_param_s = (moved + gradient) / (STATE_BYTES + gradient) / HOST_ADAM_PARAMS_PER_S
         if job.offload_to == "nvme":
+            # Drives work while the processors do; the slower of the two decides.
             per_param_s = max(per_param_s, moved / NVME_BYTES_PER_S)
+        # The processors of a node have the shares of all its ranks to update.
         host_ns = to_ns(n_params * self._sharing * per_param_s)
         template.then(Task(HOST, Label("host", "optimizer", "optimizer on the host"), host_ns))
         if not (self.has_states and job.shards.parameters):

@@ -38,6 +38,7 @@ class Visit(NamedTuple):
 def visits(orders: Plan) -> tuple[tuple[Visit, ...], ...]:
     """Return the ``Visit`` of every action of a plan, by pipeline rank, in the plan's order."""
     at = holders(orders)
+    # Later actions take the place of earlier ones: what is left is the last.
     last = {(pp, a.stage): a for pp, own in enumerate(orders) for a in own if a.kind in "BW"}
     first = [_firsts(own) for own in orders]
 
@@ -130,9 +131,11 @@ class Pipeline:
     def _message(self, visit: Visit, kind: str, peer_pp: int) -> Task:
         """Return the transfer of one micro-batch's activations or their gradients."""
         name = "activations" if visit.kind == "F" else "gradients"
+        # The cut that a message crosses, by the number of the stage behind it.
         boundary = visit.stage + ((kind == "send") == (visit.kind == "F"))
         stream = f"pp.{kind}"
         if self._has_queue_per_neighbour:
+            # Of two ranks the other one always counts as the next: one queue for both ways.
             is_next = (peer_pp - visit.pp) % self._n_ranks == 1
             stream += f".{name}.{'next' if is_next else 'prev'}"
         label = Label("p2p", kind, name, "pp", self._dtype)

@@ -141,6 +141,7 @@ def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
     """
     alike: dict[tuple[tuple[str, ...], int], tuple[Block, ...]] = {}
 
+    # Layers of a kind share their blocks, which are worked out once; only their number differs.
     def unit(layer: int) -> Unit:
         kind = layer_kind(job, layer)
         if kind not in alike:

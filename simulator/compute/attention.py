@@ -36,6 +36,7 @@ def attention_s(op: Op, device: Device) -> float:
         efficiency = device.attention_efficiency_forward if forward else device.attention_efficiency_backward
         peak = efficiency * device.peak(op.dtype) * device.sustained_clock_fraction
         return max(op.flops / peak, moving_s) + fixed_s
+    # A kernel of which the clock was measured need not be as slow as products are.
     clock = max(device.sustained_clock_fraction, one.lasting_clock)
     processors = device.gemm_tiles.processors
     computing_s = rows_s(op, one, one.efficiency * device.peak(op.dtype) * clock, processors, clock)
@@ -76,9 +77,11 @@ def rows_s(op: Op, one: AttentionPass, flops_per_s: float, processors: int, cloc
     score_s = 2 * width / flops_per_s
     if one.scores_per_s:
         score_s = max(score_s, 1 / (one.scores_per_s * clock))
+    # Rows are rounded up: the last one of a head costs as much as a full one.
     rows = op.batch * -(-op.m // one.queries)
     seen = _seen(op, one.queries)
     work_s = op.batch * op.m * seen * score_s + rows * one.tile_overhead_s / processors
+    # The work is dealt to all processors at once in ``work_s``; this one row is on a single processor.
     longest_s = tile * seen_at_most * score_s * processors
     return max(work_s + one.tail * longest_s, longest_s + one.tile_overhead_s)
 
@@ -91,7 +94,10 @@ def _seen(op: Op, queries: int) -> float:
     tile, window = min(queries, op.n), min(op.window or op.n, op.n)
     if not op.causal:
         return min(op.n, window + queries)
+    # In the mean a row sees ``w (2n - w) / 2n`` keys of a window of w; one tile is cut by the mask in every
+    # row, the far end cuts another in ``(n - w) / n`` of them.
     shown = window * (2 * op.n - window) / (2 * op.n) + tile / 2 * (2 - window / op.n)
+    # No more than without a window: the causal half, and the tile that its mask cuts.
     return min(shown, (op.n + tile) / 2)
 
 

@@ -68,6 +68,7 @@ def model_of(device: Device, *, burst: bool) -> ComputeModel:
     """Return what computes on *device*, in a short *burst* or under lasting load."""
     if burst:
         device = replace(device, sustained_clock_fraction=1.0)
+    # Any type that the device has: each row of a table brings its own.
     return ComputeModel(device, min(device.peak_flops_per_s), training=False)
 
 
@@ -146,6 +147,7 @@ def _grouped(row: Row, dtype: str) -> list[Op]:
     m, n, k = (row.integer(name) for name in ("m", "n", "k"))
     groups, direction = row.integer("batch", 1), row.text("direction")
     if direction == "fwd+bwd":
+        # The row says the tokens of all groups together.
         m //= groups
     forward = gemm("grouped", m, n, k, dtype, batch=groups, grouped=True)
     dgrad = gemm("grouped.dgrad", m, k, n, dtype, batch=groups, grouped=True)
@@ -177,7 +179,9 @@ def attention_ops(row: Row, dtype: str) -> list[Op]:
         raise TableError(f"direction {row.text('direction')!r}: one of {', '.join(PASSES)}")
     if row.text("impl") == UNFUSED:
         return list(_unfused(batch * heads, seq, width, dtype, passes, causal=causal))
+    # Two products, of 2 FLOPs for each score and feature.
     matrix = 2 * batch * heads * seq * seq * (width + v_width)
+    # Read and written in 16 bits.
     moved = batch * seq * (heads + kv_heads) * (width + v_width) * 2
     forward = Op(
         *("core", "attention", matrix // 2 if causal else matrix, moved, seq, seq, width, dtype),
@@ -186,6 +190,7 @@ def attention_ops(row: Row, dtype: str) -> list[Op]:
         causal=causal,
         window=window if window < seq else 0,
     )
+    # Five products over the scores against two, and twice the operands.
     backward = replace(
         forward, kind="attention_backward", flops=forward.flops * 5 // 2, bytes_moved=2 * moved
     )
@@ -213,6 +218,7 @@ def _unfused(
     makes a copy and a byte of mask; a causal mask is read and written over, both ways. Reference:
     ``attention_pytorch`` in benchmarks/benchmark_flash_attention.py of Dao-AILab/flash-attention.
     """
+    # In 16 bits.
     scores = heads * seq * seq * 2
     one = gemm("scores", seq, seq, width, dtype, batch=heads)
     for direction in passes:

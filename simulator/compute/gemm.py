@@ -63,6 +63,7 @@ def tiled_s(on: Rates, shapes: Floats, *, moved: Floats, batch: int = 1) -> Floa
     per_tile = tile_s(on, k)
     filled = whole * splits / tiles.processors
     waves = tiles.wave_overlap * filled + (1 - tiles.wave_overlap) * np.ceil(filled)
+    # Fewer tiles than processors take as long as one tile does.
     compute = np.maximum(waves, 1.0) * per_tile
     best: Floats = blended_s(on, compute, whole, moved[:, None, None], m * n * batch).min(axis=(1, 2))
     return best
@@ -78,6 +79,7 @@ def tile_s(on: Rates, k: Floats) -> Floats:
     """Return what one tile takes, of products of depth *k*; shape ``(n_products, n_tiles, n_splits)``."""
     tiles = on.tiles
     a, b, splits = choices(tiles)
+    # The main loop steps over whole slices, however little of the last one is used.
     depth = np.ceil(k / splits / K_STEP) * K_STEP
     rate = tiles.efficiency * on.peak / tiles.processors
     found: Floats = 2 * a * b * depth / rate * (1 + tiles.operand_side * (a + b) / (a * b))
@@ -92,10 +94,12 @@ def blended_s(on: Rates, compute: Floats, whole: Floats, moved: Floats, outputs:
     """
     tiles, splits = on.tiles, choices(on.tiles)[2]
     slowed = compute * np.maximum(1 + tiles.throttle * compute / (compute + tiles.throttle_s), 1 / on.clock)
+    # Each part is written in fp32 and read again, 4 bytes each way.
     parts = np.where(splits > 1, 8 * splits * outputs, 0.0)
     memory = (moved + parts) / (tiles.memory_fraction * on.bandwidth)
     # a library does not split further once every processor has a part
     possible = (splits == 1) | (whole * (splits - 1) < tiles.processors)
+    # Over the larger of both, so that no high power overflows.
     scale = np.maximum(slowed, memory)
     both = scale * ((slowed / scale) ** tiles.blend + (memory / scale) ** tiles.blend) ** (1 / tiles.blend)
     found: Floats = np.where(possible, both, np.inf)
@@ -128,6 +132,7 @@ def plain_bytes(op: Op) -> int:
         operands = operand_bytes(op.m * op.k + op.k * op.n, op.dtype)
         return (operands + op.m * op.n * result_bytes(op.dtype)) * op.batch
     m, n, k = members(op)
+    # Nothing is read where one of the sides is 0.
     read = k * (m + n) * (m * n * k > 0)
     return operand_bytes(int(read.sum()), op.dtype) + int((m * n).sum()) * result_bytes(op.dtype)
 
@@ -149,12 +154,14 @@ def members_s(on: Rates, sides: Floats, moved: float) -> float:
     n_tiles = np.ceil(m / a) * np.ceil(n / b)
     per_tile = tile_s(on, k) * has_work
     mean_s = (n_tiles * splits * per_tile).sum(axis=0) / on.tiles.processors
+    # Where all are as deep, a tile takes the same of every member, and counting waves is enough.
     if np.ptp(k):
         last_s = _last_s(n_tiles * splits, per_tile, on.tiles.processors)
     else:
         waves = np.ceil((n_tiles * splits).sum(axis=0) / on.tiles.processors)
         last_s = waves * per_tile.max(axis=0)
     overlap = on.tiles.wave_overlap
+    # Fewer tiles than processors take as long as the longest one does.
     compute = np.maximum(overlap * mean_s + (1 - overlap) * last_s, per_tile.max(axis=0))
     whole, outputs = (n_tiles * has_work).sum(axis=0), (m * n * has_work).sum(axis=0)
     return float(blended_s(on, compute[None], whole[None], np.array(moved), outputs[None]).min())
@@ -171,6 +178,8 @@ def _last_s(n_tiles: Floats, per_tile: Floats, processors: int) -> Floats:
     """
     ends = np.cumsum(n_tiles, axis=0)[..., None]
     places = np.arange(processors)
+    # How many of the tiles that processor p takes lie before this member: those numbered p, p + P, p + 2P and
+    # so on.
     before = np.ceil((ends - n_tiles[..., None] - places) / processors)
     taken = np.ceil((ends - places) / processors) - before
     busiest: Floats = (taken * per_tile[..., None]).sum(axis=0).max(axis=-1)
@@ -279,6 +288,7 @@ def gemm_s(op: Op, device: Device) -> float:
         return _grouped_convolution_s(op, device)
     if is_unaligned(op):
         return op.flops / (UNALIGNED_SHARE * device.peak("fp32")) + op.count * device.gemm_latency_s
+    # A side of 0 has no tiles.
     if device.gemm_tiles is None or min(op.m, op.n, op.k) < 1:
         return roofline_s(op, device)
     busy = _tiled_s(device, op)
@@ -321,6 +331,7 @@ def is_unaligned(op: Op) -> bool:
     The core of attention without a fused kernel is such a batch, with heads as rows.
     """
     width = result_bytes(op.dtype)
+    # Full fp32 is not computed by tensor cores.
     is_batch = op.batch > 1 and not op.grouped and width < DTYPE_BYTES["fp32"]
     return is_batch and (op.n * width % ALIGNED_BYTES > 0 or op.k * width % ALIGNED_BYTES > 0)
 

@@ -40,6 +40,8 @@ def _addressing_s(op: Op, device: Device) -> float:
     """Return by how much kernels that address each element outlast their bytes (``ADDRESSED_PER_S``)."""
     if not op.addressed or device.gemm_tiles is None:
         return 0.0
+    # What a kernel needs for addresses runs beside its loads, so that only what takes longer than they do
+    # counts.
     per_byte = 1 / (device.memory_bound_fraction * device.memory_bytes_per_s)
     per_element = 1 / (ADDRESSED_PER_S * device.gemm_tiles.processors)
     return sum(max(one.n_elements * per_element - one.bytes_moved * per_byte, 0.0) for one in op.addressed)
@@ -88,6 +90,7 @@ def calibrated_s(op: Op, seconds: float, device: Device) -> float:
     """Return the time of *op* on a calibrated device, given the time by its figures."""
     factor = device.factors.get(factor_of(op), 1.0)
     fixed = fixed_s(op, device)
+    # Fixed parts are calibrated by a factor of their own, which is in the device's latencies already.
     return fixed + factor * (seconds - fixed) if factor != 1.0 else seconds
 
 
@@ -95,6 +98,7 @@ def calibrated_s(op: Op, seconds: float, device: Device) -> float:
 def in_training(device: Device) -> Device:
     """Return *device* with the clock that it sustains in training."""
     clock = device.sustained_clock_fraction * device.training_clock_fraction
+    # The share of training is used up here, so that nobody applies it twice.
     return replace(device, sustained_clock_fraction=clock, training_clock_fraction=1.0)
 
 
@@ -113,6 +117,7 @@ class ComputeModel:
         device.peak(precision)
         self.device = in_training(device) if training else device
         self.precision = precision
+        # Per model, not for all: the same operation costs something else on another device, or calibrated.
         self._seconds: dict[Op, float] = {}
 
     def op_s(self, op: Op) -> float:

@@ -137,6 +137,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     """Add what Accelerate does where its file says nothing, and turn FSDP's forms into shardings."""
     facts = reading.facts
+    # ``distributed`` and ``form`` are facts of this file alone, and no setting.
     kind = facts.pop("distributed", "none")
     form = facts.pop("form", kind) if kind == "full" else kind
     if facts.get("precision") == "fp8":
@@ -151,11 +152,13 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     if form in KEEPING:
         facts["convention.reshard_after_forward"] = False
     if form in HYBRID:
+        # A flag for the GPUs goes before what the file says.
         nodes, gpus = facts.get("nodes", 1), given.get("gpus", facts.get("gpus"))
         if gpus and nodes > 1:
             reading.assume("shard_ranks", gpus // nodes, "HYBRID_SHARD shards within a node")
     if facts.get("sharding") == "fsdp":
         _assume_version(reading)
+    # Without shards there is nothing to keep or to send away.
     if facts.get("sharding") == "ddp":
         for name in ("offload_states", "convention.reshard_after_forward"):
             facts.pop(name, None)

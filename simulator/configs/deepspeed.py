@@ -181,6 +181,7 @@ def shares_states(reading: Reading) -> None:
     """
     reason = "bf16 at stage 0: BF16_Optimizer shares out fp32 states as ZeRO-1 does"
     reading.facts["sharding"] = "zero1"
+    # The default was noted already, and is taken back.
     reading.assumed = [one for one in reading.assumed if one.fact != "sharding"]
     reading.assumed.append(Assumed("sharding", "zero1", reason))
     reading.assume("fp32_gradients", value=True, reason="bf16 at stage 0: gradients are summed in fp32")

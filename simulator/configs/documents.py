@@ -62,6 +62,7 @@ def open_document(path: str | Path) -> Document:
         ConfigError: the file cannot be read or parsed, or nobody known has such a file.
     """
     path = Path(path)
+    # A folder of a model of the hub.
     if path.is_dir() and (path / "config.json").is_file():
         path /= "config.json"
     if path.suffix == ".toml":
@@ -96,6 +97,7 @@ def _extended(path: Path, below: tuple[Path, ...] = ()) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: extends itself, or more than {MOST_EXTENDED} files in a row")
     found: dict[str, Any] = {}
     for name in [names] if isinstance(names, str) else names:
+        # Later ones go before earlier ones, and the file itself before all.
         found |= _extended(path.parent / str(name), (*below, path))
     return found | {key: value for key, value in content.items() if key != "extends"}
 
@@ -115,6 +117,7 @@ def _whose(content: Mapping[str, Any], known: Any) -> str | None:
         for key in keys:
             outer, _, inner = key.partition(".")
             table = content.get(outer)
+            # A key with a point is in a table of that name.
             if outer in content and (not inner or (isinstance(table, Mapping) and inner in table)):
                 return str(tool)
     return None

@@ -42,6 +42,7 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     _stages(facts, reading.where)
     if facts.get("virtual_stages", 1) > 1 or "layers_per_virtual_stage" in facts:
         reading.assume("schedule", "interleaved-1f1b", "several stages per rank")
+    # A model that is named goes before sizes, which would only contradict it.
     if given.get("model"):
         for name in [name for name in facts if name.startswith(MODEL)]:
             del facts[name]
@@ -92,9 +93,11 @@ def _model(reading: Reading) -> None:
             )
     hidden, heads = facts["model.hidden"], facts["model.n_heads"]
     gated = facts.get("model.gated", False)
+    # Groups without the switch mean nothing: then there are as many as heads.
     if not facts.get("grouped_query"):
         facts["model.n_kv_heads"] = heads
     reading.assume("model.gated", value=False, reason="no --swiglu")
+    # Megatron-LM keeps as many parameters as without a gate, in whole multiples of 64.
     ffn_hidden = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     reading.assume("model.ffn_hidden", ffn_hidden, "no --ffn-hidden-size")
     reading.assume("model.n_kv_heads", heads, "no --num-query-groups")
@@ -107,6 +110,7 @@ def _model(reading: Reading) -> None:
         reading.assume(f"model.{name}", facts.get("biases", True), "--disable-bias-linear")
     complete_experts(facts)
     complete_latent(reading)
+    # At least one: no heads are refused later, with a message.
     reading.assume("model.head_dim", hidden // max(heads, 1), "no --kv-channels")
     _vocabulary(reading)
 
@@ -158,6 +162,7 @@ def _vocabulary(reading: Reading) -> None:
                 f"{reading.where}: vocab-size is missing, and its tokenizer is not read: add it (128256 for "
                 "Llama 3), or --model names a preset"
             )
+        # For each tensor-parallel rank, so that all have as many rows.
         multiple = facts.get("pad_vocab_to", 128) * facts.get("tp", 1)
         padded = -(-size // multiple) * multiple
     facts["model.vocab"] = padded

@@ -27,6 +27,7 @@ def on(fact: str, *, gives: Any = True) -> Use:
 
 def _bucket_mib(value: Any) -> float:
     """Return the size of a bucket of so many elements of fp32 gradients."""
+    # 4 bytes for each element, in MiB.
     return whole(value) * 4 / 2**20
 
 
@@ -37,6 +38,7 @@ def comma_list(value: Any) -> str:
 
 def _dense_layers(value: Any) -> Any:
     """Return the dense layers before those with experts, as ``([0]*3+[1]*58)`` says it."""
+    # 1 is a layer frequency: every layer has experts.
     if str(value) == "1":
         return 0
     found = re.fullmatch(r"\(?\[0\]\s*\*\s*(\d+)\s*\+\s*\[1\]\s*\*\s*\d+\)?", str(value))

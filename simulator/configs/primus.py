@@ -112,6 +112,7 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         for fact, value in TRAINER.items():
             reading.assume(fact, value, f"{trainer} of Primus has it so")
     has_model = f"{MODEL}n_layers" in reading.facts
+    # Without sizes another file has the model: a name stands for it, so that none is asked for here.
     megatron.finish(reading, given if has_model else {**given, "model": given.get("model", "elsewhere")})
 
 
@@ -121,5 +122,6 @@ def _default(value: Any) -> Any:
         return value
     if found.group(1) is None:
         raise ConfigError(f"{value}: a variable of the environment without a default; write its value")
+    # Variables may stand in the midst of a text.
     text = _VARIABLE.sub(lambda one: one.group(1) or "", value)
     return {"null": None, "true": True, "false": False}.get(text, text)

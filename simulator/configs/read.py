@@ -126,10 +126,12 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
     known = {**given}
     for document in documents:
         if document.tool == MODEL_CONFIG:
+            # Before any file is read: what tools assume depends on whether a model is given.
             known.setdefault("model", str(document.path))
     facts: dict[str, Any] = {}
     readings: list[Reading] = []
     above: dict[str, Reading] = {}
+    # Those that go before others first, for the others to yield.
     for document in sorted(documents, key=lambda one: not _overrides(one)):
         if document.tool == MODEL_CONFIG:
             found: Mapping[str, Any] = {"model": known["model"]}
@@ -155,6 +157,7 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
 
 def _note_replaced(reading: Reading, given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Count what a flag replaces among what *reading* does not use."""
+    # A list of its own: used ones are taken out meanwhile.
     for used in list(reading.used):
         for name in given:
             same = used.fact == name or used.fact in _SETTLES.get(name, ()) or _describes(used, name)
@@ -222,6 +225,7 @@ def _yielding(
         *found* without the defaults that an earlier file contradicts.
     """
     found = dict(found)
+    # Only where they differ: what two files say alike is no contradiction.
     for name in [name for name in found if name in facts and facts[name] != found[name]]:
         if older := _assumes(readings[:-1], name):
             del facts[name]

@@ -145,6 +145,7 @@ def one_of(allowed: Mapping[Any, Any]) -> Callable[[Any], Any]:
     """Return a reader of a value that is one of the keys of *allowed*."""
 
     def read(value: Any) -> Any:
+        # To Python True is 1, and would be found.
         if isinstance(value, bool) or value not in allowed:
             raise ValueError(f"one of {', '.join(map(str, allowed))}")
         return allowed[value]
@@ -156,6 +157,7 @@ def whole(value: Any) -> int:
     """Return a whole number from 1 on; text and round floats (``5e8``) are read as such."""
     try:
         number = float(value)
+    # A number too large for a float counts as none.
     except (TypeError, ValueError, OverflowError):
         number = 0.0
     if isinstance(value, bool) or not 1 <= number <= MOST_WHOLE or number != int(number):
@@ -214,6 +216,7 @@ def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the settings of nested tables by their path, ``zero_optimization.stage``."""
     found: dict[str, Any] = {}
     for key, value in document.items():
+        # An empty table stays a setting: otherwise nothing would be said of it.
         if isinstance(value, Mapping) and value:
             found |= flattened(value, f"{prefix}{key}.")
         else:
@@ -228,6 +231,7 @@ def _rule(rules: Mapping[str, Rule], key: str) -> Rule:
     around = key
     while "." in around:
         around = around.rpartition(".")[0]
+        # A ``Use`` is of its own name only; what is inside a table is something else.
         if isinstance(rule := rules.get(around), Leave):
             return rule
     near = difflib.get_close_matches(key, rules, n=1, cutoff=0.85)
@@ -239,6 +243,7 @@ def _read(rule: Use, key: str, value: Any, where: str) -> Any:
         return rule.read(value)
     except ValueError as error:
         raise ConfigError(f"{where}: {key} = {value!r}: {error}") from None
+    # Whatever a file holds ends in a message, not in a traceback.
     except (TypeError, AttributeError, KeyError, ArithmeticError):
         raise ConfigError(f"{where}: {key} = {shown(value)}: a value of another type is needed") from None
 

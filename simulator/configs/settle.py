@@ -27,6 +27,7 @@ def settled(facts: Mapping[str, Any], given: Mapping[str, Any], where: str) -> d
         ConfigError: sizes contradict each other; the message has the nearest that do not.
     """
     facts = dict(facts)
+    # One follows from the other: sizes of a file would contradict what was given.
     if {"gpus", "dp"} & set(given):
         for name in ("gpus", "dp", "nodes", "gpus_per_node"):
             facts.pop(name, None)
@@ -35,6 +36,7 @@ def settled(facts: Mapping[str, Any], given: Mapping[str, Any], where: str) -> d
     if "global_batch" in given:
         facts.pop("accumulation", None)
     facts |= given
+    # In this order: GPUs give replicas, these the batch, and both the stages.
     _experts(facts, given)
     _gpus(facts)
     _replicas(facts, where)
@@ -64,17 +66,20 @@ def _named(facts: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _experts(facts: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Leave out over how many ranks an expert is cut where the model, of another file or a flag, has none."""
+    # 1 is what frameworks say of dense models, too; any other number is meant.
     if facts.get("expert_tp") != 1 or "expert_tp" in given:
         return
     shape = facts.get(SHAPE) or _named(facts, MODEL)
     if not shape and facts.get("model") is not None:
         shape = {"n_experts": load_model(facts["model"]).n_experts}
+    # A dense model with it would be refused.
     if shape and not shape.get("n_experts"):
         del facts["expert_tp"]
 
 
 def _gpus(facts: dict[str, Any]) -> None:
     per_node, nodes = facts.pop("gpus_per_node", None), facts.pop("nodes", 1)
+    # A number of GPUs, or of replicas, goes before nodes and what is on each.
     if per_node and "gpus" not in facts and "dp" not in facts:
         facts["gpus"] = per_node * nodes
 
@@ -106,6 +111,7 @@ def _replicas(facts: dict[str, Any], where: str) -> None:
             raise ConfigError(
                 f"{where}: {copies} copies do not divide dp={dp}; {near_multiples(dp, copies)} would work"
             )
+        # Shards are over replicas and context-parallel ranks alike.
         facts.setdefault("shard_ranks", dp // copies * ranks["cp"])
 
 
@@ -143,6 +149,7 @@ def _stages(facts: dict[str, Any], where: str) -> None:
     per_stage, pp = facts.pop("layers_per_virtual_stage", None), facts.get("pp", 1)
     first, last = facts.pop("first_stage_layers", None), facts.pop("last_stage_layers", None)
     layers = facts.get(MODEL + "n_layers", facts.get(SHAPE, {}).get("n_layers"))
+    # The model is loaded only if somebody has to know its layers.
     if layers is None and facts.get("model") is not None and (per_stage or first or last):
         layers = load_model(facts["model"]).n_layers
     if layers is None or pp == 1:
@@ -158,6 +165,7 @@ def _stages(facts: dict[str, Any], where: str) -> None:
     if first or last:
         facts["layers_per_stage"] = _uneven(layers, pp, first, last, where)
     virtual = facts.get("virtual_stages") or 1
+    # One stage on each rank is no interleaving.
     if virtual == 1 and facts.get("schedule") == "interleaved-1f1b":
         facts |= {"schedule": "1f1b"}
         facts.pop("virtual_stages", None)
@@ -189,6 +197,7 @@ def _offload(facts: dict[str, Any]) -> None:
     """Turn what is offloaded, one by one, into one of ``simulator.job.OFFLOADS``."""
     optimizer, states = facts.pop("offload_optimizer", None), facts.pop("offload_states", None)
     activations = facts.pop("offload_activations", None)
+    # Optimizer states may be elsewhere than parameters; one place is all that a job has.
     place = _PLACES.get(states or optimizer or "")
     if states and (activations or facts.get("offload_layers")):
         facts["offload"] = "all"

@@ -81,6 +81,7 @@ def _named(tokens: Iterator[str]) -> dict[str, str | bool]:
             name = name.replace("_", "-")
             found[name] = value if equals else True
         elif (
+            # A single dash with a number is a value, such as -1.
             (token.startswith("-") and not re.match(r"-[\d.]", token))
             or token.endswith(".py")
             or _REDIRECTS.match(token)
@@ -96,10 +97,12 @@ def _tokens(line: str) -> list[str]:
     try:
         tokens = shlex.split(line, comments=True)
     except ValueError:  # a quotation that ends on another line
+        # Quotation marks do not matter then; words do.
         tokens = line.replace('"', " ").replace("'", " ").split()
     return [
         part
         for token in tokens
+        # Arrays are one word when they come, and hold several arguments.
         for part in (token.split() if token.startswith("--") or " --" in token else [token])
     ]
 
@@ -108,7 +111,9 @@ def _logical_lines(text: str) -> Iterator[str]:
     """Yield lines with continuations and arrays joined, comments left out."""
     open_until, held = "", ""
     for raw in text.splitlines():
+        # A ``#`` within a word is none of a comment.
         line = re.sub(r"(^|\s)#.*$", "", raw).rstrip()
+        # chr(92) is the backslash of a continued line.
         held = f"{held} {line.removesuffix(chr(92)).strip()}".strip()
         if not open_until:
             start = _ASSIGNMENT.match(held)
@@ -128,6 +133,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 def _statements(line: str) -> list[str]:
     """Return the assignments of a line that has several, or the line as it is."""
     parts = _NEXT_ASSIGNMENT.split(line) if _ASSIGNMENT.match(line) else [line]
+    # A semicolon within a quotation is no end of a statement.
     is_whole = all(part.count('"') % 2 == 0 and part.count("'") % 2 == 0 for part in parts)
     return [part.removesuffix(";") for part in parts] if is_whole and line else [line] if line else []
 
@@ -142,6 +148,7 @@ def _taken(lines: Iterator[str], variables: dict[str, str]) -> Iterator[str]:
             if word == "if":
                 branches.append([holds, holds])
             elif branches:
+                # A branch runs only if none before it has.
                 branches[-1] = [holds and not branches[-1][1], holds or branches[-1][1]]
         elif word == "else" and branches:
             branches[-1] = [not branches[-1][1], True]
@@ -169,6 +176,7 @@ def _says(parts: list[str]) -> bool:
     if len(parts) == 3 and parts[1] in _COMPARES:
         left, how, right = parts
         numbers = how in _OF_NUMBERS
+        # A variable that is not known stays as text, and no number.
         if numbers and not (left.isdecimal() and right.isdecimal()):
             return False
         return bool(_COMPARES[how](*(map(int, (left, right)) if numbers else (left, right))))
@@ -211,6 +219,7 @@ def _value(found: re.Match[str], variables: dict[str, str]) -> str:
 def _sum(expression: str, variables: dict[str, str]) -> str:
     """Return the value of whole-number arithmetic, which is all that scripts use; else the text as it is."""
     text = re.sub(r"[A-Za-z_]\w*", lambda found: variables.get(found.group(0), found.group(0)), expression)
+    # Nothing but digits and operators is ever evaluated; powers could take for ever.
     if not _ARITHMETIC.fullmatch(text) or "**" in text:
         return f"$(({expression}))"
     return str(_evaluated(text))
@@ -219,6 +228,7 @@ def _sum(expression: str, variables: dict[str, str]) -> str:
 def _evaluated(text: str) -> int | str:
     """Return the value of sums, products and quotients of whole numbers."""
     kinds = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod}
+    # Shells divide whole numbers, and round down those above zero.
     kinds[ast.Div] = operator.floordiv
 
     def value(node: ast.AST) -> int:

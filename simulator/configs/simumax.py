@@ -139,6 +139,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     """Add SimuMax's defaults, which are those of a Megatron-LM run, and complete the model."""
     facts = reading.facts
+    # A model's file has neither, and says nothing of a run.
     if "accumulation" in facts or "gpus" in facts:
         reading.assume("framework", "megatron", "what SimuMax imitates")
         reading.assume("precision", "bf16", "dtype is bf16 unless given")
@@ -147,6 +148,7 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         )
         reading.assume("sharding", "zero1", "zero_state is 1 unless given")
         reading.assume("convention.overlap_grad_reduce", value=True, reason="true unless given")
+    # Without a granularity nothing is recomputed.
     if facts.pop("recomputes", True) is False or "recompute" not in facts:
         for name in ("recompute", "recompute_layers", "recompute_modules"):
             facts.pop(name, None)

@@ -109,6 +109,7 @@ def written(job: Job, target: str) -> Written:
     text = found.write(job)
     wanted = job_settings(job)
     asks = {name: wanted[name] for name in found.asks if name in wanted}
+    # It knows a model only by family and flavor.
     if target == "torchtitan" and job.model.name not in FLAVORS.values():
         asks["model"] = job.model.name
     differences = () if found.parse is None else tuple(_differences(job, target, text, asks))
@@ -161,7 +162,9 @@ def _same(name: str, job: Job, back: Job) -> bool:
         _dealt(one) if name == "layers_per_stage" else getattr(one, name, None) for one in (job, back)
     )
     if name == "sharding":
+        # Fully sharded is the same stage by either name.
         return SHARDINGS[str(wanted)].stage == SHARDINGS[str(gives)].stage
+    # Empty, 0 and None are alike: not given.
     return bool((wanted or None) == (gives or None))
 
 

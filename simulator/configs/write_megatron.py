@@ -21,6 +21,7 @@ Argument = tuple[str, Any]
 
 def text(job: Job) -> str:
     """Return the command that launches *job*, one group of arguments per line."""
+    # A job smaller than a node does not fill it.
     per_node = min(job.most_ranks_per_node, job.cluster.n_gpus)
     launch = [("nproc-per-node", per_node), ("nnodes", -(-job.cluster.n_gpus // per_node))]
     lines = [f"torchrun {_line(launch)} pretrain_gpt.py"]
@@ -50,9 +51,11 @@ def _model(model: Model, job: Job) -> Iterator[Argument]:
     yield "position-embedding-type", "learned_absolute" if model.max_positions else "rope"
     yield "max-position-embeddings", model.max_positions or job.seq_len
     yield "untie-embeddings-and-output-weights", not model.tied_embeddings
+    # Megatron-LM has one switch for all biases of a layer; those of queries alone are another.
     yield "disable-bias-linear", not model.mlp_bias
     yield "add-qkv-bias", model.qkv_bias and not model.mlp_bias
     yield from (("hidden-dropout", 0.1 if model.dropout else 0.0), ("attention-dropout", 0.0))
+    # Written as it is: padded already, so that nothing is added.
     yield from (("vocab-size", model.vocab), ("make-vocab-size-divisible-by", 1))
     if model.n_experts:
         yield from (("num-experts", model.n_experts), ("moe-router-topk", model.top_k))
@@ -88,6 +91,7 @@ def _parallel(job: Job) -> Iterator[Argument]:
         yield "num-virtual-stages-per-pipeline-rank", several
     if job.overlap_p2p is not None:
         yield "overlap-p2p-communication" if job.overlap_p2p else "no-overlap-p2p-communication", True
+    # Both ends may differ if all between are alike; anything else needs the layout in words.
     if listed and len(listed) == layout.pp and len(set(listed[1:-1])) < 2:
         yield "decoder-first-pipeline-num-layers", listed[0]
         yield "decoder-last-pipeline-num-layers", listed[-1]
@@ -143,5 +147,6 @@ def _overlap(job: Job) -> Iterator[Argument]:
     if job.layout.ep > 1:
         yield "moe-token-dispatcher-type", "flex" if profile.expert_dispatch == "once" else "alltoall"
         yield "overlap-moe-expert-parallel-comm", job.schedule == "combined-1f1b"
+    # 4 bytes of fp32 for each element.
     yield "ddp-bucket-size", round(profile.bucket_mib * 2**20 / 4) if profile.bucket_mib else None
     yield "clip-grad", 1.0 if profile.grad_norm else 0.0

@@ -19,6 +19,7 @@ def deepspeed(job: Job) -> str:
     """Return the JSON that DeepSpeed takes. Model parallelism but AutoTP is the script's, not the file's."""
     zero: Table = {"stage": job.shards.stage, "overlap_comm": job.profile.overlap_grad_reduce}
     if job.profile.bucket_mib:
+        # DeepSpeed counts elements, of 16 bits.
         zero["reduce_bucket_size"] = round(job.profile.bucket_mib * 2**20 / 2)
     if job.offload in ("optimizer", "states", "all"):
         zero["offload_optimizer"] = {"device": _DEVICES[job.offload_to]}
@@ -51,6 +52,7 @@ def torchtitan(job: Job) -> str:
     layout, is_pipeline = job.layout, job.layout.pp > 1
     shard, replicate = _degrees(job)
     training: Table = {
+        # With a pipeline the local batch is that of all micro-batches; without, of one.
         "local_batch_size": job.micro_batch * (job.n_microbatches if is_pipeline else 1),
         "global_batch_size": job.global_batch,
         "seq_len": job.seq_len,
@@ -99,6 +101,7 @@ def _degrees(job: Job) -> tuple[int, int]:
         return 1, job.layout.dp
     if job.shard_ranks:
         replicate = job.layout.dp * job.layout.cp // job.shard_ranks
+        # Copies are over replicas; context-parallel ranks belong to the shards.
         return job.layout.dp // replicate, replicate
     return job.layout.dp, 1
 
@@ -108,6 +111,7 @@ def _pipeline(job: Job) -> Table:
     table: Table = {"pipeline_parallel_microbatch_size": job.micro_batch}
     if job.schedule in names:
         table["pipeline_parallel_schedule"] = names[job.schedule]
+    # Layers per stage are one number: uneven stages cannot be said.
     if (virtual := job.virtual_stages or 1) > 1 and job.model.n_layers % (job.layout.pp * virtual) == 0:
         table["pipeline_parallel_layers_per_stage"] = job.model.n_layers // (job.layout.pp * virtual)
     return table
@@ -156,6 +160,7 @@ def fsdp2(job: Job) -> str:
     shard, replicate = _degrees(job)
     per_node = min(job.most_ranks_per_node, job.cluster.n_gpus)
     axes = {"pp": job.layout.pp, "dp_replicate": replicate, "dp_shard": shard, "cp": job.layout.cp}
+    # A mesh needs one axis, of one rank if need be.
     axes = {name: size for name, size in (axes | {"tp": job.layout.tp}).items() if size > 1} or {
         "dp_shard": 1
     }

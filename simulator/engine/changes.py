@@ -72,6 +72,7 @@ def of_links(changes: Sequence[Change | Throttle]) -> list[Change]:
     found = [change for change in changes if isinstance(change, Change)]
     for at_ns, way, capacity in found:
         between = way.tier in SWITCHES and way.direction in {IN, OUT}
+        # ``not ... >= 0`` also refuses a NaN, which compares false with everything.
         if not (between or way[1:] in WAYS) or way.rank < 0 or at_ns < 0 or not capacity >= 0:
             raise ProgramError(
                 f"change of {tuple(way)} at {at_ns} ns to {capacity}: a rank, near or far, in or out, "

@@ -39,8 +39,10 @@ class Clock(clock.Clock):
         if self._together is not None:
             return self._together.times(duration_ns, transfer_ns)
         program, (start_ns, end_ns, order, previous) = self._program, self._first
+        # By identity: only these very arrays are those that the first pass ran with.
         if duration_ns is self.duration_ns and transfer_ns is self.transfer_ns:
             return start_ns, end_ns  # the first pass has them: most programs are run once
+        # Made for a second run only, which most programs never have.
         if self._waits is None:
             self._waits = _waits_of(previous, program.dep_start, program.deps)
         meetings = (program.instance, program.instance_participants.astype(np.int64))
@@ -63,9 +65,12 @@ class Makespan:
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         meeting = program.instance[wait]
+        # What computes is waited for by its place, what communicates by its meeting, told apart by the sign.
         coded = np.where(meeting < 0, place[wait], -1 - meeting)
         counts = np.diff(start)[order]
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        # Rows of the CSR in the new order: for each edge its old position, less where its row began, plus
+        # where it begins now.
         moved = np.repeat(start[:-1][order] - first[:-1], counts) + np.arange(len(coded))
         self._order = order
         self._waits = (first, coded[moved])
@@ -121,8 +126,10 @@ def _clock(
     first = np.flatnonzero(waits == 0)
     free[: len(first)] = first
     n_free, n_started = len(first), 0
+    # One array, used again for every task that ends alone.
     alone = np.empty(1, np.int64)
     while n_free:
+        # A stack: in which order free tasks are worked off changes no time, as nobody competes.
         n_free -= 1
         task = free[n_free]
         start_ns[task] = ready_ns[task]
@@ -134,6 +141,7 @@ def _clock(
             ended, at_ns = alone, start_ns[task] + duration_ns[task]
         else:
             missing[meeting] -= 1
+            # The meeting goes on when its last participant comes; until then this task is open.
             if missing[meeting]:
                 continue
             ended = member[member_start[meeting] : member_start[meeting + 1]]
@@ -182,6 +190,7 @@ def _rerun(
     """
     wait_start, wait = waits
     instance, participants = meetings
+    # A copy: the counts are used up below, and wanted again in the next run.
     missing = participants.copy()
     met_ns = np.zeros(len(participants), np.int64)
     start_ns, end_ns = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
@@ -190,6 +199,8 @@ def _rerun(
         for edge in range(wait_start[task], wait_start[task + 1]):
             other = wait[edge]
             meeting = instance[other]
+            # Ends of participants are filled in below, too late for this: what waits for them asks the
+            # meeting.
             at_ns = max(at_ns, end_ns[other] if meeting < 0 else met_ns[meeting])
         start_ns[task] = at_ns
         meeting = instance[task]
@@ -200,6 +211,7 @@ def _rerun(
             missing[meeting] -= 1
             if missing[meeting] == 0:
                 met_ns[meeting] += transfer_ns[meeting]
+    # Now that all meetings are over, their participants end with them.
     for task in order:
         if instance[task] >= 0:
             end_ns[task] = met_ns[instance[task]]

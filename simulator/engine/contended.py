@@ -81,6 +81,7 @@ class _Shared(State):
 
     def carry(self, instance: int) -> Event:
         """Return the event at which the bytes of *instance* have arrived, if it sets off now."""
+        # Bytes that fill no shared link cannot be held up: their whole time is known.
         if not self._loads[instance]:
             return super().carry(instance)
         self._done[instance] = self.env.event()
@@ -91,8 +92,10 @@ class _Shared(State):
         """Wait for the latency of *instance*, then let its bytes flow."""
         transfer = self.program.transfers[self.program.instance_transfer[instance]]
         total_ns = self.transfer_ns_of[instance]
+        # Stragglers and jitter change whole times, and may make one shorter than its latency.
         latency_ns = min(transfer.latency_ns, total_ns)
         yield self.env.timeout(latency_ns)
+        # To now first: the fluid takes a start only at its own time.
         self._catch_up()
         self.fluid.start(instance, total_ns - latency_ns, self._loads[instance])
         self._wake()
@@ -108,6 +111,7 @@ class _Shared(State):
         """End transfers as they come due; start anew whenever the traffic changes."""
         while True:
             end_ns = self.fluid.next_end_ns()
+            # A new event each time: an event of SimPy happens once.
             self._changed = self.env.event()
             if end_ns is None:
                 yield self._changed
@@ -121,5 +125,6 @@ class _Shared(State):
             self._done.pop(int(str(instance))).succeed()
 
     def _wake(self) -> None:
+        # Several things may happen at the same moment, and one has told already.
         if not self._changed.triggered:
             self._changed.succeed()

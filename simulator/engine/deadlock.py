@@ -21,6 +21,7 @@ def explain(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> str:
     *start_ns*: start of each task, ``NEVER`` if it never started. *end_ns*: end of each task, ``NEVER`` if it
     never ended.
     """
+    # Who waits in a meeting has started and not ended.
     stuck = np.flatnonzero((start_ns >= 0) & (end_ns < 0) & (program.instance >= 0))
     if not len(stuck):
         return "the program cannot run: " + _cycle(program, end_ns)
@@ -29,6 +30,7 @@ def explain(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> str:
     members = np.flatnonzero(program.instance == instance)
     arrived = members[start_ns[members] >= 0]
     ranks = ", ".join(str(rank) for rank in np.unique(program.rank[arrived]))
+    # All have come: then only a link can hold up the bytes.
     if len(arrived) == program.instance_participants[instance]:
         return (
             f"the program cannot run: {_communication(program, first)} never ends: all of rank {ranks} "
@@ -80,6 +82,7 @@ def _cycle(program: Program, end_ns: Int64Array) -> str:
     """Return a cycle among the tasks that have not ended, found by walking back until one repeats."""
     seen: list[int] = []
     task = int(np.flatnonzero(end_ns < 0)[0])
+    # Every task that has not ended waits for another such, so that the way back repeats in the end.
     while task not in seen:
         seen.append(task)
         task = _blocker(program, task, end_ns)
@@ -90,6 +93,7 @@ def _cycle(program: Program, end_ns: Int64Array) -> str:
 def _blocker(program: Program, task: int, end_ns: Int64Array) -> int:
     """Return a task that *task* waits for: an earlier one of its stream, else a dependency."""
     lane = (program.rank == program.rank[task]) & (program.stream == program.stream[task])
+    # The first of the stream that has not ended holds up all behind it.
     head = int(np.flatnonzero(lane & (end_ns < 0))[0])
     if head != task:
         return head

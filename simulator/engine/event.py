@@ -59,8 +59,11 @@ class Gpus:
                 self._bound[task], self._processors[rank], self._memory[rank]
             )
             since_ns = int(env.now)
+            # Rounded as in the compiled engine, for both to agree to the nanosecond.
             end_ns = due_ns(since_ns, left_ns, factor)
+            # One event for all that compute on this GPU: whoever changes its pace tells all of them at once.
             yield env.timeout(end_ns - since_ns) | self._changed.setdefault(rank, env.event())
+            # Both may happen at the same moment; what is due then is over, whatever changed.
             if env.now >= end_ns:
                 return
             left_ns -= (int(env.now) - since_ns) / factor
@@ -156,6 +159,7 @@ class State:
     def stream(self, tasks: list[int]) -> Generator[Event, None, None]:
         """Run *tasks* in order: wait for inputs, occupy the stream, release dependent tasks."""
         env, start_ns, end_ns, gpus = self.env, self.start_ns, self.end_ns, self._gpus
+        # Names of this function: looked up once, not for every task.
         duration_ns, instance, waits_for, waiters = (
             *(self._duration_ns, self._instance, self._waits_for, self._waiters),
         )
@@ -186,6 +190,7 @@ class State:
         if self._gpus:
             self._gpus.move(instance)
         done = self.carry(instance)
+        # Who came before waits for an event of its own, which *done* triggers.
         if instance in self._met:
             done.callbacks.append(self._met.pop(instance).trigger)
         return done
@@ -198,6 +203,7 @@ class State:
 def _streams(program: Program) -> list[list[int]]:
     """Return the tasks of every ``(rank, stream)`` in order of index."""
     lane = program.rank.astype(np.int64) * len(program.streams) + program.stream
+    # Stable: tasks of one stream stay in their order.
     order = np.argsort(lane, kind="stable")
     cuts = np.flatnonzero(np.diff(lane[order])) + 1
     return [tasks.tolist() for tasks in np.split(order, cuts) if len(tasks)]
@@ -207,6 +213,7 @@ def _cross_stream(program: Program) -> dict[int, list[int]]:
     """Return the dependencies of each task, except those implied by the order of its stream."""
     task = np.repeat(np.arange(program.n_tasks), np.diff(program.dep_start))
     lane = program.rank.astype(np.int64) * len(program.streams) + program.stream
+    # A dependency on a later task of the own stream is no order but a cycle, and has to be found.
     implied = (lane[task] == lane[program.deps]) & (program.deps < task)
     found: dict[int, list[int]] = {}
     for waiter, other in zip(task[~implied].tolist(), program.deps[~implied].tolist(), strict=True):

@@ -45,6 +45,7 @@ def filled(spans: Sequence[Span]) -> Filled:
     way = np.array([number[span.link] for span in spans], np.int64)
     start_ns, end_ns = (np.array([span[at] for span in spans], np.int64) for at in (1, 2))
     used = _units(np.array([span.used for span in spans], np.float64))
+    # Each span is two changes: its load comes at the start and goes at the end.
     return levels(
         ways, np.concatenate([way, way]), np.concatenate([start_ns, end_ns]), np.concatenate([used, -used])
     )
@@ -67,12 +68,14 @@ def of_rates(
     at_ns, job, rate = at_ns[order], job[order], rate[order]
     counts = first[job + 1] - first[job]
     row = np.repeat(np.arange(len(job)), counts)
+    # For each change the edges of its communication, one after another.
     edge = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first[job], counts)
     now = _units(load[edge] * rate[row])
     same = np.zeros(len(job), np.bool_)
     same[1:] = job[1:] == job[:-1]
     before = np.zeros(len(edge), np.int64)
     later = np.flatnonzero(same[row])
+    # Rows are sorted by communication: the same edge of the change before lies that many places back.
     before[later] = now[later - counts[row[later]]]
     return levels(ways, link[edge], at_ns[row], now - before)
 
@@ -80,16 +83,20 @@ def of_rates(
 def levels(ways: tuple[Way, ...], way: Int64Array, at_ns: Int64Array, change: Int64Array) -> Filled:
     """Return how full links were, of the *change* of their loads at some times, in ``UNIT``."""
     by_name = sorted(range(len(ways)), key=ways.__getitem__)
+    # The inverse of that order: from the old number of a link to its place by name.
     way = np.argsort(np.array(by_name, np.int64))[way]
     order = np.lexsort((at_ns, way))
+    # One running sum over all links: the changes of each add up to exactly zero in whole units.
     way, at_ns, total = way[order], at_ns[order], np.cumsum(change[order])
     last = np.ones(len(way), np.bool_)
+    # Of several changes at one moment only the sum of all is seen.
     last[:-1] = (way[1:] != way[:-1]) | (at_ns[1:] != at_ns[:-1])
     way, at_ns, total = way[last], at_ns[last], total[last]
     noted = np.ones(len(way), np.bool_)
     noted[1:] = (way[1:] != way[:-1]) | (np.abs(total[1:] - total[:-1]) > SAME)
     way, at_ns, total = way[noted], at_ns[noted], total[noted]
     busy = np.flatnonzero(total > SAME)
+    # A link ends at zero, so that what follows something busy is a change of the same link.
     until = np.minimum(busy + 1, len(at_ns) - 1)
     used = total[busy].astype(np.float64) * UNIT
     return Filled(tuple(ways[at] for at in by_name), way[busy], at_ns[busy], at_ns[until], used)
@@ -136,6 +143,7 @@ def _above(
     found = Above(({},), np.zeros(program.n_instances, np.int64)) if above is None else above
     loads = [{way: share for way, share in load.items() if share > 0} for load in found.loads]
     changed = [change.way for change in of_links(changes) if change.way.tier in SWITCHES]
+    # Links that only change, and that nobody uses, have a number, too.
     names = sorted({*changed, *(way for load in loads for way in load)})
     number = {way: first + at for at, way in enumerate(names)}
     counts = np.array([len(load) for load in loads], np.int64)
@@ -143,6 +151,7 @@ def _above(
     share = np.array([part for load in loads for part in load.values()], np.float64)
     each = counts[found.kind]
     job = np.repeat(np.arange(program.n_instances), each)
+    # Positions within the loads of each communication's kind, written out for every communication.
     at = np.arange(len(job)) + np.repeat(
         (np.cumsum(counts) - counts)[found.kind] - (np.cumsum(each) - each), each
     )

@@ -54,6 +54,7 @@ def share(
     """
     start, link, _ = ways
     demand, free, seen = scratch
+    # All links of those under way start anew; others are not looked at, however many there are.
     for job in active:
         rate[job] = RISING
         for way in link[start[job] : start[job + 1]]:
@@ -77,6 +78,7 @@ def room_left(active: Int64Array, ways: Ways, demand: Floats, free: Floats, rate
     start, link, load = ways
     for job in active:
         if rate[job] == RISING:
+            # First all to zero, then add up: several transfers share a link.
             demand[link[start[job] : start[job + 1]]] = 0.0
     for job in active:
         if rate[job] == RISING:
@@ -105,6 +107,7 @@ def fill_links(
     for job in active:
         if rate[job] == RISING:
             for way in link[start[job] : start[job + 1]]:
+                # Once for each link, though several transfers are on it.
                 if seen[way] < turn:
                     seen[way] = turn
                     free[way] = max(0.0, free[way] - step * demand[way])
@@ -149,6 +152,7 @@ def move(
         else:
             active[kept] = job
             kept += 1
+    # Behind those that go on there is room for those that have arrived: no further array is handed on.
     active[kept:n_active] = arrived[:n_arrived]
     return kept, n_arrived
 
@@ -159,6 +163,7 @@ def move(
 @jit
 def previous_of(rank: Int32Array, stream: Int32Array, n_streams: int) -> Int64Array:
     """Return for every task the one before it on its stream, -1 for the first."""
+    # An empty array has no maximum.
     last = np.full((rank.max() + 1 if len(rank) else 0) * n_streams, NEVER, np.int64)
     previous = np.empty(len(rank), np.int64)
     for task in range(len(rank)):
@@ -241,13 +246,17 @@ def due(
     while heap and heap[0][0] == now:
         code = heappop(heap)[1]
         if code < n:
+            # A task whose pace has changed is on the heap several times: only what it was told last counts,
+            # and once.
             if of_task[code, DUE] == now and end_ns[code] == NEVER:
                 end_ns[code] = now
                 ended[n_ended] = code
                 n_ended += 1
         elif code >= n + m:
             n_changed += 1
+            # From the back, so that one array does for both.
             others[len(others) - n_changed] = code - n - m
+        # Nothing on shared links: its bytes have arrived already.
         elif ways[code - n] == ways[code - n + 1]:
             others[n_met] = code - n
             n_met += 1
@@ -374,6 +383,7 @@ def compute(task: int, now: int, duration_ns: int, gpus: Gpus, heap: list[tuple[
 def note_pace(rank: int, now: int, gpus: Gpus, heap: list[tuple[int, int]]) -> None:
     """Work out anew when the tasks that compute on *rank* end."""
     for task in gpus.computing[rank]:
+        # What ends now is over, whatever changes at this moment.
         if task == NOBODY or now >= gpus.of_task[task, DUE]:
             continue
         one, progress = gpus.of_task[task], gpus.progress[task]
@@ -382,6 +392,7 @@ def note_pace(rank: int, now: int, gpus: Gpus, heap: list[tuple[int, int]]) -> N
             one[BOUND], gpus.taken[rank, PROCESSORS], gpus.taken[rank, MEMORY]
         )
         one[SINCE], one[DUE] = now, _due(now, progress[LEFT], progress[PACE])
+        # The old entry stays on the heap: ``due`` passes it over.
         heappush(heap, (one[DUE], task))
 
 
@@ -453,6 +464,7 @@ class Together:
         self._ways = nothing if ways is None else ways
         self._changes = _as_arrays(changes)
         self._n_links = n_links
+        # A change of a link has a number from 0 on, so that this is below 0 and asks for no rank.
         gpus = (-1 - what for _, what, _ in changes)
         self._n_ranks = 1 + max(int(program.rank.max(initial=-1)), *gpus, -1)
 
@@ -473,6 +485,7 @@ class Together:
         self, duration_ns: Int64Array, transfer_ns: Int64Array, *, watched: bool
     ) -> tuple[Int64Array, Int64Array, Rates]:
         program = self._program
+        # Stragglers and jitter may make a whole time shorter than its latency.
         latency_ns = np.minimum(self._latency_ns, transfer_ns)
         start_ns, end_ns, log = _pass(
             ((program.rank, program.stream, len(program.streams)), (program.dep_start, program.deps)),
@@ -629,12 +642,16 @@ def _pass(
         )
         rewired = False
         if n_changed:
+            # They were written from the back: turned round, they are in order.
             rewired = apply(others[len(others) - n_changed :][::-1], changes, now, capacity, (gpus, heap))
+        # Rates change only when something sets off, arrives or is rewired: until then nothing has to be
+        # moved.
         if n_fresh or rewired or arrival_ns == now:
             n_active, n_arrived = move(active, n_active, now - moved_ns, left_ns, rate)
             moved_ns = now
             others[n_met : n_met + n_arrived] = active[n_active : n_active + n_arrived]
             n_met += n_arrived
+            # After the move: who sets off now has not moved yet.
             active[n_active : n_active + n_fresh] = fresh[:n_fresh]
             n_active += n_fresh
             share(active[:n_active], ways, scratch, capacity, rate)

@@ -116,10 +116,12 @@ def optimal_interval_s(reliability: Reliability) -> float:
     cost = reliability.checkpoint_s * rate
     if not cost:
         raise GoodputError("checkpoint_s = 0: a checkpoint that costs nothing is best made all the time")
+    # Young's first order, no more than the mean time between failures.
     x = min(math.sqrt(2 * cost), 1.0)
     for _ in range(_NEWTON_STEPS):  # 1 - x - e^-(x + c) falls, and is concave: Newton's steps converge
         decay = math.exp(-(x + cost))
         step = (1 - x - decay) / math.expm1(-(x + cost))
+        # Never past 0 or 1, between which the root lies: at most half of the way there.
         x = min(max(x - step, x / 2), (1 + x) / 2)
     return x / rate
 
@@ -132,6 +134,7 @@ def expected(work_s: float, interval_s: float, reliability: Reliability) -> Expe
     _check(work_s, interval_s)
     rate = reliability.failures_per_s
     n_segments = _segments(work_s, interval_s)
+    # Equal segments: the last is not shorter than the others.
     held_s = work_s / n_segments + reliability.checkpoint_s
     checkpoints_s = n_segments * reliability.checkpoint_s
     if not rate:
@@ -143,12 +146,14 @@ def expected(work_s: float, interval_s: float, reliability: Reliability) -> Expe
             restarts_s=0.0,
             n_failures=0.0,
         )
+    # Before ``expm1``, which overflows soon after.
     if rate * max(held_s, reliability.restart_s) > _MOST_LOG:
         raise GoodputError(
             f"a failure every {1 / rate:.3g} s leaves no time for {held_s:.3g} s between checkpoints and "
             f"{reliability.restart_s:.3g} s of restart; checkpoint more often, or restart faster"
         )
     retries = math.expm1(rate * held_s)  # failed attempts per segment that is kept
+    # Mean time per segment, Daly's ``(e^(r t) - 1) / r``, without the restarts.
     attempts_s = n_segments * retries / rate
     restarts_s = n_segments * retries * math.expm1(rate * reliability.restart_s) / rate
     wall_s = attempts_s + restarts_s
@@ -196,9 +201,12 @@ def sampled_times_s(
     most = 100 * (mean.n_failures + 100) * max(float(slower.max()), 1.0) ** 2
     open_ = np.arange(n_samples)
     for _ in range(int(most)):
+        # Failures have no memory: after each the time until the next is drawn anew.
         until_failure_s = rng.exponential(1 / rate, len(open_))
+        # Whole segments are kept; the one that the failure hits is lost.
         n_done = np.minimum(np.floor(until_failure_s / held_s[open_]), n_left[open_])
         is_done = n_done >= n_left[open_]
+        # Until the failure, its lost segment included; to the end of the last one where none came in time.
         wall_s[open_] += np.where(is_done, n_left[open_] * held_s[open_], until_failure_s)
         n_left[open_] -= n_done
         open_ = open_[~is_done]
@@ -224,6 +232,7 @@ def _restart_s(reliability: Reliability, rng: np.random.Generator, n_samples: in
 
 def _segments(work_s: float, interval_s: float) -> int:
     """Return into how many equal segments work is cut so that none is longer than *interval_s*."""
+    # Less a hair: work of exactly n intervals is not n + 1 because of rounding.
     return 1 if math.isinf(interval_s) else max(math.ceil(work_s / interval_s - 1e-9), 1)
 
 
@@ -265,6 +274,7 @@ class Stragglers:
         points = list(zip(self.at, self.factors, strict=True))
         below = 0.0
         for (low, x), (high, y) in pairwise(points):
+            # The integral of F(x)^n over this piece, along which F is linear from low to high.
             below += (y - x) * (high ** (n_gpus + 1) - low ** (n_gpus + 1)) / ((n_gpus + 1) * (high - low))
         return self.factors[-1] - below
 
@@ -334,8 +344,10 @@ def parse_stragglers(text: str) -> Stragglers:
         if match is None:
             raise GoodputError(f"slow GPUs: {part.strip()!r} is not percent:factor, {_FORM}")
         points.append((float(match[1]) / 100, float(match[2])))
+    # 0 % was said: that point takes the place of the first.
     if points[1][0] == 0:
         del points[0]
+    # None is slower than the last that was said.
     if points[-1][0] < 1:
         points.append((1.0, points[-1][1]))
     _check_quantiles(text, points)

@@ -96,6 +96,7 @@ def plan(
     interval_s = optimal_interval_s(reliability) if risks.interval_s is None else risks.interval_s
     slow = SlowGpus(risks.stragglers, training.n_gpus, training.compute_share)
     rests_on += slow.notes(QUANTILES)
+    # Samples draw the slowest GPU anew in each world; this has its mean.
     mean = expected(work_s * slow.mean, interval_s, reliability)
     _check_length(mean, start, n_samples)
     times_s = sampled_times_s(
@@ -187,6 +188,7 @@ def _chance_by(times_s: NDArray[np.float64], start: date, by: date | None) -> di
     """Return how likely the training is done at the end of the day *by*."""
     if by is None:
         return {}
+    # To the end of that day.
     limit_s = ((by - start).days + 1) * DAY_S
     return {"by": by.isoformat(), "chance_by": float((times_s <= limit_s).mean())}
 
@@ -222,6 +224,7 @@ def _energy(training: Training, mean: Expected, risks: Risks, supply: Supply) ->
         return None
     waits_s = mean.checkpoints_s + mean.restarts_s
     works_s = mean.wall_s - waits_s
+    # An error that is told has a range of its own.
     low, high = training.step_range if risks.step_error is None else range_of(risks.step_error)
     shares = " to ".join(format_share(end, ".0f") for end in (low, high))
     steps = "" if low == high else f" and steps of {shares} of the predicted time"
@@ -268,6 +271,7 @@ def _reliability(training: Training, risks: Risks) -> tuple[Reliability, list[st
             raise GoodputError("the run does not tell its parameters: give --checkpoint-time, e.g. '60 s'")
         per_node = risks.storage_bytes_per_s or STORAGE_BYTES_PER_S
         size_bytes = CHECKPOINT_BYTES_PER_PARAM * training.n_params
+        # All nodes write their parts at the same time.
         checkpoint_s = size_bytes / (per_node * training.n_nodes)
         assumed = "" if risks.storage_bytes_per_s else " (assumed)"
         notes.append(

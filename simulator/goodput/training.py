@@ -97,6 +97,7 @@ def training_of(run: Run, *, tokens_per_step: int | None = None) -> Training:
     step_time_s, n_sites = float(figures["step_time_s"]), 1
     if outer := summary.get("outer"):  # the run is of one of several sites
         step_time_s, n_sites = float(summary["average_step_time_s"]), int(outer["sites"])
+    # Shares are of the step that was run; in what an average one takes longer nobody computes.
     shares = {name: share * figures["step_time_s"] / step_time_s for name, share in figures["shares"].items()}
     work = work_of(info.job or {}, info.layout)
     if tokens_per_step is None and work is not None and work[1] == "tokens":
@@ -140,6 +141,7 @@ def spread_of(interval: Sequence[float]) -> float:
     >>> round(spread_of([math.exp(-0.128155), math.exp(0.128155)]), 4)
     0.1
     """
+    # Two times are needed: anything else fails below, with a message.
     low, high = interval if len(interval) == 2 else (0.0, 0.0)
     if not 0 < low <= high:
         raise GoodputError(f"intervals.step_time_s is {shown(interval)}, but two times are needed")

@@ -62,6 +62,7 @@ def tower_bytes(job: Job) -> tuple[int, int, int]:
         return 0, 0, 0
     inside, layers = tower_job(job), range(tower.n_layers)
     tokens = inside.micro_batch * (job.image_tokens or tower.image_tokens)
+    # Patches, and what each matrix of the projector reads.
     inputs = tokens_per_rank(inside) * tower.vocab + tokens * sum(n_in for n_in, _ in tower.projector)
     return (
         sum(kept_bytes(inside, layer) for layer in layers) + inputs * DTYPE_BYTES[job.precision],
@@ -127,6 +128,7 @@ def _saved_bytes(job: Job, layer: int) -> int:
     n_tokens, heads = tokens_per_rank(job), model.n_heads // layout.tp
     features = heads * (model.head_dim + model.value_head_dim)
     features += model.kv_heads_per_rank(layout.tp) * model.value_head_dim
+    # 4: the fp32 statistic of every query that fused attention keeps.
     found = 2 * layer_input_bytes(job) + n_tokens * (features * width + heads * 4)
     ffn_hidden = model.ffn_hidden if not model.is_moe(layer) else model.moe_ffn_hidden * model.top_k
     return found + n_tokens * share(ffn_hidden, layout.tp) * width
@@ -174,6 +176,7 @@ def logits_bytes(job: Job, in_flight: int, *, working: bool = True) -> int:
     framework, width = job.profile, DTYPE_BYTES[job.precision]
     if framework.compiles_loss and not is_separate(job, "loss"):
         return n_logits(job) * width * (in_flight * (1 + job.model.n_mtp) + working)
+    # In fp32 there is one copy of 4 bytes in all, where 16 bits and their fp32 cast are 6.
     uncast = 4 - 6 if job.precision == "fp32" else 0
     beside = max(framework.logits_working_bytes + uncast, 0) if working else 0
     return n_logits(job) * (framework.logits_kept_bytes * in_flight * (1 + job.model.n_mtp) + beside)
@@ -190,6 +193,7 @@ def _branch_bytes(job: Job, *, n_shared: int = 0) -> int:
     elements = n_tokens * job.model.hidden
     found = (2 - n_shared) * hidden_bytes(job, n_tokens) + (elements if job.model.dropout else 0)
     if n_shared in (0, 1):
+        # One of the inputs is that of a matrix, which may be kept in fewer bits; it is exchanged here.
         found += matrix_input_bytes(job, elements) - hidden_bytes(job, n_tokens)
     if framework.keeps_gathered_inputs and n_shared < 2:
         found += hidden_bytes(job, tokens_per_rank(job)) - hidden_bytes(job, n_tokens)
@@ -231,6 +235,7 @@ def _attention_bytes(job: Job, kind: str, *, scores: bool) -> int:
         found += 2 * n_tokens * heads * model.head_dim * width
     if kind == "sparse":  # queries and key of the indexer, and which keys it chose
         indexed = (model.index_heads + 1) * model.index_head_dim * width
+        # 4 bytes for the number of each key that was chosen.
         found += n_tokens * (indexed + 4 * min(model.index_top_k, job.seq_len))
     result = n_tokens * heads * model.value_head_dim
     if (quantised := matrix_input_bytes(job, result)) < result * width:
@@ -258,6 +263,7 @@ def _mlp_bytes(job: Job, layer: int) -> int:
     n_routed = routed_tokens(job, expert_tokens(job))
     found = _branch_bytes(job) + _kept_inner_bytes(job, model.moe_ffn_hidden, n_routed, job.layout.etp)
     found += matrix_input_bytes(job, n_routed * model.hidden)
+    # 4: the router scores in fp32.
     found += tokens_per_shard(job) * model.n_experts * 4
     if model.n_shared_experts:
         found += _kept_inner_bytes(job, model.shared_ffn_hidden, tokens_per_rank(job))

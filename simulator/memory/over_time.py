@@ -76,6 +76,7 @@ def _returned(spans: pa.Table) -> _Windows:
     last, either = (_windows(spans, kinds) for kinds in (RETURNS, (*RETURNS, "backward_input")))
     if len(last.rank) == len(either.rank):
         return last
+    # Where the half for the weights is there, its times take the place of the other's.
     has_last = np.isin(either.key, last.key)
     for of_either, of_last in ((either.start_ns, last.start_ns), (either.end_ns, last.end_ns)):
         of_either[has_last] = of_last
@@ -94,6 +95,8 @@ def _windows(spans: pa.Table, kinds: Iterable[str]) -> _Windows:
     start_ns = chosen["start_ns"].to_numpy()
     end_ns = start_ns + chosen["duration_ns"].to_numpy()
     key = np.zeros(len(start_ns), np.int64)
+    # One number from four, as digits of a place-value system; 1 is added so that -1, unknown, is a digit,
+    # too.
     for column, size in zip(columns, sizes, strict=True):
         key = key * size + column + 1
     keys, one, member = np.unique(key, return_index=True, return_inverse=True)
@@ -113,6 +116,7 @@ def _changes(
     stages = forward.stage.tolist()
     kept = np.array([memory.kept_bytes[stage] for stage in stages], np.int64)
     late_ns = _end_of_pair(forward, returned)
+    # Without a pair that is the start, and all is kept from there.
     ahead = np.where(late_ns > forward.start_ns, [memory.ahead_bytes[stage] for stage in stages], kept)
     activations = (
         _held(forward.start_ns, returned.end_ns, ahead),
@@ -154,6 +158,7 @@ def _rows(rank: int, category: str, changes: _Changes) -> pa.Table:
     sums = np.zeros(len(t_ns), np.int64)
     np.add.at(sums, member, np.append(changes.bytes, 0))
     held = np.cumsum(sums)
+    # Only changes are kept, and the first value.
     keep = np.append(True, held[1:] != held[:-1])
     columns = {
         "rank": pa.array(np.full(int(keep.sum()), rank, np.int32)),

@@ -87,6 +87,7 @@ def fullest_moment(
     """
     whole, gradient = gathered_parameters_bytes(job, units), whole_gradient_bytes(job, units)
     always = _always_bytes(job, layers, units)
+    # The micro-batch of the moment is no longer waiting: its logits are counted where it is.
     waiting = logits_bytes(job, held.in_flight - 1, working=False) if last and held.in_flight else 0
     moments = [
         Moment(
@@ -194,6 +195,7 @@ def stage_memory(
     alike = _alike(job, layers)
     kept = sum(n * kept_bytes(one, layer) for layer, one, n in alike) + (head_bytes(job) if last else 0)
     if first and job.model.dropout:
+        # The mask of the dropout behind the embedding, a byte for each element.
         kept += layer_input_bytes(job) // DTYPE_BYTES[job.precision]
     of_tower, back, beside = tower_bytes(job) if first else (0, 0, 0)
     kept += of_tower
@@ -214,6 +216,7 @@ def stage_memory(
         "reserved": reserved_bytes(job),
     }
     on_device = _kept_on_device(job, items, kept)
+    # Layers by number travel without ``_kept_on_device``, which knows only all or none.
     if job.offload_layers and in_flight:
         on_device["activations"] = items["activations"] - _sent_away(job, items["activations"])
     return StageMemory(

@@ -61,6 +61,7 @@ def state_bytes(job: Job, n_params: int, replicas: int, n_matrices: int = 0) -> 
     which they are shared out.
     """
     part = share(n_params, replicas)
+    # Optimizers such as Muon treat matrices of layers in another way than all else.
     kept = (n_params - n_matrices) * job.updates.other_bytes + n_matrices * job.updates.state_bytes
     if job.precision == "fp32" or (job.shards.updates_shards and job.master_weights):
         weight, gradient = 4, 4
@@ -70,6 +71,7 @@ def state_bytes(job: Job, n_params: int, replicas: int, n_matrices: int = 0) -> 
     return StateBytes(
         parameters=weight * (part if job.shards.parameters else n_params),
         gradients=gradient * (part if job.shards.gradients else n_params),
+        # Bytes of a parameter may be a fraction: 8-bit moments have a scale for every 256.
         optimizer=math.ceil(-(-kept * part // max(n_params, 1)) if job.shards.optimizer else kept),
     )
 
@@ -127,6 +129,7 @@ def stage_states(job: Job, units: Sequence[Unit]) -> StateBytes:
         return trained._replace(parameters=trained.parameters + share(frozen, ranks))
     n_experts, n_matrices = (sum(unit.experts for unit in units), sum(unit.matrices for unit in units))
     dense = state_bytes(job, sum(unit.dense for unit in units), replicas, n_matrices - n_experts)
+    # Tensor-parallel ranks are replicas of experts as far as these are not cut over them.
     expert_replicas = max(replicas * job.layout.tp // (job.layout.ep * job.layout.etp), 1)
     experts = state_bytes(job, n_experts, expert_replicas, n_experts)
     both = StateBytes(*(a + b for a, b in zip(dense, experts, strict=True)))
@@ -188,6 +191,7 @@ def gathered_parameters_bytes(job: Job, units: Sequence[Unit]) -> int:
     sizes = [_frozen_bytes(job, unit) if job.lora_rank else width * unit.params for unit in units]
     if _stays_whole(job):
         return copy + sum(sizes)
+    # The last unit has none behind it.
     return copy + max((a + b for a, b in pairwise([*sizes, 0])), default=0)
 
 
@@ -208,9 +212,12 @@ def whole_gradient_bytes(job: Job, units: Sequence[Unit]) -> int:
         return 0
     width, gradient = DTYPE_BYTES[job.precision], DTYPE_BYTES[job.gradient_dtype]
     trained = [unit.adapters if job.lora_rank else unit.params for unit in units]
+    # Gradients alone are sharded (zero2): no copy of parameters, and one unit's gradients before they are
+    # reduced.
     if not job.shards.parameters:
         return gradient * max(trained, default=0)
     if job.keeps_stages_whole:
+        # Whole sums, and beside them the gradients of one unit as backward makes them.
         return gradient * sum(trained) + width * max(trained)
     as_one = job.profile.wrap == "model"
     return (width + gradient) * (sum(trained) if as_one else max(trained))

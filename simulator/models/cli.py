@@ -28,6 +28,7 @@ USUAL_LEN: Final = 4096
 
 def _length(one: Model, asked: int | None) -> int:
     """Return tokens per sequence: those *asked* for, at most as many as there are learned positions."""
+    # A model with learned positions has none for longer sequences.
     return min(asked or USUAL_LEN, one.max_positions or asked or USUAL_LEN)
 
 
@@ -184,6 +185,7 @@ def check(ctx: click.Context, name: str, against: str | None, *, as_json: bool) 
     found = count_of(against) if against else published_params(one.name)
     if found is None and against is None:
         raise ModelError(f"{one.name}: no published count is known; give one (8.03B), or a config.json")
+    # A count says nothing of fields: these are compared with a model only.
     differ: dict[str, list[Any]] = {}
     if found is None:
         other = load_model(against or "")

@@ -32,6 +32,7 @@ def _sizes(config: Config, names: Names, *, tied: bool, attention_bias: bool, ml
         "hidden": hidden,
         "n_heads": heads,
         "n_kv_heads": heads,
+        # Zero heads are refused later, with a message; here they would only divide by zero.
         "head_dim": hidden // max(heads, 1),
         "ffn_hidden": inner,
         "vocab": config.integer("vocab_size"),
@@ -86,6 +87,7 @@ def bloom(config: Config) -> Shape:
     """BLOOM: ALiBi needs no positions, and the embedding is normalised."""
     names = Names("n_layer", "hidden_size", "n_head", "")
     shape = _sizes(config, names, tied=True, attention_bias=True, mlp_bias=True)
+    # Weight and bias of the norm behind the embedding.
     return {**shape, "extra_params": 2 * int(shape["hidden"])}
 
 
@@ -97,6 +99,7 @@ def bert(config: Config) -> Shape:
         **shape,
         "tied_embeddings": True,
         "max_positions": config.integer("max_position_embeddings", 512),
+        # Token types, and the matrix and bias of the pooler.
         "extra_params": config.integer("type_vocab_size", 2) * hidden + hidden * hidden + hidden,
         "dropout": config.number("hidden_dropout_prob", 0.1) > 0,
         "causal": False,

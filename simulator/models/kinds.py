@@ -75,6 +75,7 @@ class Kind(NamedTuple):
 def _plain(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
     """Multi-head and grouped-query attention; a gate of its result comes out of the query's matrix."""
     heads = share(sizes.n_heads, tp)
+    # The gate is as wide as the query, and comes out of the same matrix.
     n_query = heads * (2 if sizes.attention_gate else 1)
     n_qkv = (n_query + 2 * share(sizes.n_kv_heads, tp)) * sizes.head_dim
     proj = Linear("proj", heads * sizes.head_dim, sizes.hidden, sizes.proj_bias)
@@ -96,6 +97,7 @@ def _latent(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
     return (
         *down,
         Linear("q_up", rank or sizes.hidden, heads * sizes.head_dim),
+        # One key part with rotation serves all heads, and is not compressed.
         Linear("kv_down", sizes.hidden, width, is_whole=True, is_normed=True),
         Linear("kv_up", sizes.kv_lora_rank, heads * (nope_dim + sizes.v_head_dim)),
         Linear("proj", heads * sizes.value_head_dim, sizes.hidden, sizes.proj_bias),
@@ -128,6 +130,7 @@ def _mamba2(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
     heads, scan = share(sizes.scan_heads, tp), _mamba2_scan(sizes, tp)
     inner = heads * sizes.scan_value_dim
     return (
+        # Gate; what is convolved, which is the input and B and C; a time step for each head.
         Linear("in", sizes.hidden, inner + scan.convolved + heads),
         Linear("out", inner, sizes.hidden),
     )
@@ -136,6 +139,7 @@ def _mamba2(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
 def _mamba2_others(sizes: Sizes, tp: int) -> int:
     """Decay, skip and bias of the time step of every head, the norm of the result, the convolution."""
     heads = share(sizes.scan_heads, tp)
+    # Decay, skip and bias of the time step: three for each head.
     return 3 * heads + heads * sizes.scan_value_dim + _convolution(sizes, _mamba2_scan(sizes, tp))
 
 
@@ -229,6 +233,7 @@ def _chunk(sizes: Sizes, most: int) -> int:
 
 
 def _convolution(sizes: Sizes, scan: Scan) -> int:
+    # A tap for each feature: the convolution goes over every feature alone.
     return scan.convolved * (sizes.conv_kernel + (1 if sizes.conv_bias else 0))
 
 
@@ -353,4 +358,5 @@ def scan_flops(scan: Scan) -> float:
     """
     groups = ((scan.groups, one) for one in scan.per_group)
     heads = ((scan.heads, one) for one in scan.per_head)
+    # Products are those of a chunk; FLOPs are said of a token.
     return sum(n * 2 * a * b * c for n, (a, b, c) in (*groups, *heads)) / max(scan.chunk, 1)

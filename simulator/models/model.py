@@ -43,6 +43,7 @@ class Model(Sizes):
         if self.kv_lora_rank:
             mixer = "sparse" if self.index_heads else "latent"
         else:
+            # Counted from 1: every *global_every*-th layer is the last of its turn.
             is_global = self.global_every and (layer + 1) % self.global_every == 0
             mixer = "window" if self.window and not is_global else "attention"
         return mixer, "moe" if self.n_experts and layer >= self.n_dense_layers else "mlp"
@@ -76,6 +77,8 @@ class Model(Sizes):
 
     def block_params(self, kind: str, tp: int = 1) -> int:
         """Return parameters of a block of *kind* per rank of *tp*, with norms, without routed experts."""
+        # Of two norms each block has one before it, of four another one behind; a single one counts with the
+        # MLP.
         one, before = KINDS[kind], self.norms_per_layer // 2
         norms = self.norm_params * (self.norms_per_layer - before if one.is_mlp else before)
         return norms + one.others(self, tp) + sum(linear.params for linear in one.linears(self, tp))
@@ -135,6 +138,7 @@ class Model(Sizes):
     def n_active_params(self) -> int:
         """Number of parameters that one token meets, embedding included: ``top_k`` of the routed experts."""
         idle = sum(self.expert_params(layer) for layer in range(self.n_layers))
+        # A token leaves all but ``top_k`` experts of a layer idle.
         return self.n_params - (idle * (self.n_experts - self.top_k) // self.n_experts if idle else 0)
 
     def matmul_params(self, layer: int) -> int:
@@ -162,8 +166,12 @@ class Model(Sizes):
         """
         layers = [*range(self.n_layers), *[self.n_layers - 1] * self.n_mtp]
         weights = sum(self.matmul_params(layer) for layer in layers)
+        # Each such module has a pass of the head and the matrix that joins two hidden states, beside the
+        # model's own.
         weights += (1 + self.n_mtp) * self.head_params() + self.n_mtp * 2 * self.hidden * self.hidden
         mixed = sum(self._mixing_flops(self.mixer(layer), seq_len, causal=causal) for layer in layers)
+        # Weights: 2 forward and 4 backward, or 2 where no weight has a gradient. Mixing: forward and twice
+        # that.
         return (4 if frozen else 6) * weights + round(3 * mixed)
 
     def _mixing_flops(self, kind: str, seq_len: int, *, causal: bool) -> float:
@@ -175,7 +183,10 @@ class Model(Sizes):
             scan = one.scan(self, 1, seq_len)
             return scan_flops(scan) + 2 * scan.convolved * self.conv_kernel
         window = min(one.reach(self) or seq_len, seq_len)
+        # Chunks see nothing of each other, so that the mask cuts each in half; a window slides over the whole
+        # sequence.
         rows = window if one.in_chunks else seq_len
+        # In the mean over all rows: the first ones of a window, or of a chunk, see less than all of it.
         seen = window * (1 - window / (2 * rows)) if causal and seq_len else window
         found = 2 * self.n_heads * (self.head_dim + self.value_head_dim) * seen
         if kind == "sparse":
@@ -244,6 +255,7 @@ class Tower(Model):
             2 * self.matmul_params(layer) + self._mixing_flops(self.mixer(layer), patches, causal=self.causal)
             for layer in range(self.n_layers)
         )
+        # Patches beside an image's, such as a class token, are not made from pixels.
         embedded = 2 * (patches - self.patches_beside) * self.vocab * self.hidden
         return patches * each + embedded + 2 * tokens * sum(map(math.prod, self.projector))
 

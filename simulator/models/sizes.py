@@ -205,6 +205,7 @@ def check(model: Sizes) -> None:
             f"{model.name}: n_experts={model.n_experts} needs moe_ffn_hidden (is {model.moe_ffn_hidden}) "
             f"and top_k (is {model.top_k}) between 1 and n_experts"
         )
+    # A pattern says itself which layers are dense; ``check_pattern`` asks for their width.
     if not (model.ffn_hidden or model.pattern) and (not model.n_experts or model.n_dense_layers):
         raise ModelError(f"{model.name}: ffn_hidden=0, but the model has dense layers")
     if model.kv_lora_rank and not (model.v_head_dim and 0 < model.rope_head_dim < model.head_dim):
@@ -219,6 +220,7 @@ def _check_sizes(model: Sizes) -> None:
     for least, names in ((1, _AT_LEAST_ONE), (0, _NOT_NEGATIVE)):
         for name in names:
             value = getattr(model, name)
+            # To Python True is an int.
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ModelError(f"{model.name}: {name}={value!r}: a whole number of at least {least}")
             if value > (most := _MOST_LAYERS if name in _LAYERS else _MOST_SIZE):

@@ -42,6 +42,7 @@ def load_model(name_or_path: str | Path) -> Model:
     70553706496
     """
     text = str(name_or_path)
+    # A preset goes before a file of the same name.
     if text in names():
         return _preset(text)
     path = Path(text)
@@ -88,6 +89,7 @@ SHAPE_FIELDS: Final = tuple(field.name for field in fields(Model) if field.name 
 
 def is_preset(model: Model) -> bool:
     """Return whether *model* equals the preset of its name, so that the name is description enough."""
+    # A preset that was changed may still have its name: all fields are compared.
     return model.name in names() and _preset(model.name) == model
 
 

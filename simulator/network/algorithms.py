@@ -107,22 +107,27 @@ def most(cluster: Cluster, protocol: Protocol, n_nodes: int) -> float:
 
 def channels_most(cluster: Cluster, shape: GroupShape, way: str) -> float:
     """Return the most bus bandwidth of *way*, e.g. ``"tree/simple"``, over its channels, in bytes/s."""
+    # Compute capabilities 7, 8 and 9 are rows 0 to 2; all from 10 on are in the last one.
     generation = min(int(cluster.device.compute_capability) - VOLTA, 3)
     if way not in CHANNEL_BYTES_PER_S or generation < 0 or cluster.nic is None:
         return inf
+    # A channel for each NIC that the group reaches, but no more than it has members in a node.
     channels = max(1, round(min(shape.n_local, width(cluster, shape) / cluster.nic.bandwidth_bytes_per_s)))
     if channels <= FEW_CHANNELS and cluster.device.compute_capability >= WITHOUT_FLUSH:
         channels *= 2
+    # Columns: one node, two, and more.
     return channels * CHANNEL_BYTES_PER_S[way][generation][min(shape.n_domains, 3) - 1]
 
 
 def _through_host(protocol: Protocol) -> bool:
     """Return whether the buffers of *protocol* lie in the memory of the host, whatever the NICs can reach."""
+    # ``<=``: a tree in LL is asked for with an even smaller share (``LL_TREE``).
     return protocol.share <= PROTOCOLS["ll"].share
 
 
 def ring_hop_s(cluster: Cluster, protocol: Protocol) -> float:
     """Return what a hop inside a node takes in a ring over nodes: no less than posting a message to a NIC."""
+    # Only Simple has all of the wire, a share of 1.
     posts = 1 if protocol.share < 1 else POSTS_OF_SIMPLE
     return max(protocol.ring_intra_s, posts * POSTING_S.get(cluster.cpu, POSTING_ELSEWHERE_S))
 
@@ -136,6 +141,7 @@ def net_hop_s(
 
     GPUs since Hopper need no flush, a read of what a NIC wrote before the kernel is told of it.
     """
+    # Only Simple, whose share is 1, has the flush in its figure.
     if protocol.share == 1 and cluster.device.compute_capability >= WITHOUT_FLUSH:
         beyond_s -= FLUSH_S
     return (shape.inter_latency_s if kind in SENDS else shape.ring_latency_s) + beyond_s
@@ -241,6 +247,7 @@ def tree_estimate_s(
         LL128_TREE if name == "ll128" else protocol.share * (LL_TREE if name == "ll" else 1.0)
     )
     bytes_per_s = min(share * rates.bytes_per_s, rates.most_bytes_per_s, rates.channels_bytes_per_s)
+    # The first entry is for 64 B, each next one for twice as much.
     step = int(log2(size_bytes / 64)) if size_bytes >= 64 else 0
     if step < len(CORRECTION[name]):
         bytes_per_s *= CORRECTION[name][step]
@@ -318,6 +325,7 @@ def chain_s(size_bytes: int, shape: GroupShape, inside: Inside) -> float:
         inside(half, size_bytes, shape.n_local, shape.intra_bytes_per_s)[1]
         for half in ("reduce_scatter", "all_gather")
     )
+    # The two halves move ``2(n-1)/n S`` over each link; this scales them to ``2 S``.
     return sum(halves) * 2 / bus_factor("all_reduce", shape.n_local)
 
 
@@ -336,8 +344,10 @@ def halving_doubling(kind: str, size_bytes: int, shape: GroupShape, out: Out, in
     """
     simple, n = PROTOCOLS["simple"], shape.n_ranks
     passes = 2 if kind == "all_reduce" else 1
+    # Whether some ranks are beyond a power of two.
     odd = n & (n - 1) > 0
     steps = passes * (n.bit_length() - 1 + odd)
+    # The array is halved among a power of two of ranks, and those beyond send all of it and get it back.
     wire = (bus_factor(kind, 1 << (n.bit_length() - 1)) + passes * odd) * size_bytes
     return simple.ring_base_s + steps * out.hop_s, shape.n_local * wire / out.bytes_per_s, 0.0
 
@@ -432,6 +442,7 @@ class Between:
         nic = self.cluster.nic
         allowed = nic.protocols if nic and nic.protocols else tuple(PROTOCOLS)
         if kind in SENDS:
+            # The size is what a rank has for all, itself included: a message is its part for one of them.
             message_bytes = size_bytes / (shape.n_ranks if kind == "all_to_all" else 1)
             return [
                 name for name in ("ll", "simple") if name in allowed and message_bytes <= _most_sent(name)
@@ -444,6 +455,7 @@ class Between:
                 f"{', '.join(allowed)}"
             )
         hosts = (nic and not nic.gpu_direct) or (shape.n_local > 1 and self.cluster.intra.kind == "pcie")
+        # Nothing else is left if a user asks for LL128 alone: then NCCL takes it, hosts or not.
         return [name for name in names if not (hosts and name == "ll128")] or names
 
     def _crowded(self, shape: GroupShape) -> GroupShape:
@@ -545,12 +557,15 @@ class Between:
         latency_s += (ring_steps(kind, n) - net_steps) * ring_hop_s(self.cluster, protocol)
         latency_s += wait_s(self.cluster, shape, size_bytes / (1 if kind in WHOLE else n))
         net_s = bus_factor(kind, n) * size_bytes / rate(self.cluster, shape, protocol, kind)
+        # A send is handed to the NIC chunk by chunk, each posted on its own.
         if kind == "p2p":
             net_s += size_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
             return latency_s, net_s, 0.0
         kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
         local_s = sum(self.inside(part, size_bytes, n_local, shape.intra_bytes_per_s)[1] for part in kinds)
+        # What was measured inside a node is a ring of its members; one through all nodes moves more over the
+        # same links.
         return latency_s, net_s, local_s * bus_factor(kind, n) / bus_factor(kind, n_local)
 
     def _tree(self, size_bytes: int, shape: GroupShape, name: str) -> Cost:
@@ -565,6 +580,8 @@ class Between:
         slow = LL_TREE if protocol.share <= PROTOCOLS["ll"].share else 1.0
         carried = protocol._replace(share=slow * protocol.share)
         net_s = tree_factor(shape.n_domains) * size_bytes / rate(self.cluster, shape, carried)
+        # Elsewhere the rates of channels are what NCCL chooses by, not what is measured
+        # (``TREE_AS_COUNTED``).
         if shape.n_domains > 2 or self.cluster.device.compute_capability >= TREE_AS_COUNTED:
             net_s = max(net_s, 2 * size_bytes / channels_most(self.cluster, shape, f"tree/{name}"))
         latency_s += fill_s(self.cluster, size_bytes, shape, hops + 2 * (n_local - 1), protocol)
@@ -608,6 +625,7 @@ class Between:
         net_s += far_bytes / P2P_CHUNK_BYTES * POST_S
         if n_local < 2:
             return latency_s, net_s, 0.0
+        # The array of which each of the members sends *near_bytes* to the others, keeping its own part.
         array_bytes = near_bytes * n_local / (n_local - 1)
         return latency_s, net_s, self.inside("all_to_all", array_bytes, n_local, shape.intra_bytes_per_s)[1]
 

@@ -59,6 +59,7 @@ def tree_hops(n_domains: int) -> int:
     >>> tree_hops(2), tree_hops(64), tree_hops(65)
     (2, 12, 14)
     """
+    # The depth of a tree is log2 of its nodes, rounded up.
     return 2 * (n_domains - 1).bit_length()
 
 
@@ -83,6 +84,7 @@ def half_size_s(
     The bandwidth rises with size as in Hockney's ``n_1/2``, more slowly for an exponent below 1. Reference:
     Hockney 1994, doi:10.1016/S0167-8191(06)80021-9; the exponent is fitted.
     """
+    # The latency of the curve is that of two ranks.
     latency_s = curve.latency_s + curve.latency_per_rank_s * max(n - 2, 0)
     if not size_bytes:
         return latency_s, 0.0
@@ -126,6 +128,7 @@ def _rise_s(table: Table, known: Sequence[int]) -> float:
     if len(known) < 2:
         return 0.0
     last, before = known[-1], known[-2]
+    # Noise may make more ranks look faster; no group gets faster by growing.
     return max(table.times_s[last][0] - table.times_s[before][0], 0.0) / log2(last / before)
 
 
@@ -142,6 +145,7 @@ def _at_size(table: Table, size_bytes: float, n: int) -> tuple[float, float]:
 
 def _log_line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """Return the straight line through the points in logarithms, between two of them."""
+    # The caller has seen to it that *x* lies between two of the points.
     right = bisect_right(xs, x)
     left = right - 1
     weight = log(x / xs[left]) / log(xs[right] / xs[left])

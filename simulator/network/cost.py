@@ -88,10 +88,12 @@ class Network:
         sends to the next one once, over a NIC that is not shared.
         """
         pairs = self.unlike(list(zip(ranks, [*ranks[1:], *ranks[:1]], strict=True)))
+        # By the whole time, latency and wire.
         slowest = max((self._alone(size_bytes, pair) for pair in pairs), key=lambda sent: sum(sent[:2]))
         shape = self.shape(ranks)
         if shape.n_domains > 1 or shape.n_ranks < 3:
             return slowest
+        # The array of which a ring sends *size_bytes* over each link: ``(n-1)/n`` of it.
         ring = self.collective("all_gather", round(size_bytes * shape.n_ranks / (shape.n_ranks - 1)), ranks)
         return slowest._replace(wire_ns=max(slowest.wire_ns, ring.wire_ns))
 
@@ -109,6 +111,7 @@ class Network:
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""
+        # Later groups take the place of earlier ones that are alike: any of them will do.
         return list({(self.shape(ranks), *map(self.kind, ranks)): ranks for ranks in groups}.values())
 
     def barrier(self, ranks: Sequence[int]) -> Transfer:
@@ -131,6 +134,8 @@ class Network:
             return self._slowest(ranks, lambda one: one.all_to_all_v(sent_bytes, ranks))
         busiest, shape = load(sent_bytes, nodes), self.shape(ranks)
         if is_even(sent_bytes):
+            # Rows hold what goes to each rank; the size of an all-to-all is that of a row, what a rank keeps
+            # included.
             return self._transfer("all_to_all", sent_bytes[0][-1] * shape.n_ranks, tuple(ranks))
         busiest = over_links(
             busiest, sent_bytes, nodes, shape, lambda i, j: self._link_bytes_per_s(ranks[i], ranks[j])
@@ -138,6 +143,7 @@ class Network:
         if shape.n_domains > 1:
             return self._priced(self._between.exchange(busiest, shape), "all_to_all", shape)
         n = shape.n_ranks
+        # As above: the array of which each rank sends the busiest one's bytes to the others.
         array_bytes = round(busiest.near_bytes * n / (n - 1)) if n > 1 else 0
         return self._transfer("all_to_all", array_bytes, tuple(ranks))
 
@@ -178,6 +184,7 @@ class Network:
             return 0.0
         if self.kinds:
             return max(one.neighbours_s(kind, size_bytes, n_ranks) for one in self.kinds)
+        # Where a node has fewer GPUs than ranks are asked for, all of the node stands for them.
         gpus = range(min(n_ranks, self.cluster.gpus_per_node))
         alone = self._reach.shape(gpus)
         free = self._within.free(kind, alone.n_ranks, alone.intra_bytes_per_s)
@@ -210,6 +217,7 @@ class Network:
             return Transfer(0, 0, "none")
         if self.kinds:
             return self._slowest(ranks, lambda one: one._transfer(kind, size_bytes, ranks))  # noqa: SLF001
+        # By shape, not by ranks: thousands of groups of a large job have a handful of shapes.
         key = (kind, size_bytes, self.shape(ranks))
         if key not in self._transfers:
             ways = self._inside_one(*key) if key[2].n_domains == 1 else self._between.ways(*key)
@@ -238,6 +246,7 @@ class Network:
         self, kind: str, size_bytes: int, shape: GroupShape, within: Within | None = None
     ) -> Iterator[Way]:
         """Yield the ways of a group that lies in one node: one, unless a user narrows what NCCL may do."""
+        # Where processes outnumber cores, each step of the ring waits for its turn on one.
         turns_s = ring_steps(kind, shape.n_ranks) * self.cluster.turn_s
         for name, (latency_s, wire_s) in (within or self._within).ways(
             kind, size_bytes, shape.n_ranks, shape.intra_bytes_per_s
@@ -277,6 +286,7 @@ def network_of(
     if not ranks_per_node:
         return Network(cluster, place(n_ranks, cluster, placement), ways)
     full = cluster.gpus_per_node
+    # Nodes are filled with so many ranks each; the GPUs behind them stay idle.
     gpus = [rank // ranks_per_node * full + rank % ranks_per_node for rank in range(n_ranks)]
     return Network(cluster.sized(-(-n_ranks // ranks_per_node) * full), gpus, ways)
 
@@ -298,6 +308,7 @@ def over_rails(cluster: Cluster, routing: Routing, shape: GroupShape, inside: In
     near_share = 1.0
     if shape.n_local > 1:
         _, wire_s = inside("all_to_all", LARGE, shape.n_local, shape.intra_bytes_per_s)
+        # Of a long array, to leave the latency out.
         near_share = bus_factor("all_to_all", shape.n_local) * LARGE / wire_s / shape.intra_bytes_per_s
     far_share = cluster.nic.efficiency if cluster.nic else 1.0
     near_s, far_s = exchange_s(routing, shape, near_share, far_share)
@@ -316,6 +327,7 @@ def over_nics(cluster: Cluster, routing: Routing, shape: GroupShape) -> Way:
     nic = cluster.nic
     if nic is None:
         raise SimulationError(f"cluster {cluster.name} has no NICs, which the low-latency form needs")
+    # The NICs of a node are dealt out to its GPUs.
     rail = nic.efficiency * nic.bandwidth_bytes_per_s * cluster.nics_per_node / cluster.gpus_per_node
     wire_s = rdma_exchange_s(routing, shape.n_domains, rail)
     return Way(nic.latency_s, wire_s, "experts/rdma", 0.0, wire_s)

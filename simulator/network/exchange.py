@@ -43,9 +43,11 @@ def load(sent_bytes: Sequence[Sequence[int]], nodes: Sequence[int]) -> Load:
     near_bytes = far_bytes = far_peers = 0
     for rank, home in enumerate(nodes):
         others = [peer for peer in range(n) if peer != rank]
+        # A port is full in one direction at a time: what goes out and what comes in are not added.
         for out in (True, False):
             sizes = {peer: sent_bytes[rank][peer] if out else sent_bytes[peer][rank] for peer in others}
             near_bytes = max(near_bytes, sum(size for peer, size in sizes.items() if nodes[peer] == home))
+            # A rank of which nothing is wanted gets no message, and costs no posting.
             far = [size for peer, size in sizes.items() if nodes[peer] != home and size]
             far_bytes, far_peers = max(far_bytes, sum(far)), max(far_peers, len(far))
     return Load(near_bytes=near_bytes, far_bytes=far_bytes, far_peers=far_peers)
@@ -78,12 +80,14 @@ def over_links(
     group, carries in bytes/s.
     """
     sizes = {(i, j): sent_bytes[i][j] for i, j in permutations(range(len(nodes)), 2)}
+    # Bytes between nodes pass the NICs of all members of a node together; this is one member's part of that.
     wide = {True: shape.intra_bytes_per_s, False: shape.inter_bytes_per_s / shape.n_local}
     moved = {True: ports.near_bytes, False: ports.far_bytes}
     for is_near, bytes_per_s in wide.items():
         pairs = [pair for pair in sizes if (nodes[pair[0]] == nodes[pair[1]]) == is_near]
         if pairs:
             fullest = max(pairs, key=lambda pair: sizes[pair])
+            # Bytes that a port would move in the time that this link takes.
             as_port = sizes[fullest] * bytes_per_s / link(*fullest)
             moved[is_near] = max(moved[is_near], round(as_port))
     return Load(near_bytes=moved[True], far_bytes=moved[False], far_peers=ports.far_peers)
@@ -105,4 +109,5 @@ def skewed(size_bytes: int, n_ranks: int, imbalance: float) -> list[list[int]]:
         )
     first = imbalance * size_bytes / n_ranks
     rest = (size_bytes - first) / (n_ranks - 1)
+    # Rounded down, so that no rank sends more than it has.
     return [[int(first), *[int(rest)] * (n_ranks - 1)] for _ in range(n_ranks)]

@@ -37,6 +37,7 @@ class _Flow:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left, up to rounding."""
+        # ``FULL`` for a rate of 0: what has nothing left is over on a link that is down, too.
         return self.left_ns <= ROUNDING_NS * max(self.rate, FULL)
 
 
@@ -82,6 +83,7 @@ class Fluid:
             raise SimulationError(f"job {job!r} is under way already; give each transfer a name of its own")
         if work_ns < 0 or any(load < 0 for load in loads.values()):
             raise SimulationError(f"job {job!r}: work {work_ns} ns and loads must not be below zero")
+        # Before the new job is there: the span that ends now was without it.
         self._note()
         self._flows[job] = _Flow({link: load for link, load in loads.items() if load > 0}, work_ns)
         self._stale = True
@@ -90,6 +92,7 @@ class Fluid:
         """Give *link* a *share* of its full width from now on. Raises SimulationError below zero."""
         if share < 0:
             raise SimulationError(f"link {link!r}: capacity {share} must not be below zero")
+        # As above: until now the link had its old width.
         self._note()
         self._capacity[link] = share
         self._stale = True
@@ -108,6 +111,7 @@ class Fluid:
         waits = [flow.left_ns / flow.rate for flow in flows if flow.rate > 0]
         if not waits:
             return None
+        # Rounded up to whole nanoseconds, less a hair, so that rounding of floats costs no nanosecond more.
         return self.now_ns + max(0, math.ceil(min(waits) - ROUNDING_NS))
 
     def advance(self, now_ns: int) -> list[Hashable]:
@@ -115,6 +119,7 @@ class Fluid:
 
         Raises SimulationError if the clock would go back, or past the end of a job.
         """
+        # This also works out the rates that are used below, if something has changed.
         end_ns = self.next_end_ns()
         if now_ns < self.now_ns or (end_ns is not None and now_ns > end_ns):
             raise SimulationError(
@@ -126,6 +131,7 @@ class Fluid:
         self.now_ns = now_ns
         done = [job for job, flow in self._flows.items() if flow.is_over]
         if done:
+            # Before they are removed: the span that ends now was with them.
             self._note()
             for job in done:
                 del self._flows[job]
@@ -149,6 +155,7 @@ class Fluid:
         self._since_ns = self.now_ns
 
     def _share(self) -> None:
+        # Rates are wanted after all that happens at one moment, not after each change: they are lazy.
         if self._stale:
             rates = max_min({job: flow.loads for job, flow in self._flows.items()}, self._capacity)
             for job, flow in self._flows.items():
@@ -183,12 +190,15 @@ def max_min(
         for flow in rising.values():
             for link, load in flow.items():
                 demand[link] = demand.get(link, 0.0) + load
+        # With no link left to fill, the jobs that are left go at full rate.
         step = min((free[link] / load for link, load in demand.items()), default=math.inf)
         if level + step >= 1:
             return rates
         level += step
         for link, load in demand.items():
+            # Rounding may leave a hair less than nothing.
             free[link] = max(0.0, free[link] - step * load)
+        # Relative to the load too: what rounding leaves grows with it.
         full = {link for link, load in demand.items() if free[link] <= FULL * max(load, 1.0)}
         for job in [job for job, flow in rising.items() if full & flow.keys()]:
             rates[job] = level

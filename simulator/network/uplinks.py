@@ -48,6 +48,7 @@ def _changes(part: str) -> Iterator[Change]:
     rank, _, rest = what.partition(":")
     tier, _, capacity = rest.partition(":")
     try:
+        # No time: from the start on.
         at_ns = to_ns(parse_time(when)) if when else 0
         found = int(rank), float(capacity)
     except (ValueError, UnitError):
@@ -89,6 +90,7 @@ def links_table(filled: Filled, changes: Sequence[Change] = ()) -> pa.Table:
 
 def _names(of: Sequence[str], chosen: Int64Array) -> pa.DictionaryArray:
     """Return the *chosen* ones of names that come up many times."""
+    # Dictionaries of arrow take each name once; the rows hold its number.
     names = sorted(set(of))
     numbers = np.array([names.index(name) for name in of], np.int32)
     return pa.DictionaryArray.from_arrays(numbers[chosen], pa.array(names, pa.string()))
@@ -107,6 +109,7 @@ def uplinks(
     it sends counts as often.
     """
     asked = _Uplinks(network, groups, stands_for or range(len(network.placement)))
+    # Communications of the same kind between the same ranks fill the same links: each is worked out once.
     kinds, kind = np.unique(_meetings(program), axis=0, return_inverse=True)
     loads: list[Mapping[Way, float]] = []
     for transfer, group, source, target in kinds.tolist():
@@ -121,10 +124,12 @@ def uplinks(
 def _meetings(program: Program) -> Int64Array:
     """Return transfer, group, sender and receiver of each communication; -1 where all send."""
     tasks = np.flatnonzero(program.instance >= 0)
+    # Every member of a communication has a task; the first stands for all.
     instances, first = np.unique(program.instance[tasks], return_index=True)
     tasks = tasks[first]
     sends = np.array([label.kind == "send" for label in program.labels], np.bool_)[program.label[tasks]]
     rank, peer = program.rank[tasks], program.peer[tasks]
+    # What is received is seen from its sender: both sides of a send make the same meeting.
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     pair = [np.where(peer < 0, -1, end) for end in (source, target)]
     of = program.instance_transfer[instances], program.instance_group[instances]
@@ -145,6 +150,7 @@ class _Uplinks:
         if (group_id,) not in self.known:
             group = self.groups.all[group_id]
             role = frozenset(self.stands_for[rank] for rank in group.ranks)
+            # Of a folded program one group stands for all those whose ranks are simulated by the same ones.
             alike = [
                 other.ranks
                 for other in self.groups.all
@@ -168,6 +174,8 @@ class _Uplinks:
             places = ranks.index(source), ranks.index(target)
             load: dict[Way, float] = defaultdict(float)
             for other in self.groups.all:
+                # Groups of the same axis and size have the same places, so that the same two of each
+                # exchange.
                 if other.axis != self.groups.all[group_id].axis or len(other.ranks) != len(ranks):
                     continue
                 pair = [other.ranks[place] for place in places]

@@ -76,6 +76,7 @@ def ways(choice: Choice, free: Free) -> Iterator[tuple[str, Parts]]:
             latency_s, factor = _cost(algorithm, free.kind, free.n, protocol)
             wire_s = factor / bus_factor(free.kind, free.n) * free.size_bytes * free.wire_per_byte_s
             wire_s /= PROTOCOLS[name].share
+            # No faster than the free choice: what is missing to its time counts as latency.
             yield f"{algorithm}/{name}", (max(latency_s, free.total_s - wire_s), wire_s)
     if free.reduced and "simple" in choice.protocols:
         yield "nvls/simple", (max(NVLS_INTRA_S, free.total_s - free.wire_s), free.wire_s)
@@ -127,6 +128,7 @@ class Within:
 
     def link(self, bytes_per_s: float) -> LinkSpec:
         """Return the link inside a node that a ring of *bytes_per_s* per rank runs over."""
+        # A pair that a bridge joins is faster than the way over the host; any other group goes over that.
         host = self.cluster.node.host
         if host and bytes_per_s <= host.bandwidth_bytes_per_s:
             return host
@@ -152,6 +154,7 @@ class Within:
         if link.kind not in NCCL or n < 2 or not narrowed(self.choice.of(kind), kind):
             yield self.how(kind, bytes_per_s), parts
             return
+        # The rate of a ring on a long array, measured if the halves of an all-reduce were.
         ring = replace(self, choice=Choice(("ring",), forced=True))
         long_s = ring.parts(kind, LONG_BYTES, n, bytes_per_s)[1]
         free = Free(
@@ -177,6 +180,7 @@ class Within:
     def _refusal(self, kind: str, n: int, bytes_per_s: float) -> SimulationError | None:
         """Return the error that no algorithm asked for does *kind* among *n* neighbours, if none does."""
         link, asked_for = self.link(bytes_per_s), self.choice.of(kind)
+        # Gloo, over other links, takes no notice, and sends have no algorithm.
         if not asked_for.forced or n < 2 or link.kind not in NCCL or kind in ("p2p", "all_to_all"):
             return None
         able = ("ring", *ABLE[kind], "hierarchical") if kind in ABLE else ("ring",)
@@ -198,12 +202,14 @@ class Within:
         if kind in link.tables:
             table = link.tables[kind]
             latency_s, wire_s = measured_s(table, kind, size_bytes, n, reduces=link.reduces)
+            # Measured over a link of one width, asked for over another: the wire time goes with the width.
             return latency_s, wire_s * table.bytes_per_s / bytes_per_s
         if kind in link.curves:
             wire_bytes = bus_factor(kind, n) * size_bytes
             return half_size_s(link.curves[kind], size_bytes, n, wire_bytes, bytes_per_s)
         if kind in LIKE and LIKE[kind] in link.tables:
             latency_s, wire_s = self.parts(LIKE[kind], size_bytes, n, bytes_per_s)
+            # A ring passes on all bytes over each link here, and only ``(n-1)/n`` of them there.
             return latency_s, wire_s / bus_factor(LIKE[kind], n)
         return self._ring(link, kind, size_bytes, n, bytes_per_s)
 
@@ -213,12 +219,14 @@ class Within:
         wire_s = bus_factor(kind, n) * size_bytes / (link.efficiency * bytes_per_s)
         if link.kind == "pcie":
             ways = [
+                # Over PCIe NCCL leaves LL128 alone unless told to (``OVER_PCIE``).
                 (protocol.ring_base_s + steps * protocol.ring_intra_s, wire_s / protocol.share)
                 for name, protocol in OVER_PCIE.items()
                 if name != "ll128"
             ]
             return min(ways, key=sum)
         if kind == "all_reduce" and link.reduces and not self._ring_only():
+            # Never slower than a ring, which NCCL could take instead.
             wire_s *= min(1.0, nvls_factor(n) / bus_factor(kind, n))
         return ring_steps(kind, n) * link.latency_s, wire_s
 

@@ -73,6 +73,7 @@ def compute_factors(run: Run, job: Job, steps: Sequence[int], optimizer_s: float
     has no compute that can be told by phase.
     """
     times, updates = measured(run, steps)
+    # A recording with spans of whole layers says what stands between their parts.
     has_glue = any(part == "layer" for _, part in times)
     wanted = predicted(run, job, has_glue=has_glue)
     keys = [key for key in sorted(times) if key in wanted and wanted[key].sum() > 0]
@@ -82,6 +83,7 @@ def compute_factors(run: Run, job: Job, steps: Sequence[int], optimizer_s: float
         )
     design = np.array([wanted[key] for key in keys])
     seen = np.array([times[key] for key in keys]).T  # (steps, keys)
+    # What the job has no counterpart of cannot be fitted, and is said below.
     missed = sum(float(np.median(times[key])) for key in times if key not in keys and key[0] in PHASES)
     found = _identified(job, design, seen)
     if missed > 0:
@@ -110,6 +112,7 @@ def measured(run: Run, steps: Sequence[int]) -> tuple[dict[Key, list[float]], Fl
         phase = [kind_names[code] for code in kinds[rows]]
         parts = [_part(name_labels[code], at) for code, at in zip(names[rows], layer.tolist(), strict=True)]
         for at, one, part, took in zip(step.tolist(), phase, parts, ns.tolist(), strict=True):
+            # Compute outside of the phases, such as the optimizer, is kept without a part.
             if at in place:
                 total[one, part if one in PHASES else ""][place[at]] += took / 1e9
     n = max(len(run.stored_ranks), 1)
@@ -196,6 +199,7 @@ def _by_cause(op: Op, compute: ComputeModel) -> Floats:
     seconds = compute.op_s(op)
     fixed = fixed_s(op, compute.device)
     found = np.zeros(len(COLUMNS))
+    # Fixed parts have a factor of their own: this one is on what depends on size.
     found[COLUMNS.index(factor_of(op))] = seconds - fixed
     found[COLUMNS.index("fixed")] = fixed
     return found
@@ -328,6 +332,7 @@ def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
     check_device(run, job.cluster)
     times_ns = step_times_ns(breakdown(run))
     steps = _steps(run, times_ns, undisturbed=undisturbed)
+    # In turns, not first and second half: what drifts over time is in both.
     fitted, held_back = tuple(steps[::2]), tuple(steps[1::2])
     before = simulate(replace(job, n_steps=1))
     optimizer_s = _parts(before.run, [0])["optimizer"]
@@ -350,11 +355,13 @@ def calibrate(run: Run, job: Job, *, undisturbed: bool = False) -> Calibrated:
         return _errors(run, held_back, before, after, median(held_s))
 
     found = errors(calibration)
+    # With the errors of all factors, before any is left out: each part is judged by its own.
     kept, left_out = _kept(calibration, found)
     return Calibrated(
         calibration=kept,
         fitted=fitted,
         held_back=held_back,
+        # Only what changed is simulated again.
         errors=errors(kept) if left_out else found,
         spread=_spread(held_s),
         left_out=left_out,
@@ -386,6 +393,7 @@ def _steps(run: Run, times_ns: Mapping[int, int], *, undisturbed: bool) -> list[
     """
     steps = list(averaged_steps(run, times_ns))
     if undisturbed:
+        # The faster half, in the order of time again, so that steps are fitted on and held back in turns.
         steps = sorted(sorted(steps, key=times_ns.__getitem__)[: (len(steps) + 1) // 2])
     if len(steps) < LEAST_STEPS:
         raise CalibrationError(
@@ -430,6 +438,7 @@ def _errors(
     run: Run, held_back: Sequence[int], before: Simulation, after: Simulation, measured_s: float
 ) -> tuple[Error, ...]:
     """Return what was predicted and measured of the step and of its parts."""
+    # The prediction has one step; the recording those that were held back.
     parts = [_parts(one, steps) for one, steps in ((before.run, [0]), (after.run, [0]), (run, held_back))]
     step = Error(
         name="step",
@@ -453,6 +462,7 @@ def _parts(run: Run, steps: Sequence[int]) -> dict[str, float]:
         by_step: dict[int, list[int]] = defaultdict(list)
         for row in rows:
             ns = sum(n for state, n in row.ns.items() if state.startswith(begin))
+            # A row stands for as many ranks as it represents.
             by_step[row.step] += [ns] * row.represents
         return float(np.median([np.mean(values) for values in by_step.values()])) / 1e9 if by_step else 0.0
 

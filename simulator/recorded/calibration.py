@@ -140,10 +140,13 @@ def constants_of(cluster: Cluster) -> str:
     Processes that share the cores of a machine are slower the more there are, and have less memory each: the
     numbers are those of one that has a core to itself, however many there are.
     """
+    # What of a core each process has.
     share = processor_share(cluster.cores, cluster.n_gpus) if cluster.cores else 1.0
+    # Without factors and sources: two files with the same numbers are the same device.
     bare = asdict(replace(cluster.device.shared(1 / share), factors={}, sources={}, assumed=""))
     if cluster.cores:
         del bare["memory_bytes"]
+        # Nine digits: sharing and its undoing leave rounding in the last ones.
         bare = json.loads(json.dumps(bare), parse_float=lambda digits: f"{float(digits):.9g}")
     return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -218,6 +221,7 @@ def _with_latencies(device: Device, values: Mapping[str, float]) -> Device:
         gemm_latency_s=device.gemm_latency_s * fixed,
         memory_bound_latency_s=device.memory_bound_latency_s * fixed,
         launch_s=device.launch_s * launch,
+        # A factor on times divides a bandwidth.
         host_bytes_per_s=device.host_bytes_per_s / values.get("link", 1.0),
     )
 

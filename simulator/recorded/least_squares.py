@@ -63,6 +63,7 @@ def fit_factors(
     """
     middle = np.median(times, axis=0)
     noise = np.array([median_error(column) for column in times.T])
+    # A row of next to no time must not count for ever so much: it has a floor, a millionth of the mean.
     scale = np.maximum(middle, middle.mean() * 1e-6) ** power * middle.mean() ** (2 - power)
     spread = np.log(np.asarray(expected, np.float64))
     spare = max(len(middle) - len(spread), 1)
@@ -70,12 +71,18 @@ def fit_factors(
         float(middle.sum() / design.sum()), 1.0
     )  # on a machine that is slower as a whole, parts are longer
     for _ in range(TURNS):
+        # What no factor explains, and what the repetitions scatter by.
         variance = misfit**2 * scale + noise**2
+        # A factor counts as free if times alone, all others known, would tell it to within ``TOLD`` of its
+        # spread.
         free = spread**2 * ((slower * design.T) ** 2 / variance).sum(axis=1) > 1 / TOLD**2
         values, inverse = _solved(design, middle, variance, np.where(free, spread, 0.0))
         off = (design @ values - middle) ** 2
+        # Only downward: the model is believed to be as good as it fits, never worse than was said.
         misfit = min(max(float((off / scale).sum() / spare) ** 0.5, LEAST_MISFIT), misfit)
+    # Errors grow if the rest is larger than was expected of it, and never shrink.
     inflation = max(float((off / variance).sum()) / spare, 1.0)
+    # Nothing is known worse than it was before the measurement.
     errors = np.where(free, np.minimum(np.sqrt(np.diag(inverse) * inflation), spread), spread)
     return Fit(values, errors * values, errors < TOLD * spread, ~free)
 
@@ -99,7 +106,9 @@ def _solved(design: Floats, times: Floats, variance: Floats, spread: Floats) -> 
         normal = slope.T @ (slope / variance[:, None]) + prior
         right = slope.T @ ((times - design @ values) / variance) - prior @ logs[free]
         step = np.zeros(n)
+        # Cut off: far from the solution the slope says little.
         step[free] = np.clip(np.linalg.solve(normal, right), -LONGEST_STEP, LONGEST_STEP)
+        # Halved until it helps: Newton's full step may overshoot.
         while cost(logs + step) > cost(logs) and np.abs(step).max() > SETTLED:
             step /= 2
         logs = logs + step

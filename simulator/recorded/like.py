@@ -50,12 +50,14 @@ def norm_reductions(run: Run) -> int:
         step, start = int64(table, "step"), int64(table, "start_ns")
         sums = is_one_of(table, "kind", ("all_reduce",)) & is_one_of(table, "axis", ("tp",))
         passes = is_one_of(table, "kind", ("backward",)) & is_one_of(table, "category", ("compute",))
+        # Layer -1 is what is outside of the layers.
         layers = len(np.unique(int64(table, "layer")[passes])) - bool(
             (int64(table, "layer")[passes] < 0).any()
         )
         for number in np.unique(step[passes & (step >= 0)]).tolist():
             last = start[passes & (step == number)].max()
             count = int((sums & (step == number) & (start > last)).sum())
+            # Two norms in each layer; the one behind them disappears in the rounding down.
             found.append(count // (2 * layers) if layers else 0)
     return int(np.median(found)) if found else 0
 
@@ -87,6 +89,7 @@ def sums_norm(run: Run, rank: int) -> bool:
     small = (int64(table, "size_bytes") <= NORM_BYTES) & is_one_of(table, "kind", ("all_reduce",))
     for number in np.unique(step[small & (step >= 0)]).tolist():
         own = step == number
+        # Where one of them is missing, the comparison below leaves out that side.
         behind, ahead = start[passes & own].max(initial=-1), start[updates & own].min(initial=NEVER_NS)
         if ((start[small & own] > behind) & (start[small & own] < ahead)).any():
             return True
@@ -105,6 +108,7 @@ def kinds_of_work(run: Run) -> dict[str, set[Any]]:
     for rank in run.stored_ranks:
         table = run.spans([rank])
         columns = [labels(table, name) for name in ("category", "kind", "axis", "dtype")]
+        # One row for each combination that there is: thousands of spans have a handful.
         _, rows = np.unique(factorized(*(codes for codes, _ in columns)), return_index=True)
         for row in rows:
             category, kind, axis, dtype = (names[codes[row]] for codes, names in columns)
@@ -125,6 +129,7 @@ def n_microbatches_of(run: Run, job: Mapping[str, Any]) -> int:
     """
     noted = job.get("n_microbatches") or job.get("forwards_per_step")
     if isinstance(noted, int) and noted > 0:
+        # A step may call the schedule several times, and the number is that of one call.
         return noted * (int(job.get("schedules_per_step", 1)) if "n_microbatches" in job else 1)
     rank = run.stored_ranks[0]
     table = run.spans([rank])
@@ -206,6 +211,7 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     SimulationError, TopologyError, TraceError if the job is not possible.
     """
     found = like(run)
+    # Fields that no job has are facts for this module alone.
     known = {name: value for name, value in found.settings.items() if name in KINDS}
     settings = {**known, **{name: value for name, value in given.items() if value is not None}}
     if single := {**known.get(CONVENTIONS, {}), **(given.get(CONVENTIONS) or {})}:
@@ -213,6 +219,7 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     if "gpus" in given and "dp" not in given:
         # Then dp is what fills the GPUs that were asked for, not what the recorded run had.
         settings.pop("dp", None)
+    # Degrees that are given decide how many GPUs there are, unless those are given, too.
     elif {*_LAYOUT} & set(given) and "gpus" not in given:
         settings.pop("gpus", None)
     _check_enough(run, found, settings)
@@ -230,6 +237,7 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     said = given.get(CONVENTIONS) or {}
     conventions |= said
     job = replace(job, framework=PYTORCH, unsaid=(), conventions=tuple(sorted(conventions.items())))
+    # What has no effect here is left out, for nobody to be told so; what was given stays.
     kept = tuple(one for one in job.conventions if one[0] in said or not why_idle(job, one[0]))
     return replace(job, conventions=kept)
 
@@ -277,6 +285,7 @@ def _dp(settings: Mapping[str, Any]) -> int:
     """Return the data-parallel degree of *settings*, given or what fills the GPUs."""
     if "dp" in settings:
         return int(settings["dp"])
+    # As ``gpus`` without ``dp`` fills a machine with replicas.
     replica = int(np.prod([settings.get(axis, 1) for axis in ("pp", "cp", "tp")]))
     return max(int(settings["gpus"]) // replica, 1)
 
@@ -360,7 +369,9 @@ def _recorded(run: Run) -> tuple[dict[str, Any], list[str]]:
     settings["sharding"] = sharding if sharding in SHARDINGS else "ddp"
     if isinstance(shard_ranks := job.get("shard_ranks"), int):
         settings["shard_ranks"] = shard_ranks
+    # A run without reductions tells nothing of their type.
     settings["fp32_gradients"] = ("fp32" in seen["reduced"]) if seen["reduced"] else True
+    # A part may be of many kinds: ``_check_enough`` asks which.
     if (recompute := recomputed(run)) != "part":
         settings["recompute"] = recompute
     if _has_tensor_parallelism(run):
@@ -409,6 +420,7 @@ def why_not_catalogue(run: Run) -> str:
         known = load_cluster(name, described.get("n_gpus"))
     except TopologyError as error:
         return f"not that of the catalogue ({error})"
+    # Through JSON, as the description of the run came: tuples are lists then.
     there = json.loads(json.dumps(known.describe()))
     if described.get("digest") == there["digest"]:
         return ""
@@ -459,12 +471,14 @@ def _is_whole(forward: list[Block], again: list[Block]) -> bool:
     """Return whether the blocks of a layer are computed *again* as in its *forward*, its last one aside."""
     if not again:
         return False
+    # Blocks that are interrupted have several spans for each pass; the least is the number of passes.
     done = {name: flops / min(n for _, n, _, _ in again) for name, _, flops, _ in again}
     n_passes = min(n for _, n, _, _ in forward)
     last = max(forward, key=lambda block: block[3])[0]
     return all(
         name == last or (name in done and done[name] >= WHOLE * flops / n_passes)
         for name, _, flops, _ in forward
+        # Where FLOPs are noted at all, blocks without any are not asked for.
         if flops or not any(other for _, _, other, _ in forward)
     )
 

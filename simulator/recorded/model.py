@@ -74,6 +74,7 @@ def experts_of(layered: Mapping[str, Any], hidden: int, where: str) -> Experts |
     ffn = min(widths)  # gate and up may be one matrix
     everywhere = sorted({layer for entry in layered.values() for layer in entry.get("layers", ())})
     dense = [layer for layer in everywhere if layer not in layers]
+    # Dense layers are first ones, or none: a model has no field for any other order.
     if dense != everywhere[: len(dense)]:
         raise LikeError(f"layers of {where} with and without experts take turns: give --model")
     shared = [
@@ -89,9 +90,11 @@ def experts_of(layered: Mapping[str, Any], hidden: int, where: str) -> Experts |
             "top_k": _top_k(layered, where),
             "moe_ffn_hidden": ffn,
             "gated": len(widths) >= 3 or max(widths) == 2 * ffn,
+            # Shared experts run as one MLP, as wide as all of them; at least one, however the widths divide.
             "n_shared_experts": max(round(min(shared) / ffn), 1) if shared else 0,
             "n_dense_layers": len(dense),
         },
+        # Experts of other ranks are not in the count that this rank made.
         (n_experts - n_local) * sum(prod(shape) for shape in shapes) * len(layers),
     )
 
@@ -104,6 +107,7 @@ def _routed(layered: Mapping[str, Any], hidden: int, where: str) -> tuple[int, s
     for path, entry in layered.items():
         shape, layers = entry.get("shapes", {}).get("weight", ()), set(entry.get("layers", ()))
         is_router = _ROUTER.search(path) and not _EXPERTS.search(path) and not _SHARED.search(path)
+        # A row for each expert: a gate of a shared expert has one row, and is no router.
         if is_router and layers <= with_experts and len(shape) == 2 and shape[1] == hidden and shape[0] > 1:
             return int(shape[0]), layers
     raise LikeError(f"the model of {where} has experts, but no router that tells how many: give --model")
@@ -118,6 +122,7 @@ def _shapes(layered: Mapping[str, Any]) -> tuple[list[Sequence[int]], int]:
         for shape in entry.get("shapes", {}).values()
         if len(shape) == 3
     ]
+    # In one tensor for all experts: its first side is their number.
     if several:
         return [shape[1:] for shape in several], int(several[0][0])
     numbered = {match[1]: path for path in layered if (match := _ONE.search(path))}
@@ -133,6 +138,7 @@ def _own(layered: Mapping[str, Any], number: str) -> Iterator[Sequence[int]]:
 
 def _width(shape: Sequence[int], hidden: int) -> int:
     """Return the side of a matrix that is not *hidden*, 0 if it is no matrix of that width."""
+    # Either way round: a linear layer has its inputs second, the Conv1D of GPT-2 first.
     if len(shape) != 2 or hidden not in shape:
         return 0
     return int(shape[1] if shape[0] == hidden else shape[0])
@@ -210,6 +216,7 @@ def recorded_model(description: Mapping[str, Any] | None, where: str) -> Model:
 
 
 def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any], where: str) -> Model:
+    # The largest first: the vocabulary; then positions and the like.
     embeddings = sorted(_embeddings(structure), reverse=True)
     if not embeddings:
         raise LikeError(
@@ -239,6 +246,7 @@ def _from_structure(description: Mapping[str, Any], structure: Mapping[str, Any]
         vocab=vocab,
         **_norms(structure, layered),
         qkv_bias=any(matrix.bias for matrix in attention),
+        # What reads has no part in it: the other matrices put the heads together again.
         proj_bias=any(matrix.bias for matrix in attention if not _reads(matrix)),
         mlp_bias=any(matrix.bias for matrix in mlp),
         max_positions=sum(rows for rows, width in embeddings[1:] if width == hidden),
@@ -270,6 +278,7 @@ def _checked(model: Model, description: Mapping[str, Any], where: str, absent: i
             f"the model of {where} has {counted:,} parameters, but a transformer of its shape has "
             f"{best.n_params:,}: it is something else; give --model"
         )
+    # Without a count nothing can be held against the shape.
     return best if counted else model
 
 
@@ -328,6 +337,7 @@ def _heads(
             f"({', '.join(HEAD_COUNTS[:3])}, {HEAD_WIDTHS[0]})"
         )
     n_heads = width_of_all // head_dim
+    # A fused matrix is as wide as queries, keys and values together.
     n_kv_heads = key // head_dim if key else (fused // head_dim - n_heads) // 2 if fused else n_heads
     return {"n_heads": n_heads, "n_kv_heads": max(n_kv_heads, 1), "head_dim": head_dim}
 

@@ -80,6 +80,7 @@ def _where(link: str) -> str:
 def _pooled(own: Sequence[Factor]) -> Factor:
     """Return a factor for kinds that were not seen: the geometric mean of those that were."""
     logs = np.log([factor.value for factor in own])
+    # A single kind tells nothing of how kinds differ: its own error stands for that.
     spread = float(logs.std(ddof=1)) if len(own) > 1 else own[0].error / own[0].value
     value = float(np.exp(logs.mean()))
     return Factor(value, value * spread)
@@ -89,9 +90,11 @@ def _fitted(one: _Seen) -> tuple[dict[str, Factor], str]:
     """Return the factors of one kind over one link, and why there are not two if there are not."""
     design = np.array([one.latency_s, one.wire_s]).T
     measured = np.array([np.median(times) for times in one.measured_s])
+    # An empty message has no ratio: it counts as one byte.
     if max(one.sizes) >= APART * max(min(one.sizes), 1):
         repeated = _repeated(one.measured_s)
         found = fit_factors(design, repeated, EXPECTED, misfit=MISFIT, power=2.0)
+        # Told apart only if both errors leave something: half of the factor at most.
         if (found.errors <= found.values / 2).all():
             pairs = zip(("latency", "wire"), found.values, found.errors, strict=True)
             return {part: Factor(float(value), float(error)) for part, value, error in pairs}, ""
@@ -105,6 +108,7 @@ def _fitted(one: _Seen) -> tuple[dict[str, Factor], str]:
     )
     times = one.measured_s[largest]
     value = (float(measured[largest]) - other) / known
+    # A single time has no spread that is known: taken as all of it.
     spread = median_error(times) / float(measured[largest]) if len(times) > 1 else 1.0
     if value < LEAST:  # what is kept alone would take nearly as long as all of it took
         both = float(measured[largest]) / (known + other)
@@ -133,6 +137,7 @@ def _seen(run: Run, network: Network, world_size: int, steps: Sequence[int]) -> 
     members = {group.id: group.ranks for group in run.info.groups}
     groups: dict[tuple[str, str], dict[int, tuple[tuple[int, ...], list[float]]]] = defaultdict(dict)
     for kind, size, group, took in _rows(table):
+        # A transfer has two ends; the group may be larger.
         ranks = members.get(group, tuple(range(run.info.world_size)))[: 2 if kind == "p2p" else None]
         if len(ranks) < 2 or max(ranks) >= world_size:
             continue

@@ -68,6 +68,7 @@ class Curve:
         3.0
         """
         ratio = communication / compute
+        # Beyond the last ratio the last line goes on, which is not above the convex curve.
         right = min(max(bisect_right(RATIOS, ratio), 1), len(RATIOS) - 1)
         (a, b), (low, high) = RATIOS[right - 1 : right + 1], self.step_s[right - 1 : right + 1]
         return compute * (low + (high - low) * (ratio - a) / (b - a))
@@ -143,6 +144,7 @@ def fit(curve: Curve, measured_s: float, spreads: Spreads = SPREADS) -> Factors:
     # What is further off than OUTLIER is mostly a cold run or a setting that was not said: not all is
     # believed.
     slower = max(-limit, min(limit, math.log(measured_s / curve.at())))
+    # The part of the difference that is not this run's own.
     shared_s = curve.at() * math.exp(slower * (1 - spreads.run**2 / variance))
     along = [
         # strict=False: the spread of the run itself comes last and has no share.
@@ -157,6 +159,7 @@ def fit(curve: Curve, measured_s: float, spreads: Spreads = SPREADS) -> Factors:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         found_s = curve.at(**factors(middle)._asdict())
+        # Half of the range in which the curve reaches the time, whichever way it is off.
         low, high = (middle, high) if (found_s < shared_s) == (slower > 0) else (low, middle)
     return factors((low + high) / 2)
 
@@ -175,6 +178,7 @@ def fit_together(curves: Sequence[Curve], measured_s: Sequence[float], spreads: 
     prior = np.diag(np.square(spreads[:2]))
     limits = [OUTLIER * usual_spread(curve, spreads) for curve in curves]
     off = [
+        # As in ``fit``: what is further off is not believed whole.
         max(-limit, min(limit, math.log(time_s / curve.at())))
         for curve, time_s, limit in zip(curves, measured_s, limits, strict=True)
     ]
@@ -184,6 +188,7 @@ def fit_together(curves: Sequence[Curve], measured_s: Sequence[float], spreads: 
         slope = np.array([_shares(curve, at) for curve in curves])
         done = [math.log(curve.at(**at._asdict()) / curve.at()) for curve in curves]
         variance = slope @ prior @ slope.T + spreads.run**2 * np.eye(len(curves))
+        # The Gauss-Newton step around the factors so far.
         logs = prior @ slope.T @ np.linalg.solve(variance, np.array(off) - done + slope @ logs)
     return Factors(*map(float, np.exp(logs)))
 
@@ -227,7 +232,9 @@ def _shares(curve: Curve, at: Factors = AS_PREDICTED) -> tuple[float, float]:
     shorter, longer = (
         curve.at(compute=at.compute, communication=ratio * at.communication) / now for ratio in (0.5, 2.0)
     )
+    # The range from 0.5 to 2.0 is 1.5 wide.
     communication = (longer - shorter) / 1.5
+    # Twice both is twice the time, so that the two shares are 1 together.
     return 1 - communication, communication
 
 

@@ -204,6 +204,7 @@ class Trace:
 
     def check_explained(self) -> None:
         """Raise CalibrationError if too little of the device's time is of operators of known work."""
+        # The rank of which least is explained decides.
         share = min(float(one["explained"]) for one in self.rehearsal.job["traced"].values())
         if share < LEAST_EXPLAINED:
             raise CalibrationError(
@@ -234,9 +235,12 @@ class Trace:
             if kind in COLUMNS:
                 op = op_of(row, compute.device)
                 fixed = fixed_s(op, compute.device)
+                # Rounding may leave a hair less than nothing.
                 design[at, COLUMNS.index(kind)] = max(compute.op_s(op) - fixed, 0.0)
                 design[at, COLUMNS.index("fixed")] = fixed
+        # What the host does itself it does not launch.
         kernels = np.array([0 if row["kind"] == ON_HOST else row["kernels"] for row in rows], np.int64)
+        # An operator that never ran has no mean; its zero time counts for nothing.
         return Timed(kinds, design, calls, took / np.maximum(calls, 1), kernels)
 
     def measured_parts(self, compute: ComputeModel) -> dict[str, float]:
@@ -288,6 +292,7 @@ class Trace:
             found[name] = float(seconds[first & is_one_of(spans, kinds, value)].sum()) / self.n_steps
         found[STEP] = float(simulation.summary["step_time_s"])
         runs = first & is_one_of(spans, "category", ("compute", "copy", "collective", "p2p"))
+        # Nothing runs where no span covers a moment; of overlapping streams each moment counts once.
         found[NOTHING] = max(found[STEP] - _covered_s(spans, runs) / self.n_steps, 0.0)
         return found
 
@@ -298,6 +303,7 @@ def _covered_s(spans: pa.Table, chosen: BoolArray) -> float:
     end = start + int64(spans, "duration_ns")[chosen]
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
+    # Ends so far are the latest of all before: only what reaches beyond them is new.
     return float(np.maximum(end - np.maximum(start, np.append(start[:1], end[:-1])), 0).sum()) / 1e9
 
 
@@ -312,6 +318,7 @@ def _operators(timed: Sequence[Timed]) -> tuple[dict[str, Factor], list[str], tu
     """Return factors on classes of operators, what is not identified, and errors of those held back."""
     kinds = np.array([kind for one in timed for kind in one.kinds])
     calls = np.concatenate([one.calls for one in timed]).astype(np.float64)
+    # Of each distinct operator all its calls together.
     design = np.concatenate([one.design for one in timed]) * calls[:, None]
     took = np.concatenate([one.device_s for one in timed]) * calls
     known = np.isin(kinds, COLUMNS) & (took > 0)
@@ -319,6 +326,7 @@ def _operators(timed: Sequence[Timed]) -> tuple[dict[str, Factor], list[str], tu
     said = []
     for kind in COLUMNS:
         own = np.flatnonzero(known & (kinds == kind))
+        # Long and short ones in turns, so that both halves have as much of each.
         fold[own[np.argsort(-took[own], kind="stable")]] = np.arange(len(own)) % 2
         if len(own) and len(own) < LEAST_SHAPES:
             said.append(f"{kind}: operators of one shape only, so that none could be held back")
@@ -397,6 +405,7 @@ def _launch(trace: Trace, timed: Sequence[Timed], launch_s: float) -> dict[str, 
         ]
     if not expected_s or not total_s:
         return {}
+    # A single part has no spread: the error is as large as the factor.
     error = float(np.std(ratios, ddof=1) / len(ratios) ** 0.5) if len(ratios) > 1 else total_s / expected_s
     return {"launch": Factor(float(total_s / expected_s), error)}
 
@@ -406,6 +415,7 @@ def _link(trace: Trace, timed: Sequence[Timed], compute: ComputeModel) -> dict[s
     pairs = [
         (
             row["bytes_moved"] * int(calls) / compute.device.host_bytes_per_s,
+            # Without the start, which small copies mostly are.
             float(calls * (took - COPY_START_S)),
         )
         for rank, one in zip(trace.rehearsal.ranks, timed, strict=True)

@@ -41,6 +41,7 @@ def timed(
             f"--{others[0].replace('_', '-')}: a rehearsal has the layout, model and batch of its script; "
             "rehearse the script again with other arguments"
         )
+    # First: what is wrong with the machine is said before the rehearsal is read.
     machine_of(settings["cluster"], calibration)
     return simulate_rehearsal(
         path,
@@ -97,6 +98,7 @@ def time_and_show(
         write_report(report, simulation.run)
     if not as_json:
         show(simulation, output, report)
+    # Through JSON: plain types, as the caller prints them beside its own.
     found: dict[str, Any] = json.loads(json.dumps(document(simulation, output, report)))
     return found
 

@@ -71,6 +71,7 @@ def compared_machines(
             tell(f"{name}, links {kind}")
             try:
                 cluster = LINKS[kind](load_cluster(name, n_ranks))
+                # The machine has its size already, whatever number is asked for.
                 summary = simulate_rehearsal(path, partial(_given, cluster)).info.summary
             except (SimulationError, TopologyError) as error:
                 left_out.append(f"{name}: {error}")
@@ -83,6 +84,7 @@ def compared_machines(
     if by == "cost" and (unpriced := [row["cluster"] for row in rows if row["usd_per_1b_tokens"] is None]):
         raise ConfigError(f"dollars need a price: {unpriced[0]} has none, give --price '2.5 USD/h'")
     key = "usd_per_1b_tokens" if by == "cost" else "step_time_s"
+    # ``None`` is not ``False``: where memory is unknown nothing says that it does not fit.
     rows.sort(key=lambda row: (row["fits"] is False, row[key], row["cluster"]))
     found: dict[str, Any] = json.loads(json.dumps({"rehearsal": str(path), "machines": rows}))
     said = [*elsewhere(rehearsal, timed), *([batch.words] if batch.unknown else [])]
@@ -106,6 +108,7 @@ def _cost(
     per_s, budget = row["tokens_per_s"], None if tokens is None else parse_count(tokens)
     usd = None
     if usd_per_hour is not None and per_s:
+        # Seconds to hours, and a billion tokens.
         usd = usd_per_hour * row["gpus"] / 3600 / per_s * 1e9
     return {
         "usd_per_1b_tokens": usd,

@@ -91,6 +91,7 @@ def in_flight(tables: RankTables, *, is_pipelined: bool = False) -> int | None:
     """
     places, numbers = tables.places.to_pylist(), tables.events["place"].to_numpy()
     found, firsts = np.unique(numbers, return_index=True)
+    # Reversed, the first place of a number is its last one.
     lasts = len(numbers) - np.unique(numbers[::-1], return_index=True)[1]
     begins: dict[tuple[int, ...], int] = {}
     ends: dict[tuple[int, ...], int] = {}
@@ -114,6 +115,7 @@ def stage_of(rehearsal: Rehearsal, rank: int, machine: Cluster, tables: RankTabl
     items = {**memory.get("bytes", {}), "reserved": own}
     reserved = {"reserved_bytes": memory["reserved_bytes"] + own} if "reserved_bytes" in memory else {}
     return {
+        # Without a layout the place in the pipeline says the stage.
         "stage": layout.coord(rank).pp if layout else pipeline.index(rank),
         "holds": memory.get("stages", []),
         "layers": layers_of(tables),
@@ -143,6 +145,7 @@ def model_flops(rehearsal: Rehearsal, tables: Mapping[int, RankTables]) -> float
     Attention in full and its backward twice its forward; nothing that is computed again or by an optimizer,
     and no pass without gradients, as of an evaluation or of a teacher.
     """
+    # One rank is rehearsed for all that do the same.
     members = Counter(rehearsal.representatives)
     total = 0.0
     for rank, one in tables.items():
@@ -160,7 +163,10 @@ def _counts(place: Mapping[str, Any], steps: range) -> bool:
 
 
 def _counted(row: Mapping[str, Any]) -> float:
+    # Causal attention counts as the whole matrix (see above), its work was noted as the half.
     whole = 2.0 if row["causal"] else 1.0
+    # The backward of a fused kernel computes the scores again, five products; four are counted, twice the
+    # forward's two.
     backward = 4 / 5 if row["kind"] == "attention_backward" else 1.0
     return float(row["flops"]) * (whole * backward if row["kind"].startswith("attention") else 1.0)
 
@@ -234,6 +240,7 @@ def _too_full(rehearsal: Rehearsal, machine: Cluster, tables: Mapping[int, RankT
 def _building(rehearsal: Rehearsal, machine: Cluster) -> list[str]:
     """Return a sentence about a rank that needs too much before its first step, if there is one."""
     limit, own = machine.device.memory_bytes, machine.device.reserved_bytes
+    # Ranks are keys of JSON, and so text.
     sizes = {rank: one.get("building_bytes", 0) + own for rank, one in rehearsal.memory.items()}
     rank = max(sizes, key=lambda one: sizes[one], default="0")
     if sizes.get(rank, 0) <= limit:

@@ -71,6 +71,7 @@ class Joiner:
             return (meeting.group, meeting.sequence)
         sender, receiver = (rank, meeting.peer) if meeting.kind == "send" else (meeting.peer, rank)
         ranks = self._groups[meeting.group].ranks if meeting.group in self._groups else (sender, receiver)
+        # Round the group: a rank that stands for others meets itself at the same distance.
         distance = (ranks.index(receiver) - ranks.index(sender)) % len(ranks)
         stands = self._stands_for
         if not self._is_acted(meeting, ranks):
@@ -94,6 +95,7 @@ class Joiner:
 
     def costs(self) -> tuple[tuple[Transfer, ...], Int32Array]:
         """Return the distinct costs, and which one each communication has."""
+        # Each rank of an uneven exchange has sizes of its own; all others agree on one.
         which = [
             self._uneven(number) if self._is_uneven(number) else self._cost(rank, meeting)
             for number, (rank, meeting) in enumerate(self.meetings)
@@ -101,6 +103,7 @@ class Joiner:
         return tuple(self._transfers), np.array(which, np.int32)
 
     def _cost(self, rank: int, meeting: Meeting) -> int:
+        # Of a collective it does not matter which rank was asked, of a transfer it does.
         key = (
             meeting.kind,
             meeting.size_bytes,
@@ -131,6 +134,7 @@ class Joiner:
         ranks = self._groups[self.meetings[number][1].group].ranks
         known = {rank: part.splits or even(part.size_bytes, len(ranks)) for rank, part in parts.items()}
         self._n_assumed += len(known) < len(ranks)
+        # The sizes themselves are the key: equal exchanges of later steps are priced once.
         key = (ranks, tuple(known.items()))
         if key not in self._costs:
             sent = sent_bytes(ranks, known, self._stands_for)
@@ -147,6 +151,7 @@ class Joiner:
         if meeting.kind == "barrier":
             return self._network.barrier(ranks)
         kind = LIKE.get(meeting.kind, meeting.kind)
+        # A collective that is not modelled is taken for the simplest: all bytes over each link.
         return self._network.collective(kind if kind in KINDS else "broadcast", meeting.size_bytes, ranks)
 
 
@@ -189,6 +194,7 @@ def _dependencies(ranks: Sequence[RankTasks]) -> tuple[Any, Any]:
     """Return what every task of *ranks* waits for, as ``dep_start`` and ``deps`` of a program."""
     after, offset = [], 0
     for one in ranks:
+        # Tasks are numbered anew over all ranks, one rank after another.
         after += [[other + offset for other in task.after] for task in one.tasks]
         offset += len(one.tasks)
     dep_start = np.zeros(len(after) + 1, np.int64)

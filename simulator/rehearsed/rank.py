@@ -210,12 +210,15 @@ class RankWriter:
             elif what == COMMUNICATION:
                 self._ended[number] = self._communication(stream, item, place, other, allocated)
             elif what == WAIT:
+                # What began before the steps that are kept has no task to wait for.
                 if other in self._ended:
                     self._pending.setdefault(stream, {})[self._ended[other]] = None
             elif what == MARK:
+                # What the stream has been given so far, not what is done: as an event of CUDA.
                 self._marks[item] = self._reached(stream)
             elif what == WAIT_MARK:
                 self._pending.setdefault(stream, {}).update(dict.fromkeys(self._marks.get(item, ())))
+            # The last kind, a wait of the host, counts only where the host has a time of its own.
             elif self._launch_s is not None or ON_HOST in self._priced.kinds:
                 self._host = tuple(dict.fromkeys((*self._host, *self._reached(stream))))
         for stream in list(self._open):
@@ -231,7 +234,9 @@ class RankWriter:
         else:
             self._leave_host()
         found = self._open.get(stream)
+        # Work of another place or kind is a task of its own, as is all of a trace, which times each operator.
         is_same = found is not None and found.place == place and found.of == of
+        # Where something is pending, what follows must not run together with what came before it.
         if found is None or not is_same or self._pending.get(stream) or self._pauses is not None:
             self._close(stream)
             found = self._open[stream] = _Open(place, self._after(stream), priced.dtypes[work], of)
@@ -251,6 +256,7 @@ class RankWriter:
 
     def _leave_host(self) -> None:
         """Let what is issued from here on wait until the host is done with what it computes."""
+        # Everything that is open ends here, so that what comes next waits for the host.
         if PROCESSOR in self._open:
             for stream in list(self._open):
                 self._close(stream)
@@ -259,7 +265,9 @@ class RankWriter:
         """Return what comes next on *stream* has to wait for; what was pending is so no more, unless kept."""
         pending = self._pending.get(stream, {})
         tails = (*self._tail.get(stream, ()), *self._tail.get(PROCESSOR, ()))
+        # Each once, and in their order, which a set would not keep.
         after = tuple(dict.fromkeys((*tails, *pending)))
+        # A stream that is only asked how far it has come goes on waiting itself.
         if not keep:
             self._pending.pop(stream, None)
         return after
@@ -276,6 +284,7 @@ class RankWriter:
             return
         on_host = found.of == ON_HOST
         after = (*found.after, *(() if on_host else self._launch(found.kernels, found.place)))
+        # Stream 0 is the default one; what runs on another is beside it.
         on_device = stream == 0 and found.of not in COPIES
         name = "host" if on_host else "compute" if on_device else self._stream(("side", stream), "copy")
         task = RankTask(
@@ -304,6 +313,7 @@ class RankWriter:
 
     def _pause(self, ns: int, place: int) -> None:
         """Let the host do something else than to launch, which nothing tells the reason of."""
+        # Open operations were issued before the pause, and must not go on after it.
         for stream in list(self._open):
             self._close(stream)
         task = RankTask("host", Label("host", "pause", "pause of the host"), place, ns, self._host)
@@ -315,6 +325,7 @@ class RankWriter:
             return ()
         label = Label("host", "launch", self.places[place]["name"] or "launch")
         task = RankTask("host", label, place, to_ns(kernels * self._launch_s[place]), self._host)
+        # The launch waits for these, and so does whoever waits for the launch.
         self._host = ()
         return (self._add(task),)
 
@@ -322,6 +333,7 @@ class RankWriter:
         message = self._messages[item]
         self._leave_host()
         self._close(stream)
+        # The issuing stream of an asynchronous collective goes on and keeps what it waits for.
         after = (*self._after(stream, keep=message["is_async"]), *self._launch(1, place))
         kind, is_p2p = message["kind"], message["peer"] >= 0
         axis = self._groups[message["group"]].axis if message["group"] in self._groups else ""
@@ -348,6 +360,7 @@ class RankWriter:
     def _stream(self, key: object, name: str) -> str:
         """Return the stream of *key*: ``dp`` for the first of its kind, then ``dp.1``, ..."""
         if key not in self._streams:
+            # The number of others of the same name, so that the first one goes without.
             taken = sum(1 for found in self._streams.values() if found.partition("#")[0] == name)
             self._streams[key] = f"{name}#{taken}"
         base, _, number = self._streams[key].partition("#")

@@ -134,6 +134,7 @@ def widened(rehearsal: Rehearsal, dp: int) -> Rehearsal:
     gradients.
     """
     n = rehearsal.world_size
+    # Groups of fewer than all ranks mean some other axis than replicas.
     if rehearsal.layout != Layout(dp=n) or n == 1 or any(len(group.ranks) < n for group in rehearsal.groups):
         raise JobError(
             f"--dp {dp}: only where all ranks are replicas, and at least two, can there be more of them; "
@@ -158,6 +159,7 @@ def as_measured(costs: Priced, tables: RankTables, measured: pa.Table) -> Priced
     n = tables.works.num_rows
     total = np.bincount(item[what == OP], took[what == OP], minlength=n) / 1e9
     mean = total / np.maximum(np.bincount(item[what == OP], minlength=n), 1)
+    # What is known keeps the price of the machine; the trace's own device may be another.
     known = zip(costs.seconds, costs.is_known, mean.tolist(), strict=True)
     return replace(costs, seconds=[s if is_known else seen for s, is_known, seen in known])
 
@@ -189,6 +191,7 @@ def _built(
     traced: Mapping[int, pa.Table],
 ) -> _Built:
     """Return the program of a rehearsal on a machine; of ranks of a trace, what was measured of them, too."""
+    # Ranks of a node share its processors; a small job does not fill the node.
     sharing = min(network.cluster.gpus_per_node, rehearsal.world_size)
     costs = {rank: priced(one.works, compute, sharing) for rank, one in tables.items()}
     costs |= {rank: as_measured(costs[rank], tables[rank], one) for rank, one in traced.items()}
@@ -232,10 +235,12 @@ def _rank_tasks(
         launch_s = _launch_s(one, compute.device.launch_s)
         what, item, place = (one.events[name].to_numpy() for name in ("what", "item", "place"))
         items, places = item[what == OP], place[what == OP]
+        # What the host computes does not keep the device busy.
         on_device = np.array([kind != ON_HOST for kind in costs[rank].kinds])
         busy_s = float((np.array(costs[rank].seconds) * on_device)[items].sum())
         is_bound = float((np.array(costs[rank].kernels)[items] * launch_s[places]).sum()) > busy_s
         bound += [rank] if is_bound else []
+        # Launches are tasks only where they decide, or where a trace has measured them.
         writer = RankWriter(
             one,
             costs[rank],
@@ -300,6 +305,7 @@ def _memory(
 
     Beside it the device holds *reserved_bytes* throughout, as the peak of the summary does.
     """
+    # Windows of steps stand behind the tasks.
     starts = spans["start_ns"].to_numpy()[: program.n_tasks]
     parts, at = [], 0
     for rank, (tasks, _) in ranks.items():
@@ -308,6 +314,7 @@ def _memory(
         at += len(tasks)
         rows = np.flatnonzero(held)
         order = rows[np.argsort(own[rows], kind="stable")]
+        # Of several tasks that start at once the most that was in use counts.
         times, first = np.unique(own[order], return_index=True)
         most = np.maximum.reduceat(held[order], first) if len(first) else held[:0]
         parts.append(
@@ -400,12 +407,15 @@ def closed(spans: pa.Table, rehearsal: Rehearsal) -> pa.Table:
     if rehearsal.layout is None or rehearsal.layout.pp < 2:
         return spans
     is_window = np.array([kind == STEP for kind in spans["category"].to_pylist()])
+    # A copy: what arrow hands out may be read-only.
     start, duration = (spans[name].to_numpy().copy() for name in TIMES)
     if len(steps_of(rehearsal)) == 1:
         duration[is_window] = (start + duration).max() - start[is_window]
         return _timed(spans, start, duration)
+    # The first window of each rank begins at 0.
     first = np.flatnonzero(is_window & (start == 0))
     idle = duration[first].max() - duration[first]
+    # All times move on by the longest idle time; then each first window is stretched back by its own.
     start += idle.max()
     start[first] -= idle
     duration[first] += idle

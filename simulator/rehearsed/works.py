@@ -74,6 +74,7 @@ def op_of(row: Mapping[str, Any], device: Device) -> Op:
     """
     name = row["name"]
     prefix = next((new for old, new in PREFIXES.items() if name.startswith(old)), "")
+    # Such as complex numbers and integers, for which no device has a peak.
     dtype = _type_on(device, row["dtype"]) if row["dtype"] in DTYPE_BYTES else "fp32"
     return Op(
         name=prefix + name,
@@ -109,6 +110,7 @@ def _kernel(row: Mapping[str, Any], device: Device) -> str:
         return "torch"
     if row["kind"].startswith("attention") and ATTENTION_KERNEL in device.attention_kernels:
         return ATTENTION_KERNEL
+    # Element-wise work that does not lie alike is addressed (see below), not unaligned.
     return "" if row["aligned"] or row["kind"] == "memory" else UNALIGNED
 
 
@@ -124,6 +126,7 @@ def priced(works: pa.Table, compute: ComputeModel, sharing: int = 1) -> Priced:
     rows = works.to_pylist()
     return Priced(
         seconds=[_seconds(row, compute, sharing) for row in rows],
+        # All or nothing: single kernels are bound by memory or by arithmetic.
         bound=[MILLION if row["kind"] == "memory" else 0 for row in rows],
         kernels=[0 if _is_needless(row, compute.device) else _launched(row) for row in rows],
         flops=[row["flops"] for row in rows],
@@ -150,6 +153,7 @@ def _seconds(row: Mapping[str, Any], compute: ComputeModel, sharing: int) -> flo
     if _is_needless(row, compute.device):
         return 0.0
     if row["kind"] == ON_HOST:
+        # The processors of a node work for all its ranks at once.
         return size * sharing / HOST_BYTES_PER_S
     if row["kind"] in HOST_KINDS:
         return link_s(size, compute.device)

@@ -86,6 +86,7 @@ def combined_pairs(n_ranks: int, n_microbatches: int, virtual_stages: int) -> fr
     found: list[Action] = []
     for rank, own in enumerate(combined_1f1b(n_ranks, n_microbatches, virtual_stages)):
         forwards = [action for action in own if action.kind == "F"]
+        # ``+ 1``: the forward that runs ahead has no backward to go with.
         found += forwards[_warmup(rank, n_ranks, n_microbatches, virtual_stages, _hops(virtual_stages)) + 1 :]
     return frozenset(found)
 
@@ -138,6 +139,7 @@ def _plan(
             n_microbatches,
             per_round,
             warmup=_warmup(rank, n_ranks, n_microbatches, virtual_stages, warmup_per_hop) + ahead,
+            # ``None``, not 0: on rank 0 a split backward has a lag of 0, and is split all the same.
             lag=lag_per_rank * rank if lag_per_rank else None,
         )
         for rank in range(n_ranks)
@@ -168,6 +170,7 @@ def _rank(
     backward is not split.
     """
     total = len(stages) * n_microbatches
+    # In rounds: some micro-batches through the first stage of the rank, then the same through the next.
     turns = [stage for _ in range(0, n_microbatches, per_round) for stage in stages for _ in range(per_round)]
     back = [
         s for _ in range(0, n_microbatches, per_round) for s in reversed(stages) for _ in range(per_round)
@@ -180,6 +183,7 @@ def _rank(
         if lag is not None and k >= lag:
             script.add("W", back[k - lag])
     if lag is not None:
+        # Those that stayed behind; with few micro-batches all of them.
         _add_all(script, "W", back[max(total - lag, 0) :])
     return tuple(script.actions)
 

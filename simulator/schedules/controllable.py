@@ -50,6 +50,7 @@ def _v_half(r: int, p: int) -> tuple[int, int, int, int]:
 
 
 def _v_min(r: int, p: int) -> tuple[int, int, int, int]:
+    # As above, where p is a multiple of 3.
     late = 2 if p % 3 == 0 else 0
     return r, 2 * p - r - 1, 2 * p + late + r, 4 * p + late - r - 1
 
@@ -62,6 +63,7 @@ def _plan(pattern: Pattern, n_ranks: int, n_microbatches: int) -> Plan:
     ]
     with_weights = [[*own, sorted(_weight_slots(own))] for own in slots]
     filled = _tightened(_filled(with_weights, start=True))
+    # Weight gradients are taken out again: they fill whatever stays free.
     ended = _filled([own[:WEIGHTS] for own in filled], start=False)
     tight = _tightened([[*own, sorted(_weight_slots(own))] for own in ended])
     return tuple(_actions(own[:WEIGHTS], rank, n_ranks) for rank, own in enumerate(tight))
@@ -69,6 +71,7 @@ def _plan(pattern: Pattern, n_ranks: int, n_microbatches: int) -> Plan:
 
 def _actions(own: list[list[int]], rank: int, n_ranks: int) -> tuple[Action, ...]:
     """Return the actions of *rank* in the order of their slots."""
+    # The second stage of a rank is as far from the last one as the rank is from the first.
     down, up = rank, 2 * n_ranks - 1 - rank
     steps = ((DOWN, "F", down), (UP, "F", up), (BACK_UP, "I", up), (BACK_DOWN, "I", down))
     found = {slot: Action(name, stage, m) for kind, name, stage in steps for m, slot in enumerate(own[kind])}
@@ -76,6 +79,7 @@ def _actions(own: list[list[int]], rank: int, n_ranks: int) -> tuple[Action, ...
     for slot, kind in _weight_slots(own).items():
         stage = up if kind == BACK_UP else down
         found[slot] = Action("W", stage, counts[stage])
+        # Weight gradients of a stage come in the order of their input gradients.
         counts[stage] += 1
     return tuple(found[slot] for slot in sorted(found))
 
@@ -114,6 +118,7 @@ def _filled(slots: _Slots, *, start: bool) -> _Slots:
             continue
         after = [found[rank][kind][m - 1]] if m else []
         if kind == WEIGHTS:
+            # The m-th weight gradient belongs to the m-th input gradient, of whichever stage.
             after.append(sorted(found[rank][BACK_UP] + found[rank][BACK_DOWN])[m])
         after += [found[other][what][m] for other, what in _needed(rank, kind, len(slots))]
         found[rank][kind][m] = ranks[rank].moved(slot, max(after, default=-1) + 1, most)
@@ -124,6 +129,7 @@ def _tightened(slots: _Slots) -> _Slots:
     """Return *slots* without those in which a rank waits for nothing."""
     found: _Slots = [[list(times) for times in own] for own in slots]
     free = [0] * len(slots)
+    # In order of their slots: what an action waits for has its new place already.
     for _, rank, kind, m in _in_order(slots):
         after = [found[other][what][m] + 1 for other, what in _needed(rank, kind, len(slots))]
         found[rank][kind][m] = max([free[rank], *after])
@@ -169,7 +175,9 @@ class _Rank:
         """Return what is held, and how many weight gradients are due, after *slot*."""
         kind = self._kinds.get(slot)
         if kind is not None:
+            # Where gaps are filled with weight gradients, an input gradient makes one that is due.
             return held + _HELD[kind], due + (self._fills_gaps and kind in (BACK_UP, BACK_DOWN))
+        # A free slot takes a weight gradient that is due, which lets go of what it needed.
         return (held - 1, due - 1) if due else (held, due)
 
     def moved(self, slot: int, first: int, most: int) -> int:
@@ -181,6 +189,7 @@ class _Rank:
         for at in range(first, slot):
             if at in self._kinds:
                 continue
+            # Tried, and taken back if too much would be held then.
             self._kinds[at] = self._kinds.pop(slot)
             if self._holds(at, slot, most):
                 return at
@@ -191,12 +200,14 @@ class _Rank:
         """Return whether no more than *most* is held from *at* on, and if so keep what is."""
         held, due, states = self.held[at], self._due[at], []
         for now in range(at, len(self.held) - 1):
+            # Behind the old slot all is as it was as soon as the numbers are the same again.
             if now > slot and (held, due) == (self.held[now], self._due[now]):
                 break
             held, due = self._after(now, held, due)
             if held > most:
                 return False
             states.append((held, due))
+        # Only now: while something may still be too full nothing is written.
         for now, (held, due) in enumerate(states, at + 1):
             self.held[now], self._due[now] = held, due
         return True

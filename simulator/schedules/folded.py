@@ -18,6 +18,7 @@ def zb_v(n_ranks: int, n_microbatches: int, virtual_stages: int) -> Plan:
     is that of torch's ``ScheduleZBVZeroBubble``. Reference: Qi et al. 2023, arXiv:2401.10241, section 6.
     """
     del virtual_stages
+    # The pattern needs so many; what was added is left out again below.
     n_scheduled = max(2 * n_ranks - 1, n_microbatches)
     plans = (_zb_v_rank(rank, n_ranks, n_scheduled) for rank in range(n_ranks))
     return tuple(tuple(a for a in actions if a.microbatch < n_microbatches) for actions in plans)
@@ -81,6 +82,7 @@ def _dualpipe_v_rank(rank: int, n_ranks: int, n_microbatches: int) -> tuple[tupl
         script.weights()
         script.add("F", up)
     for at in range(n_microbatches - 2 * n_ranks + rank + 1):
+        # The last rank has no forward that the backward does not wait for.
         if at == 0 and above == 0:
             script.add("F", down)
             script.add("B", up)
@@ -157,5 +159,6 @@ def dualpipe_pairs(n_ranks: int, n_microbatches: int) -> frozenset[Action]:
 
 def _seen_from(actions: tuple[Action, ...], end: int, n_ranks: int, half: int) -> tuple[Action, ...]:
     """Return *actions* of DualPipeV for the rank near *end*; its near stage gets micro-batches from there."""
+    # Of the two stages of a rank the far one gets micro-batches from the other end.
     ends = (end if a.stage < n_ranks // 2 else 1 - end for a in actions)
     return tuple(a._replace(microbatch=a.microbatch + half * e) for a, e in zip(actions, ends, strict=True))

@@ -39,6 +39,7 @@ def _cells(actions: Sequence[Action], pairs: Collection[Action]) -> Iterator[str
     """Yield the cells of a row."""
     rest = iter(actions)
     for action in rest:
+        # A pair takes the action behind it along: the row goes on after both.
         yield f"({action};{next(rest)})OVERLAP_F_B" if action in pairs else str(action)
 
 
@@ -130,16 +131,19 @@ def _carry_out(plan: Plan, n_stages: int, pairs: Collection[Action]) -> None:
     cursor = [0] * len(plan)
     waiting = set(range(len(plan)))
     while waiting:
+        # In any order: a rank is asked again whenever a neighbour has made something.
         rank = waiting.pop()
         for at, action in enumerate(plan[rank][cursor[rank] :], start=cursor[rank]):
             inputs = _inputs(action, n_stages)
             if action in pairs:
+                # A pair begins as one: what the backward needs has to be there for the forward, too.
                 inputs |= _inputs(plan[rank][at + 1], n_stages)
             if not inputs <= done:
                 break
             done.add(action._replace(kind="I") if action.kind == "B" else action)
             cursor[rank] += 1
             beside = (holder.get((action.stage + step, action.microbatch)) for step in (-1, 1))
+            # Only neighbours of the stage can wait for this.
             waiting |= {other for other in beside if other not in (None, rank)}
     for rank, actions in enumerate(plan):
         if cursor[rank] < len(actions):

@@ -48,6 +48,7 @@ def bubble(*, as_json: bool, **flags: Any) -> None:
             except ScheduleError as error:
                 refused.append(str(error))
     if not rows:
+        # Nothing ran: the first refusal is the answer.
         raise ScheduleError(refused[0])
     known = dict.fromkeys(row.schedule for row in rows)
     passing = {name: bubbles.passes(name, stages, flags["efficiency"], virtual) for name in known}

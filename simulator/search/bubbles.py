@@ -70,6 +70,7 @@ class Bubble(NamedTuple):
     def differs(self) -> str:
         """Why ``overhead`` is not what the authors of the schedule say, in words; empty if it is."""
         formula, said = self._formula, self.published
+        # Both are quotients of small whole numbers; what is left is rounding.
         if formula is None or said is None or math.isclose(said, self.overhead, abs_tol=1e-12):
             return ""
         if math.isclose(said, self.inside, abs_tol=1e-12):
@@ -131,12 +132,15 @@ def passes(schedule: str, n_stages: int, efficiency: float, virtual_stages: int 
     low, high = 0, len(allowed)
     at, asked = bisect_left(allowed, 2 * n_stages), 0
     while low < high:
+        # A guess stays between the ends, so that each answer halves something at least.
         at = min(max(at, low), high - 1)
         found = bubble(schedule, n_stages, allowed[at], virtual_stages)
         low, high = (low, at) if found.efficiency >= efficiency else (at + 1, high)
         asked += 1
+        # What idles hardly depends on the number: divided by the overhead to reach it says where to look.
         idle = found.overhead * allowed[at]
         at = bisect_left(allowed, idle / overhead if overhead else math.inf, key=float)
+        # After some guesses by halving, which ends for sure.
         at = at if asked < GUESSES else (low + high) // 2
     return allowed[low] if low < len(allowed) else None
 
@@ -162,6 +166,7 @@ def _spans(orders: Sequence[Sequence[Action]], n_stages: int) -> list[tuple[int,
             free[rank] = start + _PARTS[action.kind]
             key = (_MAKES[action.kind], action.stage, action.microbatch)
             done[key] = free[rank]
+            # Whoever waited for this may go on.
             ready.extend(waiting.pop(key, ()))
             at[rank] += 1
     return [(starts[rank], end) for rank, end in enumerate(free)]

@@ -124,10 +124,12 @@ def _searched(
         is_whole = found.counts.is_whole
         if flags["what_if"] and is_whole:
             what_if = answers(spaces, found.best[0], lambda others: search_all(others, 1), say)
+        # The front takes a search of its own, and only a page draws it.
         fronts = [front(space.families()) for space in spaces] if flags["report"] and is_whole else []
     best, summary = found.best[0].job, found.best[0].summary
     told, readings = conventions(best.of_one_site, given=flags["framework"] is not None, wanted=is_whole)
     meets = summary["average_step_time_s"] / summary["step_time_s"]
+    # Sites that meet make an average step longer, by whosever conventions.
     told["step_time_s"] = {name: meets * step_s for name, step_s in told["step_time_s"].items()}
     layouts = [say(one) for one in found.best]
     on_front = [say(one) for points in fronts for one in points]
@@ -135,6 +137,7 @@ def _searched(
     layouts, on_front = (
         [covering(one, readings, best.framework) for one in some] for some in (layouts, on_front)
     )
+    # No further than the last layout that there is.
     at = min(flags["why"], len(layouts))
     return best, counts_of(found.counts) | {
         "layouts": layouts,
@@ -179,6 +182,7 @@ def _found(
         _weights({"by": "cost"}, prices)
         each = [search_all([space], flags["top"]) for space in spaces]
         found = affordable(each, flags["top"], flags["budget"], lambda one: say(one)["usd"])
+        # Of a single machine the list of layouts says all.
         best = [one.best[0] for one in each if one.best] if len(spaces) > 1 else []
     if not found.best:
         raise JobError(nothing(found.counts, spaces))

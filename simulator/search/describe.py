@@ -122,6 +122,7 @@ def described(
     job, summary = one.job, one.summary
     n_gpus, step_s = job.cluster.n_gpus, summary["average_step_time_s"]
     price = prices[job.cluster.name, n_gpus]
+    # Seconds to hours, and a billion tokens.
     usd = None if price is None else step_s / 3600 * n_gpus * price / job.tokens_per_step * 1e9
     budget = None if tokens is None else parse_count(tokens)
     likely = summary.get("intervals", {})
@@ -160,6 +161,7 @@ def described(
             },
             summary,
             power or Supply(),
+            # The energy is asked of a site, and counts all of them itself.
             n_gpus=n_gpus // job.n_sites,
         ),
     }
@@ -180,6 +182,7 @@ def covering(layout: Mapping[str, Any], readings: Sequence[Reading], framework: 
         ("peak_memory_interval_bytes", "peak_memory_bytes"),
     ):
         if layout[name] is not None:
+            # Some frameworks cannot run it, and have no time.
             known = [value for one in readings if (value := getattr(one, figure)) is not None]
             shares = [value / getattr(own, figure) for value in known]
             # In proportion: the layouts of one search differ less among frameworks than frameworks do

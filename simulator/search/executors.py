@@ -55,6 +55,7 @@ class Here:
 
     def wait(self, tasks: Iterable[Any]) -> list[tuple[Any, Any]]:
         """Do one of *tasks*."""
+        # In the order in which they were started.
         task = next(one for one in self._waiting if one in set(tasks))
         function, argument = self._waiting.pop(task)
         return [(task, function(argument))]
@@ -98,6 +99,7 @@ class Local:
                     del self._futures[task], self._work[task]
             if found:
                 return found
+            # Nothing was found: all that are done were lost with the pool.
             self._replace()
 
     def close(self) -> None:
@@ -109,6 +111,7 @@ class Local:
             function, argument = self._work[task]
             self._futures[task] = self._pool.submit(function, argument)
         except BrokenProcessPool:
+            # ``_replace`` starts everything that is not done, this task included.
             self._replace()
 
     def _replace(self) -> None:
@@ -125,6 +128,7 @@ class Local:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = self._made()
         for task, (function, argument) in self._work.items():
+            # What has answered is kept, also if nobody has asked for it yet.
             future = self._futures.get(task)
             if future is None or not future.done() or future.exception() is not None:
                 self._futures[task] = self._pool.submit(function, argument)
@@ -147,10 +151,12 @@ class Dask:
                 lambda: distributed.Client(f"tcp://{address}", timeout="10s"), "dask", address
             )
         self._wait = distributed.wait
+        # Without -1 the scheduler names a few of its workers only.
         self.workers = max(len(self._client.scheduler_info(n_workers=-1)["workers"]), 1)
 
     def start(self, function: Function, argument: Any) -> Any:
         """Hand the task to the scheduler; it starts it again where a worker is lost."""
+        # Not pure: Dask would answer equal arguments once, and hash them to see.
         return self._client.submit(function, argument, pure=False, retries=MOST_LOSSES)
 
     def wait(self, tasks: Iterable[Any]) -> list[tuple[Any, Any]]:

@@ -200,6 +200,7 @@ OPTIONS: Final = (
 
 def search_options(command: Command) -> Command:
     """Add the flags to a command."""
+    # From the last one on: decorators work from the bottom up.
     for option in reversed(OPTIONS):
         command = option(command)
     return command

@@ -54,6 +54,7 @@ class Counts:
             n_run=self.n_run + other.n_run,
             n_simulated=self.n_simulated + other.n_simulated,
             n_too_large=self.n_too_large + other.n_too_large,
+            # Of equals the simpler, so that the order of parts changes nothing.
             smallest=min(smallest, key=lambda one: (one[1], order_of(one[0]))) if smallest else None,
             is_whole=self.is_whole and other.is_whole,
         )
@@ -141,6 +142,7 @@ def affordable(
     cheap enough; the message has what is cheapest.
     """
     costs = [(usd(one), one) for found in each for one in found.best]
+    # By their places: layouts themselves have no order.
     within = sorted(
         (one.summary["step_time_s"], at) for at, (cost, one) in enumerate(costs) if cost <= budget_usd
     )
@@ -163,6 +165,7 @@ def best_of_each(spaces: Sequence[Space], found: Sequence[Ranked], search: Searc
     for space in spaces:
         place = (space.cluster.name, space.cluster.n_gpus)
         own = [one for one in found if (one.job.cluster.name, one.job.cluster.n_gpus) == place]
+        # The best of a machine need not be among the best of all.
         best += (own or search([space], 1).best)[:1]
     return best
 

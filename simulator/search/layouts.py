@@ -119,6 +119,7 @@ class UnitTimes:
 
     def key(self, job: Job, names: Sequence[str] = _OF_UNITS) -> tuple[Hashable, ...]:
         """Return what tells jobs apart: the model, by identity, and the settings with these *names*."""
+        # Kept alive: another model must not get the same id, which is in the keys.
         self._models.setdefault(id(job.model), job.model)
         return (id(job.model), *(getattr(job, name) for name in names))
 
@@ -136,6 +137,7 @@ class UnitTimes:
                 self._unit_ns(as_kept(job, layer, held), layer, (kind, *shared))
                 for kind, layer, held in makeup.kinds
             ]
+            # Times of each kind of layer, times how many of it every stage has.
             found = np.stack(each, axis=1) @ makeup.counts
             found[:, 0] += self._unit_ns(job, -1, ("embedding", *shared))
             found[:, -1] += self._unit_ns(job, job.model.n_layers, ("head", *shared))
@@ -186,6 +188,7 @@ class UnitTimes:
                     at, _, _ = seen.setdefault(kind, (len(seen), layer, held))
                     found.append((at, stage))
             counts = np.zeros((len(seen), n_stages), np.int64)
+            # ``add.at`` counts a pair of indices as often as it comes up, where ``+=`` counts it once.
             np.add.at(counts, tuple(np.array(found).T), 1)
             kinds = tuple((kind, layer, held) for kind, (_, layer, held) in seen.items())
             return Makeup(kinds, counts)
@@ -205,6 +208,7 @@ class UnitTimes:
     def _traffic(self, job: Job, n_stages: int) -> Int64Array:
         found = np.zeros(n_stages, np.int64)
         parallel = DataParallel(job, self.groups(job))
+        # Where gradients are reduced once a step, no micro-batch keeps the stream busy.
         if parallel.is_alone or job.cluster.others or not parallel.reduces(is_last=False):
             return found
         if not job.shards.parameters:
@@ -213,6 +217,7 @@ class UnitTimes:
                 params = tuple((unit.params, unit.expert_params, unit.is_embedding) for unit in units)
                 if params not in alike:
                     template = Template()
+                    # Nothing is waited for: only how long the stream is busy is asked.
                     parallel.reduce_in_buckets(template, [(unit, ()) for unit in reversed(units)])
                     alike[params] = busy_ns(template, self.costs(job), DP)
                 found[stage] = alike[params]
@@ -222,6 +227,7 @@ class UnitTimes:
         by_stream = np.array(each, np.int64).T @ makeup.counts
         by_stream[:, 0] += self._exchange_ns(job, parallel, -1)
         by_stream[:, -1] += self._exchange_ns(job, parallel, job.model.n_layers)
+        # Two streams work at once: the busier one is the floor.
         busiest: Int64Array = by_stream.max(axis=0)
         return busiest
 
@@ -280,6 +286,7 @@ def template_ns(template: Template, costs: Costs, rank: int = 0) -> int:
     """Return when the tails of *template* have ended on *rank* if all streams are idle and nobody is late."""
     waits: list[list[int]] = [[] for _ in template.tasks]
     for waiter, other in template.waits:
+        # Numbers below 0 stand for what came before the template.
         if other >= 0:
             waits[waiter].append(other)
     ends: list[int] = []
@@ -358,12 +365,14 @@ class LeastMemory:
         spread = sum(whole.items[name] for name in SPREAD)
         if not job.recompute_layers:  # which count from the first layer of every stage
             spread += whole.activation_bytes_per_microbatch
+        # The average, rounded down: a bound must not be above what it bounds.
         return spread // job.layout.pp + whole.items["reserved"]
 
     def _of_stage(
         self, job: Job, layers: Sequence[int], stage: int, in_flight: int, *, first: bool, last: bool
     ) -> StageMemory:
         """Return what ``stage_memory`` does, of a stage that is alike."""
+        # Kept alive, as their ids are in the keys.
         self._alive.setdefault(id(job.model), job.model)
         self._alive.setdefault(id(job.cluster), job.cluster)
         settings = (id(job.model), id(job.cluster), *(getattr(job, name) for name in _OF_STAGE))
@@ -453,6 +462,7 @@ class PipelineTimes:
         for kinds in sorted(found):
             actions = tables[0].copy()
             for kind, stages in zip(kinds, held, strict=True):
+                # A stage takes the times of the kind of node that this rank is on.
                 actions[:, list(stages)] = tables[kind][:, list(stages)]
             replicas.append(actions)
         return replicas
@@ -505,11 +515,14 @@ class PipelineTimes:
         # Where weight gradients can wait, no backward is left to come all the way after the last one.
         around = forward if is_split else forward + back
         if is_split:
+            # Split or not, whichever the framework has faster: a floor is below both.
             back = np.minimum(back, times[INPUT] + times[WEIGHT])
         # A forward and a backward that run as a pair take as long as the longer of them, at least.
         together = np.maximum if job_pairs(job) else np.add
         if has_copies:
+            # Of two copies each rank has a share of both: in the mean that of all stages.
             return int(together(forward.sum(), back.sum())) * job.n_microbatches // job.layout.pp
+        # Until the first stage of a rank begins, a forward has passed all before it.
         before = np.cumsum(around) - around
         own = together(forward[held].sum(axis=1), back[held].sum(axis=1))
         return int((before[held].min(axis=1) + job.n_microbatches * own).max())
@@ -606,6 +619,7 @@ class PipelineTimes:
         if key not in self._links:
             found = np.zeros((n_ranks, n_ranks), np.int64)
             for a in range(n_ranks):
+                # A rank is no neighbour of itself, and of two ranks both neighbours are the same.
                 for b in {(a + 1) % n_ranks, (a - 1) % n_ranks} - {a}:
                     transfer = self.units.network.p2p(size_bytes, a * stride, b * stride)
                     found[a, b] = transfer.latency_ns + transfer.wire_ns
@@ -635,6 +649,7 @@ class PipelineTimes:
             for pair in found.pairs:
                 kinds = tuple(_alike(job, found, *one, units) for one in zip("FB", pair, strict=True))
                 if kinds not in known:
+                    # On a machine of several kinds the fastest kind: this is a floor.
                     known[kinds] = min(
                         _pair_alone_ns(
                             one,
@@ -661,6 +676,7 @@ def _shape(schedule: str, n_ranks: int, virtual_stages: int | None) -> tuple[Int
 
     Stages are an array of shape ``(n_ranks, stages per rank)``.
     """
+    # Twice the ranks: enough for every schedule, and held stages do not depend on the number.
     found = plan(schedule, n_ranks, 2 * n_ranks, virtual_stages)
     held = np.array([held_stages(actions) for actions in found], np.int64)
     is_split = any(action.kind == "W" for actions in found for action in actions)

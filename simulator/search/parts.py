@@ -116,13 +116,16 @@ def search_parts(
         )
         return Found(best=summarised(timed), counts=counts)
     parts = cut(whole, PARTS_PER_WORKER * executor.workers)
+    # Not for one part: it would look at the same layouts twice.
     ahead = _pilot(whole) if len(parts) > 1 else math.inf
     best: list[Timed] = []
     counts = Counts()
+    # Reversed, because ``pop`` takes from the end.
     waiting, running = list(reversed(parts)), 0
     tasks: set[object] = set()
     while waiting or tasks:
         while waiting and running < executor.workers:
+            # What is known by now: anything above the last of the best is not worth finding.
             cutoff = best[n_best - 1].cost if len(best) >= n_best else ahead
             tasks.add(executor.start(work_on, replace(waiting.pop(), cutoff=cutoff)))
             running += 1

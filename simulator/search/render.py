@@ -103,6 +103,7 @@ def _table(layouts: Sequence[Mapping[str, Any]], *, several: bool) -> Table:
     width = stdout().width
     wide, narrow = width >= WIDE, width < ROOMY
     extra = [name for name in _BUDGETS if any(one[name] is not None for one in layouts)]
+    # A narrow line has room for two of them.
     extra = extra[: None if wide else 2]
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("", justify="right", no_wrap=True)
@@ -178,11 +179,13 @@ def _waterfall(console: Console, why: Mapping[str, Any], layouts: Sequence[Mappi
         if same
         else f"why {at} loses to 1, {format_time(best)}:"
     )
+    # Less than a thousandth of a step is no cause.
     shown = [part for part in parts if abs(part["seconds"]) >= 1e-3 * best]
     scale = max((abs(part["seconds"]) for part in shown), default=1.0)
     total = best
     for part in shown:
         total += part["seconds"]
+        # Something that counts has one letter at least.
         bar = ("+" if part["seconds"] > 0 else "-") * max(round(BAR * abs(part["seconds"]) / scale), 1)
         console.print(
             f"  {part['cause'].replace(':', ' '):<16} {part['seconds']:>+9.3g} s  {bar}", markup=False
@@ -254,6 +257,7 @@ def _notes(said: Mapping[str, Any]) -> list[str]:
     ]
     if any(one["tied"] for one in layouts[1:]):
         notes.append(f"Tied with the best: {difference().words}.")
+    # Less than a nanosecond is rounding.
     parts = [part for part in said["why_not"]["parts"] if round(part["seconds"], 9)][:SHOWN_PARTS]
     if parts:
         at = said["why_not"]["layout"]

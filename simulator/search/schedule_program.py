@@ -56,6 +56,7 @@ class ScheduleProgram:
         """
         if pair_ns is None:
             pair_ns = action_ns[FORWARD][:, None] + action_ns[BACKWARD][None, :]
+        # A last entry of 0 for transfers, whose cell is -1: the last.
         return np.concatenate([action_ns.ravel(), pair_ns.ravel(), [0]])[self.cell]
 
     def transfers(self, link_ns: Int64Array) -> Int64Array:
@@ -79,6 +80,7 @@ class _Links:
     def transfer(self, rank: int, message: Message) -> Transfer:
         """Return the number of the link as if it were a time."""
         _, source, destination = self.channel(rank, message)
+        # In place of a latency: it comes back as ``program.transfers``, and says which link.
         return Transfer(source * self._n_ranks + destination, 0)
 
 
@@ -118,6 +120,7 @@ def schedule_program(
                 other, other_visit = next(todo)
                 key, second = (visit, other_visit), Place(other.stage, -1, other.microbatch)
             if key not in templates:
+                # Visits that differ for data parallelism alone have the same template here.
                 templates[key] = _written(pipeline, tuple(map(_bare, key)))
             builder.place(templates[key], pp, Place(action.stage, -1, action.microbatch), second=second)
     program = builder.build()
@@ -161,6 +164,7 @@ def _cells(program: Program, n_stages: int) -> tuple[Int64Array, tuple[tuple[int
     behind = np.array([int(label.name) if label.kind == PAIR else 0 for label in program.labels], np.int64)
     is_pair = np.array([label.kind == PAIR for label in program.labels], np.bool_)[program.label]
     stage = program.stage.astype(np.int64)
+    # Behind the single actions: a row for the stage of the forward, a column for that of the backward.
     cell = begins[program.label] + np.where(is_pair, stage * n_stages + behind[program.label], stage)
     found = {(int(a), int(b)) for a, b in zip(stage[is_pair], behind[program.label[is_pair]], strict=True)}
     return np.where(program.instance < 0, cell, -1).astype(np.int64), tuple(sorted(found))

@@ -104,6 +104,7 @@ class Space:
         """Yield every possible job of the space, those together that differ in their schedule only."""
         others = {**of_framework(self.others), **self.others}
         for layout in self._layouts():
+            # Of a batch that does not divide over dp there are none.
             for micro_batch in self._micro_batches(layout.dp):
                 n_microbatches = self.global_batch // (layout.dp * micro_batch)
                 pipelines = tuple(self._pipelines(layout.pp, n_microbatches))
@@ -139,6 +140,7 @@ class Space:
         """Return what the data-parallel ranks of *layout* may share out; of a single rank the first."""
         is_whole = layout.tp * layout.pp * layout.cp * layout.ep == 1
         some = self.sharding or (SHARED_ALONE if is_whole else SHARED)
+        # A single rank shares nothing: all shardings are the same, and one of them is enough.
         return some if layout.dp * layout.cp > 1 else some[:1]
 
     def _offloads(self) -> Iterator[tuple[str, int]]:
@@ -168,6 +170,7 @@ class Space:
                 for ep, etp in product(
                     _chosen(self.ep, _divisors(model.n_experts or 1)), self._expert_tp(tp)
                 ):
+                    # Experts are dealt out to all ranks of a stage.
                     if (dp * cp * tp) % (ep * (etp or tp)) == 0:
                         yield Layout(pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, expert_tp=etp)
 
@@ -175,6 +178,7 @@ class Space:
         """Return the ranks to cut experts over where layers are cut over *tp*; 0: as many."""
         if not self.model.n_experts:
             return [] if any(self.expert_tp) else [0]
+        # As many as layers are cut over is 0, for equal layouts to be listed once.
         return list(dict.fromkeys(0 if one == tp else one for one in self.expert_tp or (0, 1)))
 
     def _micro_batches(self, dp: int) -> list[int]:
@@ -205,6 +209,7 @@ class Space:
         job = {**_DEFAULTS, **self.others}
         is_even = profile(job["framework"], tuple(job["conventions"])).even_chunks
         if not is_even or job["layers_per_stage"]:
+            # From 2 on: one stage per rank is a schedule of its own.
             powers = tuple(1 << power for power in range(1, most.bit_length()))
             return [virtual for virtual in self.virtual_stages or powers if virtual <= most]
         counted = counted_layers(self.model.n_layers, job["counted_ends"])

@@ -89,6 +89,7 @@ def _measured_us(row: Row) -> float:
     if (bandwidth := row.number_in(column)) <= 0:
         raise TableError(f"{column} = {bandwidth:g}: must be above 0")
     if column == "algbw_GBps":
+        # Bytes over GB/s are ns; a thousandth of that is µs.
         return row.integer("bytes") / bandwidth * 1e-3
     factor = bus_factor("p2p" if kind == "send_recv" else kind, row.integer("gpus"))
     return factor * row.integer("bytes") / bandwidth * 1e-3
@@ -124,6 +125,7 @@ def _transfer(row: Row) -> tuple[Transfer, Network]:
 
 def _rooted(kind: str, part_bytes: int, n_ranks: int) -> list[list[int]]:
     """Return what each rank sends each other when the first sends, or gets, *part_bytes* of each."""
+    # One list for all rows: nothing is ever written to it.
     none = [0] * n_ranks
     if kind == "scatter":
         return [[0, *[part_bytes] * (n_ranks - 1)], *[none] * (n_ranks - 1)]
@@ -166,6 +168,7 @@ def _into_buffers_us(size_bytes: int, wire_us: float, nth: int) -> float:
     protocol = PROTOCOLS["simple"]
     # At least a hair: an empty send takes no time, and is divided by below.
     copy_us = max(size_bytes / STAGED_ONE_WAY_BYTES_PER_S * 1e6, 1e-9)
+    # Share of the copied bytes that stays in the buffers; the wire empties them meanwhile.
     left = max(1 - copy_us / wire_us, 1e-9) if wire_us else 1e-9
 
     def written_us(n_sends: int) -> float:
@@ -173,4 +176,5 @@ def _into_buffers_us(size_bytes: int, wire_us: float, nth: int) -> float:
         return min(n_sends, free) * copy_us + max(n_sends - free, 0.0) * wire_us
 
     base_us = 1e6 * (protocol.ring_base_s + protocol.ring_intra_s)
+    # Of the last send alone: what all take, less what all before it take.
     return base_us + written_us(nth) - written_us(nth - 1)

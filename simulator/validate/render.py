@@ -194,6 +194,7 @@ def page(found: Validation) -> str:
         "rows": rows,
     }
     template = (resources.files("foretrace.simulator") / "pages" / "steps.html").read_text(encoding="utf-8")
+    # Within a script ``</`` would end it, whatever text it stands in.
     return template.replace("/*DATA*/", json.dumps(data, separators=(",", ":")).replace("</", "<\\/"))
 
 

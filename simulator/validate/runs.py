@@ -106,6 +106,7 @@ def read_runs(table: str | Path, measured: Iterable[str] = ()) -> list[Row]:
                 + (f"; did you mean {near[0]}?" if near else "")
                 + LISTED
             )
+    # After unknown columns: that one is misspelt says more than that it is missing.
     require(rows[0], ("model", "cluster", "global_batch", *measured), path)
     return [row.beside(path.parent, ("model", "cluster", "schedule", "placement")) for row in rows]
 
@@ -231,6 +232,7 @@ def run_rows(
     for done in _alone(parts, ratios) if alone else _together(parts, workers, ratios):
         found.update(done)
         tell(len(done))
+    # In the order of the table, whoever was done first.
     return [found[row.number] for row in rows]
 
 
@@ -254,6 +256,7 @@ def _parts(rows: Sequence[Row]) -> list[list[Row]]:
     for row in rows:
         n_gpus = row.text("gpus", "0")
         found[int(n_gpus) if n_gpus.isdecimal() else 0, row.text("cluster")].append(row)
+    # Large machines first, so that the longest parts are not begun last.
     return [
         same[at : at + AT_ONCE]
         for _, same in sorted(found.items(), key=lambda item: item[0], reverse=True)
@@ -294,6 +297,7 @@ def _run_row(
         try:
             known[job] = _curve(job, computes, ratios)
         except SimulationError as error:
+            # A text says why not.
             known[job] = str(error)
     curve = known[job]
     if isinstance(curve, str):
@@ -305,6 +309,7 @@ def _run_row(
             group=layout_class(job),
             what=f"{_what(job)} x {job.n_microbatches}, {job.layout.world_size} {job.cluster.device.name}"
             + _across(job),
+            # 1.0 is among the ratios: the step as predicted.
             predicted=curve.step_s[list(ratios).index(1.0)],
             measured=measured_s,
         ),
@@ -329,6 +334,7 @@ def _curve(job: Job, computes: dict[tuple[Device, str], ComputeModel], ratios: S
     """
     slowed = job.overlap_slowdown or job.profile.dispatch_processors
     if job.cluster.others or slowed or job.n_steps > 1 or job.variation != Variation():
+        # Such jobs have no curve: they take the same at every ratio.
         return Curve(tuple(simulate(job).summary["step_time_s"] for _ in ratios))
     network = _network(job.cluster, job.layout.world_size, tuple(placed(job).items()))
     key = (job.cluster.device, job.precision)
@@ -382,6 +388,7 @@ def nearest(job: Job, table: str | Path) -> Nearest:
     require_numba("predicting a measured row")
     own, best = _features(job), None
     rows = read_runs(table, ("step_time_s",))
+    # Own GPU first: False sorts before True.
     for row in sorted(rows, key=lambda row: _device_of(row.text("cluster")) != own["GPU"]):
         if best is not None and not best[1]["GPU"] and _device_of(row.text("cluster")) != own["GPU"]:
             break  # whoever follows is of another GPU, and need not be built
@@ -445,6 +452,7 @@ def _distance(apart: Mapping[str, float]) -> tuple[float, float]:
 def _apart(one: float | str, other: float | str) -> float:
     if isinstance(one, str) or isinstance(other, str):
         return float(one != other)
+    # Below one nothing is nearer: 0 has no logarithm.
     return abs(math.log(max(one, 1) / max(other, 1)))
 
 
@@ -488,6 +496,7 @@ def scored_memory(row: Row) -> list[tuple[Scored, Job]]:
     rank = row.text("rank")
     ranks = rank_memories(job)
     memory = (
+        # Memory is that of a stage: the rank says which.
         ranks[job.layout.coord(row.integer("rank")).pp]
         if rank
         else max(ranks, key=lambda one: one.peak_bytes)

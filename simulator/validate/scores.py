@@ -92,6 +92,7 @@ class Validation:
     @property
     def score(self) -> float | None:
         """Mean over families of the median error; None if no row could be predicted."""
+        # A family counts once, however many rows it has.
         return fmean(found.median_error for found in self.families) if self.rows else None
 
     def score_by_group(self) -> dict[str, float]:
@@ -161,6 +162,7 @@ def _measure(name: str, ratios: Sequence[float]) -> Spread:
         n=len(errors),
         median_error=median(errors),
         mean_error=fmean(errors),
+        # The nearest rank, without interpolation: at least 9 in 10 are as near.
         p90_error=errors[math.ceil(0.9 * len(errors)) - 1],
         bias=median(ratios),
     )

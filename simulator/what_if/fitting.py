@@ -55,6 +55,7 @@ def _on_the_page(job: Job) -> Iterator[Remedy]:
     """Yield the changes that the page has controls for."""
     for one in changes(job):
         same = {name: getattr(one.job, name) for name in _SETTINGS} | {"layout": one.job.layout}
+        # What changes anything else is left out: the page has no control for it.
         if replace(job, **same) == one.job:
             yield one
 
@@ -123,6 +124,7 @@ def values_of(job: Job) -> dict[str, list[int]]:
     found = {"gpus": _around(layout.tp * layout.pp * layout.cp), "dp": _around(1)}
     most = {"tp": job.model.n_heads, "pp": job.model.n_layers, "cp": job.seq_len}
     for axis, limit in most.items():
+        # Ranks that this axis and data parallelism have together.
         rest = layout.world_size // (layout.tp * layout.pp * layout.cp) * getattr(layout, axis)
         found[axis] = [
             n
@@ -183,6 +185,7 @@ def ways_out(
     numbers = set(re.findall(r"\d+", error))
     found = []
     for name in order:
+        # Numbers that the message names are tried first: it mostly says what would work.
         for value in sorted(tried[name][:MOST_TRIED], key=lambda one: one not in numbers):
             try:
                 possible({**given, name: value})

@@ -123,6 +123,7 @@ def _against(
     one: dict[str, str], value: float | None, before: dict[str, str], value_before: float | None
 ) -> dict[str, str]:
     """Return a figure with what it was in the pinned plan."""
+    # Zero has no ratio: only what it was is said.
     if not value or not value_before:
         return {**one, "was": f"A {before['value']}"}
     change = value / value_before - 1
@@ -253,6 +254,7 @@ class Searched:
         while self._is_filled and search.goes_on(SHOWN_LAYOUTS) and time.monotonic() < until_s:
             search.look_closer()
         done = self._is_filled and not search.goes_on(SHOWN_LAYOUTS)
+        # Until it is done, only layouts that were simulated whole.
         known = best_of(search.best if done else search.simulated(), SHOWN_LAYOUTS)
         limit = "" if known or not done else "none of them fits"
         return {
@@ -318,6 +320,7 @@ class Planner:
             simulation = simulate(job, tell, engine="compiled" if find_spec("numba") else "event")
             price = _price(given["price"], job)
             self._planned[key] = Planned(job=job, simulation=simulation, run=simulation.run, price=price)
+            # The oldest one goes; a dict is in order of insertion.
             while len(self._planned) > KEPT:
                 del self._planned[next(iter(self._planned))]
         return self._planned[key]
@@ -329,6 +332,7 @@ class Planner:
                 planned, pinned = self._asked(query)
                 words = words_of(planned, pinned)
         except NOT_POSSIBLE as error:
+            # Outside of the lock: this simulates nothing.
             ways = ways_out(_given(query), str(error), NAMES, _check)
             return _json_answer({"error": _one_line(error), "ways": ways[:SHOWN_WAYS]})
         return _json_answer(
@@ -350,6 +354,7 @@ class Planner:
 
     def _best(self, query: Query) -> Answer:
         """Search a little further for the best layout of the model, machine and batch of *query*."""
+        # What a search chooses itself must not tell searches apart.
         given = {**_given(query), **{name: DEFAULTS[name] for name in _SEARCHED}, "tp": "1", "pp": "1"}
         key = tuple(sorted(given.items()))
         try:
@@ -385,6 +390,7 @@ def job_of(given: Mapping[str, str]) -> Job:
         )
     model = None
     if given["config"]:
+        # A file takes the place of the name.
         del settings["model"]
         model = _model(given["config"])
     job = job_from(settings, model=model)
@@ -424,6 +430,7 @@ def choices() -> dict[str, Any]:
 
 
 def _whole(name: str, text: str) -> int:
+    # ``isdecimal`` alone takes digits of all scripts.
     if not text.isdecimal() or not text.isascii() or not 0 < int(text) < 10**9:
         raise JobError(f"{name}={text!r}: a whole number of at least 1")
     return int(text)
@@ -437,6 +444,7 @@ def _price(text: str, job: Job) -> float | None:
         price = float(text)
     except ValueError:
         price = -1.0
+    # This refuses a NaN, too.
     if not 0 <= price < 1e6:
         raise JobError(f"price={text!r}: USD per GPU-hour, e.g. 2.50")
     return price

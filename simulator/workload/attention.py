@@ -86,6 +86,7 @@ def _ring(job: Job, forward: tuple[Op, ...], backward: tuple[Op, ...], heads: tu
     """
     gather, scatter = _of_keys(job, heads[1])
     parts = job.layout.cp
+    # A kernel for each part: fixed times and launches are paid so many times, the work is the same.
     ahead = tuple(replace(op, count=parts * op.count) for op in forward)
     back = tuple(replace(op, count=parts * op.count) for op in backward)
     beside: Phase = (
@@ -103,6 +104,7 @@ def _ulysses(job: Job, forward: tuple[Op, ...], backward: tuple[Op, ...], heads:
     """
     tokens = job.micro_batch * job.seq_len // job.layout.cp
     width, (n_query, n_key) = DTYPE_BYTES[job.precision], heads
+    # Fewer key heads than ranks are copied, one for each of them.
     keys = max(n_key, job.layout.cp) * (job.model.head_dim + job.model.value_head_dim)
     into = tokens * (n_query * job.model.head_dim + keys) * width
     out = tokens * n_query * job.model.value_head_dim * width
@@ -229,6 +231,7 @@ def _position(job: Job) -> list[Piece]:
     width, n_tokens = (heads + kv_heads) * model.head_dim, tokens_per_rank(job)
     found = [norm(job, "attention", width, n_tokens, "qk_norm")] if model.qk_norm else []
     if not model.max_positions:
+        # Of latent attention only a part of each head is rotated.
         rotated = width * model.rope_head_dim // model.head_dim if model.kv_lora_rank else width
         part = "scaled_rotary" if model.scaled_rotary and not is_separate(job, "rotary") else "rotary"
         form = "half_rotary" if part == "rotary" and job.profile.rotary == "halves" else part
@@ -305,18 +308,22 @@ def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     heads, kv_heads, queries = shape(job, *_heads(job))
     width = model.head_dim + model.value_head_dim
     window, chunks = job.window_of(layer), 1
+    # A layer in chunks is many short sequences, none of which sees another.
     if KINDS[model.mixer(layer)].in_chunks and window < keys:
         keys, window, chunks = window, 0, max(queries // window, 1)
     n_scores = job.micro_batch * heads * _seen(queries, keys, window, causal=model.causal)
     flops = 2 * width * n_scores
+    # Queries and results of every head; keys and values of each key head.
     read = queries * heads + keys * chunks * kv_heads
     operands = job.micro_batch * read * width * DTYPE_BYTES[job.precision]
+    # Queries of one chunk: the chunks are members of the batch.
     queries //= chunks
     forward = Op(
         *("attention.core", "attention", flops, operands, queries, keys, model.head_dim, job.precision),
         batch=job.micro_batch * heads * chunks,
         v_dim=model.value_head_dim,
         causal=model.causal,
+        # A window as long as the sequence is none.
         window=window if window < keys else 0,
         kernel=_kernel(job),
         n_random=n_scores if model.dropout else 0,

@@ -68,7 +68,9 @@ def traffic(routing: Routing, n_nodes: int, n_local: int) -> Traffic:
     """
     free = expected_places(n_nodes, routing.top_k)
     limit = min(n_nodes, routing.max_nodes or n_nodes)
+    # With at least two experts for each allowed node the limit is taken to be reached.
     nodes = float(limit) if limit < n_nodes and routing.top_k >= 2 * limit else min(free, limit)
+    # Experts of a token that are in one node fall on its GPUs at random.
     gpus = nodes * expected_places(n_local, routing.top_k / nodes)
     return Traffic(
         nodes=nodes,
@@ -99,6 +101,7 @@ def exchange_s(
     near_s = (
         copies.near_hops * rank_bytes / (near_share * shape.intra_bytes_per_s) if shape.n_local > 1 else 0.0
     )
+    # The rail of one rank: what a node sends is shared out to the members of the group in it.
     rail_bytes_per_s = RAIL_SHARE * far_share * shape.inter_bytes_per_s / shape.n_local
     far_s = copies.far_nodes * rank_bytes / rail_bytes_per_s if shape.n_domains > 1 else 0.0
     return near_s, far_s
@@ -120,4 +123,5 @@ def rdma_exchange_s(routing: Routing, n_nodes: int, rail_bytes_per_s: float) -> 
     """
     rank_bytes = routing.tokens * routing.top_k * routing.token_bytes
     far = 1 - 1 / n_nodes
+    # Copies within the node meet nobody; those from other nodes share a port with others.
     return rank_bytes * (1 - far + far / CROWD_SHARE) / rail_bytes_per_s

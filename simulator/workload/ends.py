@@ -30,6 +30,7 @@ def embedding_block(job: Job) -> Block:
     """
     dtype = residual_dtype(job)
     size = tokens_per_rank(job) * job.model.hidden * DTYPE_BYTES[dtype]
+    # Read and write; with learned positions two reads and a write more, in a kernel of its own.
     passes = 2 if not job.model.max_positions else 5
     lookup: list[Op | Comm] = [memory("embedding.lookup", passes * size, dtype, count=passes // 2)]
     n_params = job.model.embedding_params(job.layout.tp)
@@ -86,6 +87,7 @@ def _loss(job: Job) -> Piece:
     n_logits = n_tokens * share(job.model.vocab, job.layout.tp)
     loss, loss_backward = traffic(job, "loss", "loss", "head.loss", n_logits)
     if job.precision == "fp32":  # nothing to cast
+        # Forward and backward each count a cast of the logits, one read and one write.
         cast_bytes = 2 * DTYPE_BYTES["fp32"] * n_logits
         loss, loss_backward = (
             replace(op, bytes_moved=op.bytes_moved - cast_bytes) for op in (loss, loss_backward)
@@ -139,6 +141,7 @@ def _orthogonalised(job: Job, layers: Sequence[int]) -> list[Op]:
     of = {"dense": replicas, "experts": max(replicas * layout.tp // (layout.ep * layout.etp), 1)}
     found = []
     for (kind, m, n), number in sizes.items():
+        # All matrices of a shape are one batch, once for each iteration.
         batch = math.ceil(number / of[kind]) * job.updates.iterations
         name = "optimizer.orthogonalise"
         found += [gemm(name, m, k, j, job.precision, batch=batch) for k, j in ((m, n), (m, m), (n, m))]

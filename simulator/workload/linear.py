@@ -94,6 +94,7 @@ def linear_ops(job: Job, name: str, linear: Linear, n_tokens: int) -> LinearOps:
         fed(job, part, gemm(f"{name}.dgrad", n_tokens, linear.n_in, part.n_out, dtype)) for part in parts
     ]
     if len(parts) > 1:
+        # Each sum reads two and writes one.
         summed = 3 * width * n_tokens * linear.n_in
         n_sums = len(parts) - 1
         dgrads.append(memory(f"{name}.dgrad.sum", n_sums * summed, job.precision, count=n_sums))
@@ -273,6 +274,7 @@ def in_fp32(op: Op) -> Op:
     """Return *op*, with its operands in fp32 if it is a sum of gradients."""
     if op.kind != "memory" or not op.name.endswith(".dgrad.sum"):
         return op
+    # Sums of gradients are in fp32 then: as many elements, wider.
     wider = DTYPE_BYTES["fp32"] // DTYPE_BYTES[op.dtype]
     return replace(op, bytes_moved=op.bytes_moved * wider, dtype="fp32")
 
@@ -288,6 +290,7 @@ def cast_gradients(job: Job, name: str, n_params: int, dtype: str) -> Op:
     ``gradient_as_bucket_view``.
     """
     wide, n = DTYPE_BYTES["fp32"], job.n_microbatches
+    # Of a step: each micro-batch but the first adds (two reads, a write); DDP copies out and back.
     in_step = 3 * wide * (n - 1) + (4 * wide if job.layout.dp * job.layout.cp > 1 else 0)
     cast_bytes = 0 if dtype == "fp32" else wide + DTYPE_BYTES[dtype]
     each = cast_bytes + in_step / n
@@ -314,6 +317,7 @@ def column_linear(job: Job, block: str, linear: Linear) -> Piece:
     forward, dgrad, weights = ops
     if job.layout.tp == 1:
         return ops.piece()
+    # The reduction runs beside the weight gradients, which do not need it.
     beside = len(weights) if job.profile.overlap_tp_backward else 0
     if not job.sequence_parallel:
         reduce = tp_comm(job, "all_reduce", linear.n_in)
@@ -327,6 +331,7 @@ def column_linear(job: Job, block: str, linear: Linear) -> Piece:
     scatter = tp_comm(job, "reduce_scatter", linear.n_in)
     sent = (*dgrad, *_copied(job, scatter, dgrad))
     again: tuple[Comm, ...] = () if job.profile.keeps_gathered_inputs else (gather,)
+    # The gathering for weight gradients may run beside the input gradient, which needs no input.
     early = tuple(replace(one, overlap_ops=len(dgrad) if beside else 0) for one in again)
     return Piece(
         gathered(job, gather, forward),
@@ -396,6 +401,7 @@ def _copied(job: Job, comm: Comm, ops: tuple[Op, ...]) -> tuple[Op, ...]:
 
 def _slices(job: Job, comm: Comm, n_ops: int) -> tuple[Comm, Comm]:
     """Return the slice of *comm* that is waited for, and the rest, which runs beside *n_ops*."""
+    # What comes first, or goes last, has nothing to hide behind.
     one = comm.size_bytes // job.layout.tp
     return replace(comm, size_bytes=one), replace(comm, size_bytes=comm.size_bytes - one, overlap_ops=n_ops)
 

@@ -64,7 +64,9 @@ def copied_embedding_params(job: Job) -> int:
 
 def _module(job: Job, head: Block, depth: int) -> tuple[Block, ...]:
     last = job.model.n_layers - 1
+    # -1, as of the head: the modules are no layers of the model.
     layer = (replace(block, layer=-1) for block in (attention_block(job, last), mlp_block(job, last)))
+    # The head is that of the model: only the norm is the module's own.
     return _join(job, depth), *layer, replace(head, params=job.model.norm_params)
 
 
@@ -88,6 +90,7 @@ def _join(job: Job, depth: int) -> Block:
         )
         pieces.append(Piece((gather,), (scatter_back,), (scatter_back,)))
     full = tuple(op for piece in pieces for op in piece.forward)
+    # Norms of both inputs; the copy of the embedding, which all modules share, counts with the first.
     params = 2 * job.model.norm_params + linear.params + (copied_embedding_params(job) if depth == 0 else 0)
     return Block(
         name="mtp",

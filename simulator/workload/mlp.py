@@ -129,6 +129,7 @@ def _beside_exchanges(exchange: list[Piece], shared: list[Piece], routed: list[P
         _over(swap.backward, len(back["backward"])),
         _over(swap.inputs, len(back["backward_input"])),
     )
+    # In backward this comes first: pieces run in reverse.
     returned = Piece((), back["backward"], back["backward_input"], back["backward_weight"])
     return [first, Piece(forward), *routed, returned, second]
 
@@ -158,6 +159,7 @@ def _prepared(job: Job) -> list[Piece]:
 
 def _permute(job: Job, name: str) -> Piece:
     """Copy tokens into the order of their experts, or back with the weighted sum over ``top_k``."""
+    # One read of each token, ``top_k`` copies written; or the other way round.
     one = tokens_per_shard(job) * job.model.hidden * DTYPE_BYTES[job.precision]
     size = one * (1 + job.model.top_k)
     return both_ways(memory(f"moe.{name}", size, job.precision))
@@ -193,6 +195,7 @@ def _sort(job: Job, name: str) -> list[Piece]:
     Tokens arrive ordered by sender. Reference: Megatron-LM ``token_dispatcher.py``, ``sort_chunks_by_idxs``.
     """
     if job.layout.ep == 1 or share(job.model.n_experts, job.layout.ep) == 1:
+        # From one rank, or for one expert, tokens are in order as they come.
         return []
     size = 2 * routed_tokens(job, expert_tokens(job)) * job.model.hidden * DTYPE_BYTES[job.precision]
     return [both_ways(memory(f"moe.{name}.sort", size, job.precision))]
@@ -225,6 +228,7 @@ def _grouped_mlp(job: Job) -> list[Piece]:
     ]
     if layout.etp == 1:
         return pieces
+    # Of each token of these ranks as many copies as the fullest rank gets.
     width = math.ceil(model.hidden * model.top_k * load_factor(job))
     size_bytes = expert_tokens(job) * width * DTYPE_BYTES[job.precision]
     axis = "etp" if layout.expert_tp else "tp"
@@ -283,6 +287,7 @@ def _grouped(job: Job, name: str, linear: Linear, n_tokens: int) -> Piece:
     wgrad = weight_gradient(
         f"{name}.wgrad", rows, linear, dtype, sum_dtype=job.gradient_dtype, batch=n_local, grouped=True
     )
+    # FLOPs of the tokens that there are; shapes are rounded up to whole rows for each expert.
     exact = 2 * n_tokens * linear.n_in * linear.n_out
     kernel = job.profile.grouped
     each = kernel == "streams" and not is_fused(job)  # the host has to see to every member on its own

@@ -230,6 +230,7 @@ def replayed(pieces: list[Piece]) -> list[Piece]:
 
     last = len(pieces) - 1
     return [
+        # Backward begins with the last piece.
         Piece(one(piece.forward, first=i == 0), *(one(phase, first=i == last) for phase in piece[1:]))
         for i, piece in enumerate(pieces)
     ]

@@ -33,6 +33,7 @@ def as_kept(job: Job, layer: int, layers: Sequence[int]) -> Job:
     """Return the job as *layer* sees it: without recomputation, if other layers alone are computed again."""
     if job.recompute == "none" or recomputes(job, layer, layers):
         return job
+    # Other settings of recomputation would be refused without it.
     return replace(job, recompute="none", recompute_modules="", recompute_layers=0, recompute_every=1)
 
 
@@ -85,6 +86,7 @@ def _unsaved(job: Job, forward: Phase, core: Phase) -> Iterable[Op | Comm]:
     """
     kv_heads = job.model.kv_heads_per_rank(job.layout.tp)
     heads = job.model.n_heads // job.layout.tp
+    # Of query, key and value the key; of gate and up the up; down is the seventh, and saved.
     again = {"qkv": kv_heads / (heads + 2 * kv_heads), "up": 0.5 if job.model.gated else 0.0, "down": 0.0}
     apart = is_separate(job, "projections")
     seen: Counter[str] = Counter()

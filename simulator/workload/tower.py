@@ -44,6 +44,7 @@ def tower_job(job: Job) -> Job:
     """Return *job* as its tower sees it: a batch of images that are sequences of patches."""
     tower, layout = job.model.tower, job.layout
     assert tower is not None  # noqa: S101 - only asked for where there is one
+    # The tower sees neither pipeline nor context parallelism: all other ranks are replicas to it.
     dp = layout.world_size // layout.tp
     micro_batch = job.micro_batch * job.images
     return replace(
@@ -76,6 +77,7 @@ def tower_job(job: Job) -> Job:
 
 
 def _forward_alone(block: Block) -> Block:
+    # The embedding has left its backward out by itself.
     if block.name == "embedding":
         return block
     kept = {name: block.phases[name] if name == "forward" else () for name in PHASES}
@@ -84,6 +86,7 @@ def _forward_alone(block: Block) -> Block:
 
 def _patches(inside: Job, tower: Tower) -> Block:
     """The matrix that makes features of patches, whose inputs need no gradient."""
+    # A class token and the like are not made from pixels.
     n_tokens = inside.micro_batch * (inside.seq_len - tower.patches_beside)
     matrix = Linear("patches", tower.vocab, tower.hidden, is_whole=True)
     found = linear_ops(inside, "tower.patches", matrix, n_tokens)
@@ -102,6 +105,7 @@ def _projector(job: Job, inside: Job, tower: Tower) -> Block:
     put = memory("tower.put", 3 * n_tokens * job.model.hidden * DTYPE_BYTES[job.precision], job.precision)
     pieces.append(Piece((put,), (put,), (put,)))
     again = tuple(op for piece in pieces for op in piece.forward if isinstance(op, Op))
+    # What is not at the beginning of the tower is at its end.
     return _block(
         "tower", tower.ends_params - tower.embedding_params(), pieces, recompute_phase(job, again, ())
     )

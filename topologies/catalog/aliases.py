@@ -126,6 +126,7 @@ WITHOUT: Final = (
 
 
 DEVICES: Final = (
+    # The longer name goes first wherever it holds a shorter one: "gb200" holds "b200".
     (r"gb300", "gb300"),
     (r"gb200", "gb200"),
     (r"b300", "b300-sxm"),

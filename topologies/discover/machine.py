@@ -56,6 +56,7 @@ def _network(found: Wiring, device: str) -> list[str]:
     said = "as the file says" if max(found.nics) else "not in the file: check it"
     gbit = max(found.nics) or (meant[2] if meant else _USUAL_GBIT)
     known = NICS[found.nic]
+    # The link of the catalogue that is nearest in speed; its bandwidth is then set to what was found.
     link = known[min(known, key=lambda width: abs(width - gbit))]
     changed = "" if gbit in known else f', bandwidth = "{gbit:g} Gb/s"'
     changed += "" if found.gpu_direct or not load_link(link).gpu_direct else ", gpu_direct = false"
@@ -100,6 +101,7 @@ def _pcie(found: Wiring, card: Device) -> str:
     if found.pcie >= 3:
         return f"pcie{min(found.pcie, 5)}"
     wide = {name: load_link(name).bandwidth_bytes_per_s for name in ("pcie3", "pcie4", "pcie5")}
+    # The slowest generation that carries what the card is known to reach; pcie5 if none does.
     return next(name for name, rate in wide.items() if rate >= card.host_bytes_per_s or name == "pcie5")
 
 
@@ -125,6 +127,7 @@ def _named(found: Wiring, link: str, width: float, pcie: str) -> list[str]:
     n, counts = found.n_gpus, set(found.between.values())
     if found.to_switch:
         return []
+    # The cube mesh comes before the other wirings: its counts are 1 and 2, which none of those has.
     if found.between == {(a, b): links for a, b, links in CUBE_LINKS}:
         return [f'intra = "{link}"', 'node = { kind = "cube-mesh" }']
     if len(counts) != 1:
@@ -134,6 +137,7 @@ def _named(found: Wiring, link: str, width: float, pcie: str) -> list[str]:
         bridge = link if link.endswith("-bridge") else f"{link}-bridge"
         base = bridge if bridge in link_names() else link
         return [_intra(base, links * width), f'node = {{ kind = "pairs", host = "{pcie}" }}']
+    # All pairs, alike: those of a full mesh.
     if len(found.between) == n * (n - 1) // 2:
         return [_intra(link, (n - 1) * links * width), 'node = { kind = "full-mesh" }']
     return []

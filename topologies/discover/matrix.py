@@ -27,15 +27,18 @@ def from_matrix(content: str) -> Wiring:
     Raises:
         CatalogError: rows or entries are missing: the text is cut off.
     """
+    # Terminals underline the header, and logs keep the codes for it.
     plain = re.sub(r"\x1b\[[0-9;]*m", "", content)
     lines = [line.split() for line in plain.splitlines()]
     head = next((at for at, words in enumerate(lines) if words[:1] == ["GPU0"]), None)
     if head is None:
         return Wiring(n_gpus=0)
     words = lines[head]
+    # After the NICs come columns of affinities, "CPU Affinity" first, which are no distances.
     columns = words[: words.index("CPU")] if "CPU" in words else words
     rows = _rows(plain.splitlines()[head + 1 :], columns)
     gpus = [name for name in columns if re.fullmatch(r"GPU\d+", name)]
+    # Only rows of GPUs have to be whole: of NICs a lone "PIX" is looked for, and may be missing.
     for name in gpus:
         if len(found := rows.get(name, [])) < len(columns):
             raise CatalogError(

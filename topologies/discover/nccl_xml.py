@@ -44,7 +44,9 @@ def from_xml(content: str, path: Path) -> Wiring:
     found.n_gpus = len(gpus)
     nets = list(system.iter("net"))
     found.nic = _nic_kind(system)
+    # NCCL writes Mb/s.
     speeds = [float(net.get("speed", "0")) / 1000 for net in nets]
+    # Slower cards are counted apart, as those that serve no GPU.
     found.nics = [speed for speed in speeds if speed == max(speeds)]
     found.n_other_nics = len(speeds) - len(found.nics)
     found.gpu_direct = not nets or any(net.get("gdr", "1") != "0" for net in nets)
@@ -85,6 +87,7 @@ def _links(found: Wiring, gpus: list[ET.Element], places: dict[str, int]) -> Non
                 found.to_switch[at] = found.to_switch.get(at, 0) + links
             elif target is not None and at != target:
                 pair = (min(at, target), max(at, target))
+                # Both ends list the same links: the larger count, not the sum.
                 found.between[pair] = max(found.between.get(pair, 0), links)
 
 
@@ -95,6 +98,7 @@ def _places_only(found: Wiring, system: ET.Element) -> None:
         if kind.startswith(GPU_CLASSES):
             found.n_gpus += 1
             _note_card(found, pci)
+        # Speeds that were read already are of ``net`` entries; classes are a second-best.
         elif kind.startswith(NIC_CLASSES) and not found.nics:
             found.n_other_nics += 1
     if not found.nics:
