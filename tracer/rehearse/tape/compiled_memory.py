@@ -203,6 +203,7 @@ class Forward:
             value = self._new(form, node, [(whole, tensor.requires_grad)], trains=True)
             self.results.append((value,))
             return value
+        # An operator may meet a new input at any time, but a graph has its inputs first.
         with self.graph.inserting_after(self._inputs[-1]) if self._inputs else self.graph.inserting_before():
             self._inputs.append(self.graph.placeholder(f"input_{len(self._nodes)}"))
         value = self._new(form, self._inputs[-1], [(-1, tensor.requires_grad)], trains=True)
@@ -257,6 +258,7 @@ def _read(forward: Any, backward: Any, n_results: int, free: Collection[int]) ->
             continue
         reader = _row_of(_last_reader(inside[node.name]), by_sequence)
         if memory in found:
+            # A backward runs in reverse: the smallest number is the last to read.
             reader = min(reader, found[memory].reader)
         found[memory] = Kept(number, value.numel() * value.element_size(), reader)
     return list(found.values())
@@ -280,6 +282,7 @@ def _last_reader(node: Any) -> int:
             if getattr(user.target, "is_view", False):
                 waiting.append(user)
             number = user.meta.get("seq_nr", -1)
+            # A backward runs in reverse: its last node is the one with the smallest number.
             found = number if found < 0 else min(found, number if number >= 0 else found)
     return found
 
@@ -366,6 +369,7 @@ def replay(memory: Memory, tape: Tape, rows: Sequence[int], steps: Iterable[Step
             if step.of is None:
                 hold_for(step.users, functools.partial(memory.free, number))
         following = ordered[n + 1].at if n + 1 < len(ordered) else len(rows)
+        # Up to the next step, operators have noted the memory as it was before the call.
         if following > step.at:
             tape.add_bytes(ends[step.at], ends[following], memory.total - before)
 
@@ -505,6 +509,7 @@ class CompiledMemory:
         for key, one in own.items():
             steps += steps_of(one, is_held=key in held and key in storages)
         replay(self._session.memory, self._session.tape, self._rows, steps)
+        # What is only in registers so far counts once a backward, or anything else, has it written.
         for key, one in own.items():
             one.at = -1
             if key in held or key not in storages:

@@ -136,6 +136,7 @@ class Memo:
         operands: list[Any] = []
         with self._unseen():
             try:
+                # The default dtype is that of a quotient of whole numbers, for example.
                 key = (func, self._torch.get_default_dtype(), self._whole(args, kwargs, operands))
                 known = self._calls.get(key, UNSEEN) if operands or self._is_fake() else None
             except _UnknownError:
@@ -159,8 +160,10 @@ class Memo:
         known = None
         if func.namespace in NAMESPACES and self._torch.Tag.inplace_view not in func.tags:
             with suppress(_UnknownError):
+                # An operator that has changed the form of an operand cannot be answered by results.
                 if self._whole(args, kwargs, []) == key[2]:
                     known = self._learned(operands, out)
+        # None as well: the call is not looked at again.
         self._calls[key] = known
         return out, known
 
@@ -208,6 +211,7 @@ class Memo:
             raise _UnknownError
         container = type(out) if isinstance(out, list | tuple) else None
         results = out if container is not None else (out,)
+        # Reversed: of operands that share memory, the first one counts.
         places = {_memory(operand): at for at, operand in reversed(list(enumerate(operands)))}
         uses = Counter(_memory(one) for one in results if isinstance(one, self._kind))
         described = tuple(self._describe(one, operands, places, uses) for one in results)
@@ -229,6 +233,7 @@ class Memo:
                 return Made(same, is_same=True)
         if out.layout is not self._torch.strided or out.fake_device.type not in {"cpu", "meta", "cuda"}:
             raise _UnknownError
+        # A result that shares new memory, or is a part of it, would be made with memory of its own.
         if source < 0 and (not _holds_itself(out) or uses[memory] > 1):
             raise _UnknownError
         return Made(
