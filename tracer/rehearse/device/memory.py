@@ -299,6 +299,7 @@ class Memory:
 
     def storages(self) -> list[Any]:
         """Return the storages that are counted."""
+        # A copy: a storage that dies meanwhile takes itself out of the dictionary.
         return [one for _, kept in list(self._numbers.values()) if (one := kept()) is not None]
 
     def forget(self, storage: Any) -> str:
@@ -331,6 +332,7 @@ class Memory:
             self._place(number, n_bytes, stream)
         if self.log is not None:
             self.log.append(Change(what, number, n_bytes, category, stream))
+        # What was counted moves first, so that only the difference counts as new and can raise the peak.
         self.held[of] -= before
         self.held[category] += before
         self._add(n_bytes - before, category)
