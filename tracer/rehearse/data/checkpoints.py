@@ -270,6 +270,7 @@ class _Writer(pickle.Pickler):
             return None
         shape, session = tuple(obj.shape), self._session
         at = storage_key(obj)
+        # The same memory seen in the same way gets one number, so that tied weights are one tensor when read.
         key = id(obj) if at == -1 else (at, obj.storage_offset(), shape, obj.dtype)
         number = self._numbers.setdefault(key, len(self._numbers))
         real = obj.detach() if is_real else session.stated.numbers.of(obj)
@@ -353,6 +354,7 @@ def _files(kept: _Kept) -> None:
 def _is_careful(pickle_module: Any = None, *, weights_only: bool | None = None, **others: Any) -> bool:
     """Whether ``torch.load`` with these arguments loads weights only, as it does unless told otherwise."""
     is_told = [os.environ.get(name, "0").lower() in {"1", "y", "yes", "true"} for name in VARIABLES]
+    # As in torch.load: the first variable overrules the argument, the second one does not.
     if is_told[0] or (is_told[1] and weights_only is None):
         return is_told[0]
     return weights_only if weights_only is not None else pickle_module is None
@@ -551,6 +553,7 @@ def _merge(kept: _Kept, own: dict[str, Any], saved: Mapping[str, Any], prefix: s
         if name not in saved:
             raise RuntimeError(f"Missing key in checkpoint state_dict: {prefix}{name}.")
         if hasattr(value, "untyped_storage"):
+            # What was known of its numbers holds no more, and those that were saved are not known.
             kept.session.stated.forget([getattr(value, "_local_tensor", value)])
         elif _has_states(value):
             states = value.state_dict()

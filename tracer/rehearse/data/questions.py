@@ -95,6 +95,7 @@ class Questions:
         n_bins = kwargs.get("bins", args[1] if len(args) > 1 else 100)
         own = self._session.stated.numbers.of(args[0]) if isinstance(args[0], self._FakeTensor) else None
         if own is not None and not own.is_floating_point():
+            # CPUs have no histogram of whole numbers.
             with self._session.stated.numbers.really():
                 real = func(own.double(), *args[1:], **kwargs).to(own.dtype)
             out = self._fakes(real, [args[0]])

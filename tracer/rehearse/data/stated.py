@@ -104,6 +104,7 @@ class Stated:
 
         *factor*: the result of a reduction as a multiple of its operand, None if unknown.
         """
+        # Before outputs are forgotten: a collective in place has its source among them.
         known = self.of(source)
         for tensor in outputs:
             self._known.pop(storage_key(tensor), None)
@@ -176,6 +177,7 @@ class Stated:
                 self._set(result, joint)
                 return
         known = self.of(args[1] if name == "aten.copy_" else first)
+        # Once: what is exchanged again, as on the way back, has that load already.
         if name == EXCHANGE and known.mean is not None and known.load == 1.0:
             known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
         if known.each is not None and (name not in COPIED or known.each.numel() != result.numel()):
@@ -236,6 +238,7 @@ class Stated:
                 return kind(mean), SHARED if known.is_own else "a share"
             if kind is not int:
                 return kind(mean), "a mean"
+            # An element that is read alone is a view of all: its offset is its place among them.
             at = int(tensor.storage_offset())
             with self._real():
                 value = share(mean, at) if known.each is None else int(known.each.view(-1)[at])
@@ -281,6 +284,7 @@ class Stated:
 
     def needed(self, said: str) -> RehearsalError:
         """Return the error of a script that needs to know a number, of which is *said* what it is."""
+        # Behind the last step that is kept this ends the rehearsal well: nothing is needed any more.
         self.finish()
         said = said.removesuffix(f" that {asker()} reads")
         return RehearsalError(
