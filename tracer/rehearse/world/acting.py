@@ -69,6 +69,7 @@ class Loaded:
             stderr=subprocess.STDOUT,
             pass_fds=(write,),
         )
+        # Ours is closed, so that reading comes to an end when the process has died.
         os.close(write)
         self._lines = os.fdopen(read, encoding="utf-8")
 
@@ -168,6 +169,7 @@ class Troupe:
                 rank = ready[0]
                 waiting.remove(rank)
                 coming = {*waiting, *under_way, *later} - {*found, rank}
+                # All wait for each other: this rank is told that nobody comes, and takes what there is.
                 is_stuck = not under_way and not self._may_go_on(rank, waiting)
                 under_way.add(rank)
                 self._start(rank, repeats=repeats[rank], coming=[] if is_stuck else sorted(coming))
@@ -205,6 +207,7 @@ class Troupe:
         return self._n_left.get(awaited, 0) > self._seen[rank].get(awaited, 0)
 
     def _start(self, rank: int, *, repeats: bool, coming: Sequence[int]) -> None:
+        # A copy: ``_may_go_on`` asks whether others have left more since this rank began.
         self._seen[rank] = dict(self._n_left)
         file_of(self._folder, rank, "outcome").unlink(
             missing_ok=True

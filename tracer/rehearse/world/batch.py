@@ -159,6 +159,7 @@ def _seen(
 
 def _compared(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> _Loads | None:
     """Return how batches compare, each the digests of its places and numbers; None if nothing is known."""
+    # Ranks may have loaded unequal numbers of batches.
     pairs = [(mine, yours) for mine, yours in zip(one, other, strict=False) if any(mine) or any(yours)]
     if not pairs:
         return None

@@ -129,7 +129,9 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
     if is_per_rank:
         found |= _of_torchrun(rank, n_ranks, n_local)
         if n_local > 1:
+            # torchrun does so for several processes, unless the variable is set (torch/distributed/run.py).
             found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    # Where torchrun starts the ranks, SLURM or MPI have one task on each node.
     task = (rank // n_local, -(-n_ranks // n_local), 1) if is_per_rank else (rank, n_ranks, n_local)
     for family in families:
         found |= _OF_FAMILY[family](*task)

@@ -179,6 +179,7 @@ def install(session: State) -> None:
 
     replaces(dist, name="_broadcast_coalesced")(lambda _, *args: _broadcast(session, *args))
     replaces(dist, name="_register_comm_hook")(functools.partial(_register, session))
+    # There are no other ranks whose shapes could be compared.
     replaces(names, name="_verify_param_shape_across_processes")(lambda *args, **kwargs: None)
     kind = names.DistributedDataParallel
 
@@ -219,6 +220,7 @@ def install(session: State) -> None:
     def rebuilt(original: Any, self: Any) -> bool:
         position, step = session.position, session.position.step
         with internals.without_fakes(), _making_gradients(session):  # it reads numbers of its own
+            # What is sent outside of all steps is not written down.
             position.step = -1 if session.kept.warmup else step
             try:
                 return bool(original(self))
@@ -229,6 +231,7 @@ def install(session: State) -> None:
 
     @replaces(dist.Reducer, name="_set_static_graph")
     def static(original: Any, self: Any) -> None:
+        # Buckets of a static graph are made anew after the second step, not the first.
         session.kept.warm_up(2)
         original(self)
 

@@ -148,6 +148,7 @@ def install(session: State, spec: Mapping[str, Any]) -> None:
 
     @replaces(subprocess.Popen, name="__init__")
     def init(starts: Any, self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
+        # By position, pipes come behind *bufsize* and *executable*.
         is_captured = any(kwargs.get(name) == subprocess.PIPE for name in CAPTURED) or len(rest) > 1
         found = _allowed(args)
         code = None if is_captured else trainings.start(found, kwargs.get("env"), kwargs.get("cwd"))
@@ -159,6 +160,7 @@ def install(session: State, spec: Mapping[str, Any]) -> None:
     @replaces(os)
     def system(run_line: Any, command: Any) -> int:
         code = trainings.start(_allowed(command), None, None)
+        # As ``wait`` tells it: the exit status is in the upper byte.
         return int(run_line(command)) if code is None else code << 8
 
     def become(original: Any, file: Any, args: Sequence[Any], *env: Any) -> None:
@@ -166,6 +168,7 @@ def install(session: State, spec: Mapping[str, Any]) -> None:
         code = trainings.start(_allowed(words), env[0] if env else None, None)
         if code is None:
             original(file, args, *env)
+        # A process does not come back from ``exec``.
         sys.exit(code)
 
     for name in ("execv", "execve", "execvp", "execvpe"):
