@@ -238,6 +238,7 @@ class CachingAllocator:
     def empty(self) -> None:
         """Give back segments, or pages of those that grow, in which nothing is (``empty_cache``)."""
         for pool in self._pools.values():
+            # A copy: blocks leave the list.
             for _, _, block in list(pool.free):
                 if self.is_expandable:
                     self._unmap(block)

@@ -287,6 +287,7 @@ def _ctc_loss(  # noqa: PLR0917 - as the operator is called
     """Compute a CTC loss by the operators that PyTorch calls without cuDNN."""
     import torch
 
+    # As ATen/native/LossCTC.cpp: 1 is the mean of losses by the lengths of targets, 2 the sum.
     lengths, known = ([int(one) for one in numbers] for numbers in (lengths, of_targets))
     loss = getattr(torch, "_ctc_loss")(scores, targets, lengths, known, blank, *zeroed)[0]  # noqa: B009 - an operator
     if any(zeroed):

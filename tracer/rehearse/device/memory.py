@@ -48,6 +48,7 @@ class Meter:
 
     def tell(self, driver: Driver) -> None:
         """Have what a script asks *driver* for answered by this meter."""
+        # The driver counts storages that have an address, which remembered tensors have not.
         driver.memory_of = lambda device: (self.now, self.peak, self.now, 0)
         driver.reserved = lambda device: (self.reserved, self.most_reserved)
         driver.reset_peak, driver.give_back = self.reset, self.empty

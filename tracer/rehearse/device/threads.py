@@ -108,6 +108,7 @@ class Threads:
     def _end_with(self, error: BaseException) -> None:
         """End the rehearsal with *error*, in the main thread."""
         self._ended_by = error
+        # A signal, because the main thread may wait in C for this one, as in a lock.
         signal.pthread_kill(threading.main_thread().ident or 0, WAKING)
 
     def __enter__(self) -> None:

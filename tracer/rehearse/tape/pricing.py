@@ -259,4 +259,6 @@ def _signature(values: Any) -> Any:
         return (values.shape, values.dtype)
     if isinstance(values, list | tuple):
         return tuple(map(_signature, values))
+    # Whole numbers count: a causal and a full attention may differ by nothing else
+    # (``custom_mask_type``).
     return values if values is None or isinstance(values, int | str) else 0

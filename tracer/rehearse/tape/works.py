@@ -273,6 +273,7 @@ def transform(call: Call) -> Work:
     """
     data, dims = call.args[:2]
     out = next(iter(tensors_in(call.out)))
+    # The real side: the complex one has only half of the last dimension.
     whole = data if call.name == "aten._fft_r2c" else out
     n_together = prod(whole.shape[dim] for dim in dims)
     n_times = whole.numel() // max(n_together, 1)
