@@ -145,6 +145,7 @@ def rehearse(
 
         foretrace rehearse --verify 4 -- torchrun --nproc-per-node 4 train.py --layers 2
     """
+    # The root command hands over what times a rehearsal: the tracer does not import the simulator.
     machines: Mapping[str, Callable[..., Any]] | None = context.obj
     if n_verified is not None:
         _check_alone(context)

@@ -241,7 +241,9 @@ class _Acted:
         self._noted += said
         checked = self._check(samples)
         kept = [rank for rank, _ in samples if rank in self.outcomes]
+        # A rank that differs is rehearsed with its pipeline: else its transfers have no other side.
         self._act(troupe, [peer for rank in kept for peer in peers_of(rank, groups)])
+        # After the check: ranks that did the same as another are represented by it from now on.
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)
 
@@ -323,6 +325,7 @@ class _Acted:
         pipelines = [{*group.ranks} for group in groups if group.axis == "pp"]
         if model and pipelines and not any(ranks <= outcomes.keys() for ranks in pipelines):
             model["n_params"] = None  # stages are missing
+        # Reversed: where ranks say different things, the first one counts.
         job = {key: value for one in reversed(list(outcomes.values())) for key, value in one["job"].items()}
         return Rehearsal(
             world_size=self._asked.world_size,
