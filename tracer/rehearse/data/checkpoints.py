@@ -152,6 +152,7 @@ def install(session: RehearsalSession) -> list[Any]:
     kept = _Kept(session)
     _files(kept)
     for name, function in _distributed(kept, dcp.load).items():
+        # The package has its own names for the functions of both modules.
         for module in (dcp, state_dict_saver, state_dict_loader):
             if hasattr(module, name):
                 setattr(module, name, function)
@@ -220,8 +221,10 @@ class _Kept:
                 return bytes(file.read())
             file.seek(at)
             return None
+        # A file that is there says itself whether the script has saved it.
         with suppress(OSError), Path(file).open("rb") as opened:
             return opened.read() if opened.read(len(MAGIC)) == MAGIC else None
+        # That of another rank may be gone by now; what was in it is left for others.
         found = letters.read(("file", str(path)))
         if found is None and self.session.rank and 0 in letters.coming:
             raise AwaitedError(0)

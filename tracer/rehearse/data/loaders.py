@@ -153,6 +153,7 @@ class Loaded:
     def counted(self, shape: Sequence[int], rows: int, step: int) -> tuple[int, str, bool]:
         """Return the rows of *step* that throughput counts, a note about them, and whether they are known."""
         given = self._given.get(step, {})
+        # Loaders whose batches the model is given as they are, by the number of rows.
         plain = [batches for batches in given.values() if batches[0].rows == batches[0].size == shape[0]]
         own = [sum(one.rows for one in batches) for batches in plain]
         if own:

@@ -512,6 +512,7 @@ class Numbers:
         if real is None or factor is None:
             return False
         for tensor in outputs:
+            # A gather has the numbers of this rank once for each rank.
             n, rest = divmod(tensor.numel(), max(real.numel(), 1))
             if rest or tensor.dtype != real.dtype or (n > 1 and kind != "all_gather"):
                 return False

@@ -82,6 +82,7 @@ class Questions:
 
     def repeat_interleave(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle ``repeat_interleave``, whose counts are in a tensor."""
+        # If the size is given, the host need not wait for the device to tell it.
         size, sum_of = kwargs.get("output_size"), self._session.stated.sum_of
         return self._sized(func, args, kwargs, lambda one: _shape(size or sum_of(one)), waits=not size)
 

@@ -232,6 +232,7 @@ class Stated:
 
     def _follows(self, tensor: Any, known: Known, kind: type) -> tuple[Any, str]:
         """Return the element of *tensor* that follows of what is *known*, and why; None if none does."""
+        # No mean says what a single truth is that depends on choices of routers.
         mean, is_vague = known.mean, known.is_routed and kind is bool
         if mean is not None and not is_vague and (kind is not bool or mean in {0.0, 1.0}):
             if known.is_own or kind is bool:

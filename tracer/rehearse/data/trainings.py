@@ -152,6 +152,7 @@ class Trainings:
         sizes, by_shape = session.learning.sizes(first), is_tokens(job)
         rows = shape[0] * n_passes if sizes is None else sizes.rows
         tokens, given = rows * shape[1] * by_shape if sizes is None else sizes.tokens, rows
+        # Fractions in rows that no loader gives are not counted as tokens.
         if tokens and job.get("input_is_embedded") and not self.loaded.fits(shape[0], step):
             tokens = 0
         samples = self.loaded.only(step)
