@@ -100,6 +100,7 @@ class Loaded:
             if not line.startswith(FIRST):
                 return line.rstrip("\n")
             sys.stderr.write(line.removeprefix(FIRST))
+        # The pipe has come to its end: the process is gone.
         self._log.seek(0)
         status = self._process.wait() if self._process is not None else 0
         last = _last_line(self._log.read().decode(errors="replace"))
@@ -168,6 +169,7 @@ class Troupe:
             while len(under_way) < self._n_at_once and (ready := self._ready(waiting, under_way)):
                 rank = ready[0]
                 waiting.remove(rank)
+                # Those for whom this rank may wait.
                 coming = {*waiting, *under_way, *later} - {*found, rank}
                 # All wait for each other: this rank is told that nobody comes, and takes what there is.
                 is_stuck = not under_way and not self._may_go_on(rank, waiting)

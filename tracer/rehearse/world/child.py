@@ -203,6 +203,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     from foretrace.tracer.rehearse.world.stuck import Watchdog
     from foretrace.tracer.rehearse.world.world import World
 
+    # Before PyTorch first uses a device: from then on it keeps the number.
     device.driver.count = spec["local_world_size"] if spec["has_gpu"] else 0
     if not spec["has_gpu"]:
         internals.become_cpu_build()

@@ -131,6 +131,7 @@ class Files:
             return self._copy_hidden(at)
         if not (writes or self._copies):
             return file
+        # Links are followed: what they lead to would be changed.
         at = os.path.realpath(at) if at else ""
         if not at or at in self._copies:
             return self._copies.get(at, file)

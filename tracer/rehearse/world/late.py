@@ -155,6 +155,7 @@ def hide(is_hidden: Callable[[Any], bool]) -> None:
         return original(path) and not is_hidden(path)
 
     for name in _TESTS:
+        # ``posixpath`` has names of its own for functions of ``genericpath``.
         modules = [module for module in (posixpath, genericpath) if hasattr(module, name)]
         replaces(*modules, name=name)(looked)
 

@@ -335,6 +335,7 @@ def _as_written(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
         command = command[next(of_python, 0) :]
     elif Path(command[0]).name not in LAUNCHERS:
         return (command_file(command[0]), *command[1:]), False
+    # The script is the first file of Python, module that is no launcher, or command that Python runs.
     for at, word in enumerate(command):
         if word.endswith(".py"):
             return tuple(command[at:]), False
@@ -441,6 +442,7 @@ def tell_accelerate(flags: Sequence[str], world_size: int) -> None:
     except ImportError as error:
         raise RehearsalError(f"accelerate launch: {error}; install accelerate where foretrace is") from error
     try:
+        # The parser asks for a script, too: any will do.
         args = launch.launch_command_parser().parse_args([*flags, "script"])
         args, defaults, is_typed = launch._validate_launch_command(args)  # noqa: SLF001 - as its launch_command
         args.num_processes, args.num_machines, args.main_process_port = world_size, 1, 0

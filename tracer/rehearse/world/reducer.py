@@ -152,6 +152,7 @@ class Reducer:
         seen, self._in_outputs = set(left), set(map(id, outputs))
         while left:
             node = left.pop()
+            # Only nodes that add to the gradient of a parameter have a ``variable``.
             self._in_outputs.add(id(getattr(node, "variable", None)))
             after = {following for following, _ in node.next_functions if following is not None} - seen
             seen |= after
@@ -269,6 +270,7 @@ def _register(
 
     def reduced(state: Any, bucket: Any) -> Any:
         last = session.kept.warmup + session.kept.n_steps - 1
+        # The step that the hook will have counted to when the last kept one is done.
         if name and state.iter + last - session.position.step < (start := getattr(state, name)):
             session.warn(LATER.format(name=name, start=start))
         with session.apart.of_ddp(map(id, bucket.parameters())):

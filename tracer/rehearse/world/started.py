@@ -164,6 +164,7 @@ def install(session: State, spec: Mapping[str, Any]) -> None:
         return int(run_line(command)) if code is None else code << 8
 
     def become(original: Any, file: Any, args: Sequence[Any], *env: Any) -> None:
+        # The first of *args* is only what the program is told to be called.
         words = [os.fspath(file), *map(str, args[1:])]
         code = trainings.start(_allowed(words), env[0] if env else None, None)
         if code is None:
@@ -347,6 +348,7 @@ def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
     if not _is_launcher(command) and not (is_python and words and words[0].endswith(".py")):
         return None
     script, is_module = launchers.script_of([name, *words])
+    # All words came back: none of them is a script.
     return ((), False) if len(script) == len(words) + 1 else (script, is_module)
 
 
@@ -479,6 +481,7 @@ def _processes(session: State) -> None:
         self._popen, number, n_started = _over(), n_started, n_started + 1
         told = (*self._args, *self._kwargs.values())
         is_of_world = any(isinstance(one, int) and one == session.world_size for one in told)
+        # Processes that train are taken to be started in the order of their ranks.
         if number == _number(session, whole=is_of_world):
             self.run()
 
