@@ -217,6 +217,7 @@ class _Acted:
         classes = self._classes(ranks[0])
         samples = [] if asked.ranks else list(classes.samples(asked.samples, groups_of(early)))
         wanted = [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)]
+        # Ranks that ran beside the first one stay only if they are wanted.
         for rank in early:
             if rank in wanted:
                 self.outcomes[rank] = early[rank]
@@ -231,6 +232,7 @@ class _Acted:
 
         hear_senders(act, self.outcomes, adds=not asked.ranks)
         check_choices(self._load, self.outcomes.values())
+        # Groups whose members differ make further classes, and with them further samples.
         if self._tell_each_other(act) or asked.ranks:
             classes = self._classes(ranks[0])
             groups = groups_of(self.outcomes)

@@ -249,6 +249,7 @@ class RehearsalSession(State):
         if module not in self._shared:
             self._shared[module] = bool(data_parallel(module)[0])
         found = (trains, self._shared[module])
+        # As pairs of truths: whether it trains comes before whether other ranks have it.
         if self._model is None or found > self._model_is:
             self._model, self._model_is, self.forwards = weakref.ref(module), found, 0
             self.trainings.count(module, trains=trains)

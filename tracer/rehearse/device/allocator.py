@@ -291,6 +291,7 @@ class CachingAllocator:
             pool.take(first)
         else:
             first = self._map(first, n_bytes)
+        # Grows over what is behind it until it is large enough; what is free there is joined anyway.
         while (after := first.after) is not None and after.is_free:
             if after.is_mapped:
                 pool.take(after)
@@ -322,6 +323,7 @@ class CachingAllocator:
         if size <= 0:
             return
         pool.take(block)
+        # Only whole pages go: what is left at both ends stays mapped and free.
         if first > block.address:
             rest = _cut(block, first - block.address)
             pool.put(block)

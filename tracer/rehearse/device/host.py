@@ -100,6 +100,7 @@ class Host:
 
     def settle(self, tensor: Any) -> None:
         """Count *tensor*, to which torch has given a device by itself, where it is."""
+        # *here* is where the tensor is, *there* is where it may have been counted so far.
         here, there = self.memory, self._session.memory
         if self.on_device(tensor):
             if not self.is_used:

@@ -193,6 +193,7 @@ class Forward:
             self._first.pop(memory, None)
         elif form in self._values and (not is_leaf or self._values[form] in self._leaves):
             return self._values[form]
+        # A view of known memory that was not seen: it is cut out of the first value that had this memory.
         if memory in self._first and not is_leaf:
             whole, shape = (
                 self._first[memory],
@@ -476,6 +477,7 @@ class CompiledMemory:
         finally:
             self.forward = forward
         forward.add(func, given, out, region, trains=torch.is_grad_enabled())
+        # By operator of the graph, the last row of the tape then: a view has no row of its own.
         self._operators += [max(len(self._rows) - 1, 0)] * (len(forward.results) - len(self._operators))
         return out
 
@@ -499,11 +501,14 @@ class CompiledMemory:
         forward, self.forward, self._is_forward, self._regions = self.forward, None, False, []
         if forward is None:
             return
+        # Of this forward alone: what earlier ones have left waits for a backward.
         own = {key: one for key, one in self._stored.items() if one.at >= 0}
+        # What eager mode still holds.
         storages = {key: storage for key, one in own.items() if (storage := one.storage()) is not None}
         results = [part for tensor in tensors_in(out) for part in parts_of(tensor)]
         held = {self._key(one) for one in results} & set(storages)
         known = {key: storages[key] for key in storages.keys() - held if forward.is_known(key)}
+        # What the graph does not account for is held as eager mode holds it.
         held |= storages.keys() - known.keys()
         steps = self._kept(forward, results, known, held) if known else []
         for key, one in own.items():
@@ -532,11 +537,13 @@ class CompiledMemory:
             users = _freed_with(reads, one.reader)
             n_bytes = rounded(one.n_bytes)
             same = (key for key in known if forward.made[key] == one.row and key not in held)
+            # An input takes no further memory, but lives until its last reader has run.
             if one.row < 0:
                 stays(forward.storages[-1 - one.row], [known[key] for key in users])
             elif (key := next((key for key in same if self._stored[key].n_bytes == n_bytes), -1)) >= 0:
                 held.add(key)
             else:
+                # Eager mode holds nothing of that operator and size: it is counted beside its tensors.
                 at, of = self._operators[one.row], [known[key] for key in users]
                 found.append(Step(at, TAKEN, None, n_bytes, "activations", of))
         return found

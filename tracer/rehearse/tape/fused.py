@@ -327,6 +327,7 @@ class Fused:
         node = internals.node_that_runs()()
         if node is None or not self._starts:
             return -1
+        # Nodes of a call have the numbers that autograd gave while its forward ran.
         number = node._sequence_nr()
         if number >= _OF_LEAVES:
             return ACCUMULATING
@@ -345,11 +346,13 @@ class Fused:
             is_small = bool(operands) and 4 * tensor.numel() <= max(one.numel() for one in operands)
             key = self._key(tensor)
             is_changed = key not in self._values and any(self._key(one) == key for one in operands)
+            # Written at once: memory that is changed in place, and small results, as of reductions.
             if is_changed or (is_small and largest > _size(tensor)):
                 self._values.pop(key, None)
                 n_bytes += _size(tensor)
             else:
                 self._make(tensor, roots)
+        # The first operator of a kernel that reads anything counts its launch.
         opened = int(n_bytes > 0 and not self._n_read)
         self._n_read += n_bytes
         tape.op(self._cost(number, n_bytes + sum(map(_size, over)), opened + bool(over)))
@@ -403,6 +406,7 @@ class Fused:
         address = storage._cdata
         if address not in self._tokens:
             number, self._n_tokens = self._n_tokens, self._n_tokens + 1
+            # Addresses are used again, so the entry goes with its storage.
             self._tokens[address] = (number, weakref.ref(storage, lambda _: self._gone(address)))
         return self._tokens[address][0]
 

@@ -256,6 +256,7 @@ class Memo:
             return operands[made.source]
         torch = self._torch
         with internals.without_dispatch():
+            # A fake tensor wraps one of the meta device.
             found = torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")
             if made.source >= 0:
                 found.set_(operands[made.source].untyped_storage(), made.offset, made.shape, made.stride)

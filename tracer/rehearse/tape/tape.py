@@ -271,6 +271,7 @@ class Tape:
         """Mark the events of this step from *first* to before *end* as a pass that trains nothing."""
         events, others = self._events, dict[int, int]()
         begin = max(first - self._n_forgotten, 0) * _COLUMNS
+        # Column 2 of an event is its place.
         for at in range(begin + 2, (end - self._n_forgotten) * _COLUMNS, _COLUMNS):
             if (place := events[at]) not in others:
                 others[place] = self._places.number(self._places.listed[place]._replace(trains=False))
@@ -288,6 +289,7 @@ class Tape:
 
     def repeat(self, rows: npt.NDArray[np.int64]) -> None:
         """Append copies of earlier events, with other numbers."""
+        # As bytes, without a Python number for each of them.
         self._events.frombytes(np.ascontiguousarray(rows, np.int64).tobytes())
         self.n_repeated += len(rows)
 
@@ -362,6 +364,7 @@ class Tape:
 
     def _place(self, at: Position | None = None) -> int:
         at = at or self._position
+        # Asked for each event: a Place is made for a new key only.
         key = (self._lane.owner, at.step, at.stage, at.microbatch, self._lane.trains)
         found = self._known.get(key)
         return self._met(key, at) if found is None else found

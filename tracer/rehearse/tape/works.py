@@ -561,6 +561,7 @@ def _grouped(call: Call) -> Work:
     a, b = call.args[:2]
     members = next(t.shape[0] for t in (b, a, *tensors_in(call.out)) if len(t.shape) == 3)
     sides = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    # The operand without a dimension of experts is split: in rows, in columns, or both along the sum.
     along = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}.get((len(a.shape), len(b.shape)), "")
     total = sides.get(along, 0)
     # Two stacks of matrices are an ordinary batched product: no side is split among its members.
