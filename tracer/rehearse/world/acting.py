@@ -258,6 +258,7 @@ class Troupe:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if "unrouted" in found:
             raise UnroutedError(found["unrouted"])
+        # It failed for want of what another rank sends: that one is run, and this one again.
         if "error" in found and self._n_to_add and (missed := {*found["missed"]} - self._acted):
             self._n_to_add -= 1
             return {"awaits": min(missed), "n_left": 0}

@@ -102,6 +102,7 @@ def _by_groups(
     else:
         own = {(group.axis, group.ranks) for group in groups if first in group.ranks}
         cp = prod(len(ranks) for axis, ranks in own if axis == "cp")
+        # Ranks that work on the same rows.
         same = prod(len(ranks) for axis, ranks in own if axis in {"tp", "pp"}) * cp
         summed = [ranks for axis, ranks in own if axis in {"dp", "ep"}]
         reached = {first}.union(*summed)

@@ -309,6 +309,7 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
+        # Only now: imports of ours must not find what the folder of the script has.
         begin(launchers.words_of(spec), is_module=spec["module"])
         if spec["stub"]:
             runpy.run_path(spec["stub"], run_name="__stub__")
@@ -344,6 +345,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "gathered": session.trainings.gathered(),
         "uneven": session.trainings.loaded.uneven(),
         "first_step": first_step,
+        # As many as were kept, which may be fewer than were asked for.
         "steps": max(min(spec["steps"], session.position.step - first_step), 1),
         "memory": session.memory.described(has_gpu=session.job.get("device") != "cpu"),
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],

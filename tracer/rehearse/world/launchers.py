@@ -270,6 +270,7 @@ def launchers_of(command: Sequence[str]) -> tuple[str, ...]:
         before.append(OLD if modules == [OLD] and not is_silent else "torchrun")
     if is_silent:
         before = ["torchrun" if word in BY_ARGUMENT else word for word in before]
+    # What stands behind -m was added above, and counts once.
     return tuple(word for at, word in enumerate(before) if _starts(word) and before[at - 1 : at] != ["-m"])
 
 

@@ -480,6 +480,7 @@ def _processes(session: State) -> None:
             return
         self._popen, number, n_started = _over(), n_started, n_started + 1
         told = (*self._args, *self._kwargs.values())
+        # Only whole numbers are compared: a tensor among the arguments has no single truth.
         is_of_world = any(isinstance(one, int) and one == session.world_size for one in told)
         # Processes that train are taken to be started in the order of their ranks.
         if number == _number(session, whole=is_of_world):
