@@ -219,6 +219,7 @@ class _Kept:
             at = file.tell()
             if file.read(len(MAGIC)) == MAGIC:
                 return bytes(file.read())
+            # None of ours: torch reads it from where it was.
             file.seek(at)
             return None
         # A file that is there says itself whether the script has saved it.
@@ -349,6 +350,7 @@ def _files(kept: _Kept) -> None:
         mapped = kwargs.get("map_location", args[0] if args else None)
         if (content := kept.content(f)) is not None:
             where = functools.partial(device_of, mapped)
+            # By position, ``pickle_module`` comes second.
             return kept.made(content, _name(f), where, weights_only=_is_careful(*args[1:2], **kwargs))
         with placing(kept.session, mapped):
             return original(f, *args, **kwargs)

@@ -379,6 +379,7 @@ def made(name: str, args: Sequence[Any], first: Any, result: Any, of: Callable[[
     elif name in SCATTERS:
         # The share of places that are written, if none is written twice.
         part = args[2].numel() / n_made
+        # Of elements that stay as they were, the mean has to be known, too.
         is_number = len(args) > 3 and isinstance(args[3], int | float) and known.mean is not None
         mean = args[3] * part + (known.mean or 0.0) * (1 - part) if is_number else None
     elif name == "aten.eq":

@@ -154,6 +154,7 @@ class Stated:
     def note(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """Follow an operator, named without its overload, whose results may be known."""
         results = [out] if not isinstance(out, list | tuple) else list(out)
+        # What is written to a part says nothing of the rest.
         if not results or not hasattr(results[0], "numel") or not args or is_in_part(name, results[0]):
             return
         first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]

@@ -125,6 +125,7 @@ class Trainings:
     def _describe(self, inner: Any) -> None:
         """Make the known model *inner* the described one."""
         session, self._now = self._session, weakref.ref(inner)
+        # What the model before was sharded by must not stay.
         for name in SHARDING:
             session.job.pop(name, None)
         session.model = self._known[inner].model
