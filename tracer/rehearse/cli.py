@@ -157,6 +157,7 @@ def rehearse(
 
     _check_time(cluster, calibration, report)
     if cluster is not None and machines is not None:
+        # Before the script runs: the machine may be too small for its ranks.
         machines["check"](cluster, calibration, world_size)
     chosen = wanted_ranks(ranks, world_size)
     asked = Asked(command=command, world_size=world_size, ranks=chosen, **settings)

@@ -404,6 +404,7 @@ class Failures:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._of_operators: list[Exception] = []
+        # What was raised before in this process is of something else.
         self._n_before = len(RehearsalError.raised)
         RehearsalError.most = self._n_before + MOST_RAISED
 

@@ -253,6 +253,7 @@ class Memory:
         """Let the allocator hold *n_bytes* on *stream* from now on that are of no tensor."""
         if self._stream is not None:
             self._reserved.keep(rounded(n_bytes, self._block_bytes), stream)
+            # No tensor is made, so nothing else tells the script that more is reserved.
             self._changed(self.total)
 
     def add(self, storage: Any, category: str, *, is_written: bool = True) -> bool:
