@@ -126,7 +126,7 @@ class Asked:
     samples: int = 1  # members of other classes that are checked against the rank that stands for them
     every_microbatch: bool = False  # run all micro-batches of a pipeline, also those that do what others did
     # what the experts of a rehearsed rank are sent, over an even share, or the shape of their loads
-    # (``loads.parsed``)
+    # (``experts.parsed``)
     expert_load: float | str = 1.0
     has_gpu: bool = True  # whether the script is told that there is a GPU
     # tokens of a step over all ranks, None where the rehearsal is to find out
