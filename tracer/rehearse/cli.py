@@ -145,6 +145,7 @@ def rehearse(
 
         foretrace rehearse --verify 4 -- torchrun --nproc-per-node 4 train.py --layers 2
     """
+    # The root command hands over what times a rehearsal: the tracer does not import the simulator.
     machines: Mapping[str, Callable[..., Any]] | None = context.obj
     if n_verified is not None:
         _check_alone(context)
@@ -156,6 +157,7 @@ def rehearse(
 
     _check_time(cluster, calibration, report)
     if cluster is not None and machines is not None:
+        # Before the script runs: the machine may be too small for its ranks.
         machines["check"](cluster, calibration, world_size)
     chosen = wanted_ranks(ranks, world_size)
     asked = Asked(command=command, world_size=world_size, ranks=chosen, **settings)

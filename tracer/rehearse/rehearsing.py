@@ -126,7 +126,7 @@ class Asked:
     samples: int = 1  # members of other classes that are checked against the rank that stands for them
     every_microbatch: bool = False  # run all micro-batches of a pipeline, also those that do what others did
     # what the experts of a rehearsed rank are sent, over an even share, or the shape of their loads
-    # (``loads.parsed``)
+    # (``experts.parsed``)
     expert_load: float | str = 1.0
     has_gpu: bool = True  # whether the script is told that there is a GPU
     # tokens of a step over all ranks, None where the rehearsal is to find out
@@ -209,6 +209,7 @@ class _Acted:
         asked = self._asked
         ranks = sorted(asked.ranks) or [0]
         troupe = Troupe(self._spec(), self._folder, self._tell, loaded, adds=not asked.ranks)
+        # It runs while the first one does: 70B on 512 ranks take 11 s, and took 20 one after the other.
         last = None if asked.ranks or not asked.samples else asked.world_size - 1
         early = troupe.act(ranks[:1], beside=last, later=ranks[1:])
         self.outcomes = {ranks[0]: early.pop(ranks[0])}
@@ -217,6 +218,7 @@ class _Acted:
         classes = self._classes(ranks[0])
         samples = [] if asked.ranks else list(classes.samples(asked.samples, groups_of(early)))
         wanted = [*ranks, *(() if asked.ranks else classes.members), *(at for at, _ in samples)]
+        # Ranks that ran beside the first one stay only if they are wanted.
         for rank in early:
             if rank in wanted:
                 self.outcomes[rank] = early[rank]
@@ -231,6 +233,7 @@ class _Acted:
 
         hear_senders(act, self.outcomes, adds=not asked.ranks)
         check_choices(self._load, self.outcomes.values())
+        # Groups whose members differ make further classes, and with them further samples.
         if self._tell_each_other(act) or asked.ranks:
             classes = self._classes(ranks[0])
             groups = groups_of(self.outcomes)
@@ -241,7 +244,9 @@ class _Acted:
         self._noted += said
         checked = self._check(samples)
         kept = [rank for rank, _ in samples if rank in self.outcomes]
+        # A rank that differs is rehearsed with its pipeline: else its transfers have no other side.
         self._act(troupe, [peer for rank in kept for peer in peers_of(rank, groups)])
+        # After the check: ranks that did the same as another are represented by it from now on.
         stands_for = classes.representatives(sorted(self.outcomes))
         return self._rehearsal(stands_for, checked)
 
@@ -323,6 +328,7 @@ class _Acted:
         pipelines = [{*group.ranks} for group in groups if group.axis == "pp"]
         if model and pipelines and not any(ranks <= outcomes.keys() for ranks in pipelines):
             model["n_params"] = None  # stages are missing
+        # Reversed: where ranks say different things, the first one counts.
         job = {key: value for one in reversed(list(outcomes.values())) for key, value in one["job"].items()}
         return Rehearsal(
             world_size=self._asked.world_size,

@@ -176,6 +176,7 @@ class RehearsalSession(State):
     def step_ended(self) -> None:
         """A step is over: forget it if it is a warm-up step; end the rehearsal if it is the last one."""
         self.failures.step_ended()
+        # In each step, because a script may destroy its groups before it ends.
         self.trainings.gathered()
         self.rounds.step_ended()
         n_unused = self.learning.step_ended(None if self._model is None else self._model())
@@ -187,6 +188,7 @@ class RehearsalSession(State):
             raise Finished
         self.tell(f"step {self.position.step}")
         self.forwards, self._model = 0, None
+        # Last: until here the events of the step were read.
         self.kept.forget()
 
     def input_job(self, values: Iterable[Any]) -> dict[str, Any]:
@@ -247,6 +249,7 @@ class RehearsalSession(State):
         if module not in self._shared:
             self._shared[module] = bool(data_parallel(module)[0])
         found = (trains, self._shared[module])
+        # As pairs of truths: whether it trains comes before whether other ranks have it.
         if self._model is None or found > self._model_is:
             self._model, self._model_is, self.forwards = weakref.ref(module), found, 0
             self.trainings.count(module, trains=trains)

@@ -94,6 +94,7 @@ def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Veri
         )
     n_steps = len(_steps(run))
     limit = min(n_steps, MOST_STEPS)
+    # One step more than was recorded, to see that there is none; not where only some are compared.
     wanted = replace(
         asked, ranks=tuple(range(n)), warmup=0, steps=max(limit + (limit == n_steps), 1), local_world_size=n
     )

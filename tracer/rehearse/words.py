@@ -146,6 +146,7 @@ UNSUPPORTED: Final = frozenset({"UnsupportedOperatorException", "UnsupportedFake
 
 OURS: Final = str(Path(__file__).parents[1]) + os.sep
 STANDARD: Final = str(Path(os.__file__).parent) + os.sep
+# With folders around it: a script may be below a folder that is called torch.
 LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/", "/typing_extensions.py")
 """Parts of the paths of files that are not of a script; ``STANDARD`` is where those of Python are."""
 
@@ -193,6 +194,7 @@ def ending(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = 
 
 def _said(log: str) -> str:
     """Return the last line of the output in the file *log*, as of ``argparse``, in a part of a sentence."""
+    # The log is what these are written to.
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     lines = Path(log).read_text(encoding="utf-8", errors="replace").split("\n") if Path(log).is_file() else []
@@ -402,6 +404,7 @@ class Failures:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._of_operators: list[Exception] = []
+        # What was raised before in this process is of something else.
         self._n_before = len(RehearsalError.raised)
         RehearsalError.most = self._n_before + MOST_RAISED
 

@@ -152,6 +152,7 @@ def install(session: RehearsalSession) -> list[Any]:
     kept = _Kept(session)
     _files(kept)
     for name, function in _distributed(kept, dcp.load).items():
+        # The package has its own names for the functions of both modules.
         for module in (dcp, state_dict_saver, state_dict_loader):
             if hasattr(module, name):
                 setattr(module, name, function)
@@ -218,10 +219,13 @@ class _Kept:
             at = file.tell()
             if file.read(len(MAGIC)) == MAGIC:
                 return bytes(file.read())
+            # None of ours: torch reads it from where it was.
             file.seek(at)
             return None
+        # A file that is there says itself whether the script has saved it.
         with suppress(OSError), Path(file).open("rb") as opened:
             return opened.read() if opened.read(len(MAGIC)) == MAGIC else None
+        # That of another rank may be gone by now; what was in it is left for others.
         found = letters.read(("file", str(path)))
         if found is None and self.session.rank and 0 in letters.coming:
             raise AwaitedError(0)
@@ -270,6 +274,7 @@ class _Writer(pickle.Pickler):
             return None
         shape, session = tuple(obj.shape), self._session
         at = storage_key(obj)
+        # The same memory seen in the same way gets one number, so that tied weights are one tensor when read.
         key = id(obj) if at == -1 else (at, obj.storage_offset(), shape, obj.dtype)
         number = self._numbers.setdefault(key, len(self._numbers))
         real = obj.detach() if is_real else session.stated.numbers.of(obj)
@@ -345,6 +350,7 @@ def _files(kept: _Kept) -> None:
         mapped = kwargs.get("map_location", args[0] if args else None)
         if (content := kept.content(f)) is not None:
             where = functools.partial(device_of, mapped)
+            # By position, ``pickle_module`` comes second.
             return kept.made(content, _name(f), where, weights_only=_is_careful(*args[1:2], **kwargs))
         with placing(kept.session, mapped):
             return original(f, *args, **kwargs)
@@ -353,6 +359,7 @@ def _files(kept: _Kept) -> None:
 def _is_careful(pickle_module: Any = None, *, weights_only: bool | None = None, **others: Any) -> bool:
     """Whether ``torch.load`` with these arguments loads weights only, as it does unless told otherwise."""
     is_told = [os.environ.get(name, "0").lower() in {"1", "y", "yes", "true"} for name in VARIABLES]
+    # As in torch.load: the first variable overrules the argument, the second one does not.
     if is_told[0] or (is_told[1] and weights_only is None):
         return is_told[0]
     return weights_only if weights_only is not None else pickle_module is None
@@ -551,6 +558,7 @@ def _merge(kept: _Kept, own: dict[str, Any], saved: Mapping[str, Any], prefix: s
         if name not in saved:
             raise RuntimeError(f"Missing key in checkpoint state_dict: {prefix}{name}.")
         if hasattr(value, "untyped_storage"):
+            # What was known of its numbers holds no more, and those that were saved are not known.
             kept.session.stated.forget([getattr(value, "_local_tensor", value)])
         elif _has_states(value):
             states = value.state_dict()

@@ -82,8 +82,10 @@ class Loads:
                 f"{n_experts} experts: a token chooses {top_k} different ones, so at most "
                 f"{format_share(1 / top_k)} can"
             )
+        # In fractions shares add up to exactly one, as floats may not.
         total = sum(map(Fraction, shares))
         exact = [Fraction(share) * n_tokens * top_k / total for share in shares]
+        # A share within the slack may come to more than all tokens.
         counts = [min(math.floor(one), n_tokens) for one in exact]
         order = sorted(range(n_experts), key=lambda expert: (counts[expert] - exact[expert], expert))
         for expert in [one for one in order if counts[one] < n_tokens][: n_tokens * top_k - sum(counts)]:
@@ -211,6 +213,7 @@ class Routing:
         if n_experts < 2 or not n_tokens or not self._loads.is_of(n_experts, n_tokens, name):
             return False
         before, told = self._widest.get(module, (0, [])) if module is not None else (0, [])
+        # The widest choice of a module is that of its experts; a narrower one is of their groups.
         if n_experts < before:
             return False
         if places.numel() * n_experts > self._numbers.most:
@@ -344,6 +347,7 @@ def share(mean: float, at: int) -> int:
     >>> [share(2.5, at) for at in range(4)]
     [2, 3, 2, 3]
     """
+    # Differences of running totals: the first n counts add up to n times the mean, rounded down.
     return int((at + 1) * mean) - int(at * mean)
 
 
@@ -373,7 +377,9 @@ def made(name: str, args: Sequence[Any], first: Any, result: Any, of: Callable[[
     if name in COUNTS:
         mean = n_each if known.n_values else None
     elif name in SCATTERS:
+        # The share of places that are written, if none is written twice.
         part = args[2].numel() / n_made
+        # Of elements that stay as they were, the mean has to be known, too.
         is_number = len(args) > 3 and isinstance(args[3], int | float) and known.mean is not None
         mean = args[3] * part + (known.mean or 0.0) * (1 - part) if is_number else None
     elif name == "aten.eq":
@@ -444,6 +450,7 @@ class Choices:
             return Known(n_values=int(scores.numel()) if name == "aten.argmax" else 0)
         is_last = dim in (-1, scores.dim() - 1) and scores.is_floating_point() and scores.dim() > 0
         routing = self._routing
+        # A script may take any columns of an order: only even choices hold for all of them.
         is_made_up = is_last and routing is not None and (routing.is_even or name != "aten.sort")
         of = scores, places, n_chosen, asker
         if is_made_up and routing is not None and routing.choose(*of, self.inside()):

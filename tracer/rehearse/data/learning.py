@@ -357,6 +357,7 @@ class Learning:
             text.compare(before)
         one.end = self._session.tape.next_number
         nodes = list(_nodes(out))
+        # An output without a node tells nothing: its pass counts as one that a backward has followed.
         one.has_run = one.is_frozen = not nodes
         self._n_run[one.model] += not nodes
         for node in nodes:

@@ -67,6 +67,7 @@ def _first_rows(tensor: Any) -> Any:
         return None
     if not array.size:
         return None
+    # Two at least: whether rows differ is asked of them.
     return array[: max(MOST_NUMBERS * len(array) // array.size, 2)]
 
 
@@ -152,6 +153,7 @@ class Loaded:
     def counted(self, shape: Sequence[int], rows: int, step: int) -> tuple[int, str, bool]:
         """Return the rows of *step* that throughput counts, a note about them, and whether they are known."""
         given = self._given.get(step, {})
+        # Loaders whose batches the model is given as they are, by the number of rows.
         plain = [batches for batches in given.values() if batches[0].rows == batches[0].size == shape[0]]
         own = [sum(one.rows for one in batches) for batches in plain]
         if own:
@@ -234,6 +236,7 @@ def uneven_of(loader: Any) -> dict[str, Any]:
         n_all = len(loader.dataset)
     except (TypeError, NotImplementedError, AttributeError):
         return {}
+    # Below 0 for a sampler that drops the rows that do not come out even.
     repeated = getattr(sampler, "total_size", n_all) - n_all
     last = rows % size if type(size) is int and size else 0
     if repeated <= 0 and not last:
@@ -309,7 +312,9 @@ class _Worker:
 
         self._seed, self._dataset = seed, dataset
         self._random, self._torch = np.random, torch.default_generator
+        # The states of the script are kept before the worker seeds its own.
         self._apart, self._is_inside = self._drawn(), True
+        # From here on as ``_worker_loop`` does for the first worker (torch/utils/data/_utils/worker.py).
         be_worker(seed, dataset)
         random.seed(seed)
         np.random.seed(seed_of_numpy(seed))
@@ -373,6 +378,7 @@ def _make_loaders(session: State, iterators: _Iterators) -> None:
 
     @replaces(DataLoader, name="__init__")  # libraries that copy a loader read its signature
     def init(made: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        # By position, too: else pinned memory that is asked for so would not be pinned.
         names = dict(zip(positions, args, strict=False)) | kwargs
         iterators.pins[self] = bool(names.get("pin_memory"))
         made(self, **{name: value for name, value in names.items() if name not in _WORKERS})

@@ -261,6 +261,7 @@ def filled(name: str, args: Sequence[Any], result: Any) -> Constant | None:
         return Constant(0, n_bytes // element_bytes, result.dtype) if is_whole else None
     at, fill = FILLS[name]
     fill = args[at] if fill is None else fill
+    # NaN stands for a number that nobody has computed (``Unknown``).
     if not isinstance(fill, int | float) or math.isnan(fill) or n_bytes != result.numel() * element_bytes:
         return None
     return Constant(fill, result.numel(), result.dtype)
@@ -285,6 +286,7 @@ class Held(NamedTuple):
 
 def seen(numbers: Any, tensor: Any) -> Any:
     """Return the real *numbers* of a whole storage as the fake *tensor* views them, without a copy."""
+    # Bits may be read as another type, as the state of a generator of which ranks make a seed.
     flat = numbers if numbers.dtype == tensor.dtype else numbers.view(tensor.dtype)
     found = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     found = found.conj() if tensor.is_conj() else found
@@ -308,6 +310,7 @@ class Numbers:
         fake_tensor = internals.fake_tensor()
 
         self._torch, self._kind, self.really = torch, fake_tensor, internals.without_fakes
+        # torch's own: a script may have others in their place, as under ``deepspeed.zero.Init``.
         self._make = makers()
         self._held: dict[int, Held] = {}
         self.most = most
@@ -410,6 +413,7 @@ class Numbers:
             real, named = self._real(args), {name: self._real(value) for name, value in kwargs.items()}
         except _UnknownError:
             return None
+        # It is computed on the host, wherever the fake tensor is.
         named = {
             name: {"device": "cpu", "pin_memory": False}.get(name, value) for name, value in named.items()
         }
@@ -426,7 +430,9 @@ class Numbers:
         is_filled = name in FILLED and self._is_filled(name, args, results[0])
         if is_filled or self._is_ranged(name, func, args, results):
             return
+        # Over known numbers it writes in place, as any other operator: *out* may be a part of them.
         is_fresh = name in FRESH or (name in OVERWRITES and not self._is_known(args[:1]))
+        # From here on results are really made, so no large ones.
         if any(type(one) is not self._kind or one.numel() > self.most for one in results):
             return
         if name in DRAWS and (results[0].numel() > MOST_FRACTIONS or is_first_value()):
@@ -475,6 +481,7 @@ class Numbers:
 
     def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
         """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""
+        # Zero and any number is zero, but a truth does not decide an or of numbers.
         if by and result.dtype != self._torch.bool:
             return False
         for value in args:
@@ -505,6 +512,7 @@ class Numbers:
         if real is None or factor is None:
             return False
         for tensor in outputs:
+            # A gather has the numbers of this rank once for each rank.
             n, rest = divmod(tensor.numel(), max(real.numel(), 1))
             if rest or tensor.dtype != real.dtype or (n > 1 and kind != "all_gather"):
                 return False

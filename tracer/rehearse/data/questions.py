@@ -70,6 +70,7 @@ class Questions:
     def index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle indexing. By a mask, the result has as many rows as the mask is said to select."""
         indices = args[1]
+        # Bytes are a mask for torch, too.
         masks = [i for i in indices if i is not None and str(i.dtype) in {"torch.bool", "torch.uint8"}]
         if not masks or not isinstance(args[0], self._FakeTensor):
             return self._indexed(func, args, kwargs)
@@ -82,6 +83,7 @@ class Questions:
 
     def repeat_interleave(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle ``repeat_interleave``, whose counts are in a tensor."""
+        # If the size is given, the host need not wait for the device to tell it.
         size, sum_of = kwargs.get("output_size"), self._session.stated.sum_of
         return self._sized(func, args, kwargs, lambda one: _shape(size or sum_of(one)), waits=not size)
 
@@ -95,6 +97,7 @@ class Questions:
         n_bins = kwargs.get("bins", args[1] if len(args) > 1 else 100)
         own = self._session.stated.numbers.of(args[0]) if isinstance(args[0], self._FakeTensor) else None
         if own is not None and not own.is_floating_point():
+            # CPUs have no histogram of whole numbers.
             with self._session.stated.numbers.really():
                 real = func(own.double(), *args[1:], **kwargs).to(own.dtype)
             out = self._fakes(real, [args[0]])
@@ -146,6 +149,7 @@ class Questions:
     def least_squares(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle ``lstsq``: the matrix has full rank, as the only driver of CUDA takes for granted."""
         matrix, right, _, driver = (*args, None, None)[:4]
+        # The defaults of torch.linalg.lstsq: gelsy on the host; CUDA has gels alone.
         driver = kwargs.get("driver", driver) or ("gelsy" if self._session.host.holds(matrix) else "gels")
         *batch, rows, columns = matrix.shape
         is_row = right.dim() == 1 or right.shape == matrix.shape[:-1]
@@ -171,6 +175,7 @@ class Questions:
             return func(*args, **kwargs)
         with numbers.really():
             steps = makers().arange(int(known.max()))
+            # Sequences that are longer than each step.
             sizes = (known[None] > steps[:, None]).sum(dim=1)
             total = int(sizes.sum())
         out = data.new_empty((total, *data.shape[2:]))

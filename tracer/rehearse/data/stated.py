@@ -104,6 +104,7 @@ class Stated:
 
         *factor*: the result of a reduction as a multiple of its operand, None if unknown.
         """
+        # Before outputs are forgotten: a collective in place has its source among them.
         known = self.of(source)
         for tensor in outputs:
             self._known.pop(storage_key(tensor), None)
@@ -153,6 +154,7 @@ class Stated:
     def note(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """Follow an operator, named without its overload, whose results may be known."""
         results = [out] if not isinstance(out, list | tuple) else list(out)
+        # What is written to a part says nothing of the rest.
         if not results or not hasattr(results[0], "numel") or not args or is_in_part(name, results[0]):
             return
         first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
@@ -176,6 +178,7 @@ class Stated:
                 self._set(result, joint)
                 return
         known = self.of(args[1] if name == "aten.copy_" else first)
+        # Once: what is exchanged again, as on the way back, has that load already.
         if name == EXCHANGE and known.mean is not None and known.load == 1.0:
             known = Known(mean=known.mean * self._expert_load, load=self._expert_load)
         if known.each is not None and (name not in COPIED or known.each.numel() != result.numel()):
@@ -230,12 +233,14 @@ class Stated:
 
     def _follows(self, tensor: Any, known: Known, kind: type) -> tuple[Any, str]:
         """Return the element of *tensor* that follows of what is *known*, and why; None if none does."""
+        # No mean says what a single truth is that depends on choices of routers.
         mean, is_vague = known.mean, known.is_routed and kind is bool
         if mean is not None and not is_vague and (kind is not bool or mean in {0.0, 1.0}):
             if known.is_own or kind is bool:
                 return kind(mean), SHARED if known.is_own else "a share"
             if kind is not int:
                 return kind(mean), "a mean"
+            # An element that is read alone is a view of all: its offset is its place among them.
             at = int(tensor.storage_offset())
             with self._real():
                 value = share(mean, at) if known.each is None else int(known.each.view(-1)[at])
@@ -281,6 +286,7 @@ class Stated:
 
     def needed(self, said: str) -> RehearsalError:
         """Return the error of a script that needs to know a number, of which is *said* what it is."""
+        # Behind the last step that is kept this ends the rehearsal well: nothing is needed any more.
         self.finish()
         said = said.removesuffix(f" that {asker()} reads")
         return RehearsalError(

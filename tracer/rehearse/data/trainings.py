@@ -125,6 +125,7 @@ class Trainings:
     def _describe(self, inner: Any) -> None:
         """Make the known model *inner* the described one."""
         session, self._now = self._session, weakref.ref(inner)
+        # What the model before was sharded by must not stay.
         for name in SHARDING:
             session.job.pop(name, None)
         session.model = self._known[inner].model
@@ -152,6 +153,7 @@ class Trainings:
         sizes, by_shape = session.learning.sizes(first), is_tokens(job)
         rows = shape[0] * n_passes if sizes is None else sizes.rows
         tokens, given = rows * shape[1] * by_shape if sizes is None else sizes.tokens, rows
+        # Fractions in rows that no loader gives are not counted as tokens.
         if tokens and job.get("input_is_embedded") and not self.loaded.fits(shape[0], step):
             tokens = 0
         samples = self.loaded.only(step)

@@ -104,6 +104,7 @@ def _found(tree: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             yield node.test, True
+        # One branch of the two raises: the answer is the one that leads to the other.
         elif isinstance(node, ast.If) and _ends(node.body) != _ends(node.orelse):
             yield node.test, _ends(node.orelse)
 
@@ -140,6 +141,7 @@ def may_decide(name: str, line: int) -> bool:
         return True
     given = [one for node in nodes for one in _given(node)]
     found = {one for node, names in given if _covers(node, line) for one in names}
+    # Until no further name gets something that is made of these.
     n_before = -1
     while len(found) > n_before:
         n_before = len(found)

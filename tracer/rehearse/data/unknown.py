@@ -128,6 +128,7 @@ class Unknown(float):
 
     def __format__(self, how: str) -> str:
         """Return ``nan``, as wide as *how* says; that of whole numbers, too."""
+        # Types of whole numbers take no NaN.
         return format(math.nan, how.rstrip("bcdoxXn"))
 
     def __repr__(self) -> str:
@@ -206,6 +207,7 @@ def _formats(frame: Any) -> bool:
     """Whether *frame* formats a text by ``%`` now."""
     import dis
 
+    # ``%`` is a BINARY_OP; what else asks for a whole number, as ``int``, is a call.
     name: str = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return name.startswith("BINARY")
 

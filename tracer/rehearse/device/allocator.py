@@ -58,6 +58,8 @@ class Reserved:
         if self._asked is not None:
             self._asked.append((number, n_bytes, stream))
         before = self._blocks.pop(number, None)
+        # The new block comes before the old one goes: a resize copies between them
+        # (``resize_bytes_cuda`` in ATen/native/cuda/Resize.cpp).
         if n_bytes:
             self._blocks[number] = self._allocator.allocate(n_bytes, stream)
         if before is not None:
@@ -67,6 +69,7 @@ class Reserved:
 
     def keep(self, n_bytes: int, stream: int) -> None:
         """Find a block on *stream* for *n_bytes* that nothing will ever let go."""
+        # Below 0, where no storage is: these are numbered from 0 on.
         self.place(min(0, min(self._blocks, default=0)) - 1, n_bytes, stream)
 
     def repeat(self, stays: Callable[[int], bool]) -> None:
@@ -75,6 +78,7 @@ class Reserved:
         What the first has made and left goes before, as gradients and results do; but what *stays*, as the
         states of an optimizer, is not made again.
         """
+        # Not remembered meanwhile: ``place`` would note these requests as those of a first step.
         asked, self._asked = self._asked or [], None
         left = {number for number, n_bytes, _ in asked if n_bytes and number in self._blocks}
         old = {number for number in left if number < 0 or stays(number)}
@@ -175,6 +179,7 @@ class _Pool:
 
     def take(self, block: Block) -> None:
         """Let *block* serve nothing else."""
+        # A tuple sorts right before those that begin with it, so this finds the block itself.
         del self.free[bisect_left(self.free, (block.n_bytes, block.address))]
 
 
@@ -233,6 +238,7 @@ class CachingAllocator:
     def empty(self) -> None:
         """Give back segments, or pages of those that grow, in which nothing is (``empty_cache``)."""
         for pool in self._pools.values():
+            # A copy: blocks leave the list.
             for _, _, block in list(pool.free):
                 if self.is_expandable:
                     self._unmap(block)
@@ -246,13 +252,17 @@ class CachingAllocator:
     def _found(self, pool: _Pool, n_bytes: int) -> Block | None:
         """Return the free block that fits best, which is free no more; None if none does."""
         free, most = pool.free, self._max_split_bytes
+        # No address is below 0: blocks, which have no order, are never compared.
         at = bisect_left(free, (n_bytes, -1))
         if at == len(free):
             return None
         size = free[at][0]
         if self.is_expandable:
+            # As in ``get_free_block``: what fits best is found by the size to which a block could grow.
             while at + 1 < len(free) and _room(free[at + 1][2]) < _room(free[at][2]):
                 at += 1
+        # ``max_split_size_mb``: larger blocks are never split, so they serve no request below that size, and
+        # none above it that would leave 20 MiB.
         elif (n_bytes < most <= size) or (n_bytes >= most and size >= n_bytes + LARGE_SEGMENT_BYTES):
             return None
         return free.pop(at)[2]
@@ -281,6 +291,7 @@ class CachingAllocator:
             pool.take(first)
         else:
             first = self._map(first, n_bytes)
+        # Grows over what is behind it until it is large enough; what is free there is joined anyway.
         while (after := first.after) is not None and after.is_free:
             if after.is_mapped:
                 pool.take(after)
@@ -312,6 +323,7 @@ class CachingAllocator:
         if size <= 0:
             return
         pool.take(block)
+        # Only whole pages go: what is left at both ends stays mapped and free.
         if first > block.address:
             rest = _cut(block, first - block.address)
             pool.put(block)

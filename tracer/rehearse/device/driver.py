@@ -47,6 +47,7 @@ def compiler() -> str:
         RehearsalError: there is none.
     """
     asked = os.environ.get("CXX", "").split()
+    # Behind the name of a compiler CXX may have options.
     for name in (*asked[:1], *COMPILERS):
         if found := shutil.which(name):
             return found
@@ -73,6 +74,7 @@ def library(
     """
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(new_abi)}", f"-DCUDA_VERSION={runtime}")
     parts = (SOURCE.read_bytes(), (torch_folder / "version.py").read_bytes(), " ".join(flags).encode())
+    # Another source, PyTorch, machine or other flags have a file of their own.
     key = hashlib.sha256(b"\0".join((*parts, platform.machine().encode()))).hexdigest()[:24]
     found = private_folder(cache_folder(), WHY) / f"{key}.so"
     if not found.exists():

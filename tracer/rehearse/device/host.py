@@ -100,6 +100,7 @@ class Host:
 
     def settle(self, tensor: Any) -> None:
         """Count *tensor*, to which torch has given a device by itself, where it is."""
+        # *here* is where the tensor is, *there* is where it may have been counted so far.
         here, there = self.memory, self._session.memory
         if self.on_device(tensor):
             if not self.is_used:
@@ -196,6 +197,7 @@ def _is_returned(tensor: Any) -> bool:
 SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
 """Environment variable that says how large a workspace is, as pairs ``:KIB:COUNT``."""
 
+# Both sizes: ``parseChosenWorkspaceSize`` in ATen/cuda/CublasHandlePool.cpp.
 LARGE_BYTES: Final = 32 * 2**20
 """Size on Hopper and Blackwell, if nothing else is said."""
 
@@ -249,6 +251,8 @@ class Workspaces:
 
     def _use(self, stream: int) -> None:
         """A matrix product is issued on *stream*, by this thread or, in a backward, by autograd's."""
+        # A rehearsal runs a backward in the thread that asks for it. In a real run it is autograd's
+        # thread, which has a handle of cuBLAS, and so a workspace, of its own.
         thread = 0 if self._is_in_backward() else threading.get_ident()
         if (thread, stream) not in self._taken:
             self._taken.add((thread, stream))

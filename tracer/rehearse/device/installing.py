@@ -57,6 +57,7 @@ class Gpu:
     shared_memory_per_block: int = 48 * 2**10
     shared_memory_per_block_optin: int = 227 * 2**10
     shared_memory_per_multiprocessor: int = 228 * 2**10
+    # In kHz, as CUDA tells them.
     clock_rate: int = 1_980_000
     memory_clock_rate: int = 2_619_000
     memory_bus_width: int = 5120
@@ -119,6 +120,7 @@ def install(
         driver.resized(storage)
         return out
 
+    # torch.library takes kernels back when their Library is collected.
     kept = register(mode, driver)
     if count:
         internals.start_device()
@@ -157,6 +159,7 @@ class _Finder(MetaPathFinder):
     def _fit(self, c: Any, folder: Path) -> None:
         gpu, version = self._gpu, sys.modules["torch.version"].__version__
         numbers = tuple(int(part) for part in version.split(".")[:2])
+        # The newest comes first: the first one that is not newer than this PyTorch counts.
         wheel = next(wheel for since, wheel in WHEELS.items() if numbers >= since)
         built = library(folder, new_abi=internals.has_new_abi(c), runtime=wheel.runtime, tell=self._tell)
         self.driver = Driver(built, self._count, (gpu.major, gpu.minor), wheel.cudnn)

@@ -58,6 +58,7 @@ def make_mode(driver: Driver) -> Any:
                 places(out.untyped_storage(), HOST)
             for tensor in tensors_in(out):
                 if type(tensor) is fake and (device := tensor.fake_device).type == "cuda":
+                    # Libraries tell parameters apart by their addresses, as Accelerate does.
                     places(tensor.untyped_storage(), device.index)
             return out
 
@@ -106,6 +107,7 @@ def make_mode(driver: Driver) -> Any:
     def take_data(tensor: Any, of: Any) -> None:
         """Let *tensor* have the data of another, with its device: parameters move so."""
         own.__set__(tensor, of)
+        # PyTorch takes the data alone; the device of a fake tensor stands beside it.
         if type(of) is fake:
             tensor.fake_device = of.fake_device
 
@@ -154,6 +156,7 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
         # How much cuDNN reserves is not documented: this is the least that a backward needs.
         mode, hidden, projected, layers, batch_first, _, trains, is_two, sizes = others[:9]
         n_directions, n_tokens = 2 if is_two else 1, math.prod(x.shape[:-1])
+        # The first step of packed sequences has all of them.
         batch = sizes[0] if sizes else x.shape[0 if batch_first else 1]
         width, n_layers = projected or hidden, layers * n_directions
         n_kept = n_tokens * n_layers * of_layers[mode] * hidden if trains else 0
@@ -287,6 +290,7 @@ def _ctc_loss(  # noqa: PLR0917 - as the operator is called
     """Compute a CTC loss by the operators that PyTorch calls without cuDNN."""
     import torch
 
+    # As ATen/native/LossCTC.cpp: 1 is the mean of losses by the lengths of targets, 2 the sum.
     lengths, known = ([int(one) for one in numbers] for numbers in (lengths, of_targets))
     loss = getattr(torch, "_ctc_loss")(scores, targets, lengths, known, blank, *zeroed)[0]  # noqa: B009 - an operator
     if any(zeroed):

@@ -48,6 +48,7 @@ class Meter:
 
     def tell(self, driver: Driver) -> None:
         """Have what a script asks *driver* for answered by this meter."""
+        # The driver counts storages that have an address, which remembered tensors have not.
         driver.memory_of = lambda device: (self.now, self.peak, self.now, 0)
         driver.reserved = lambda device: (self.reserved, self.most_reserved)
         driver.reset_peak, driver.give_back = self.reset, self.empty
@@ -252,6 +253,7 @@ class Memory:
         """Let the allocator hold *n_bytes* on *stream* from now on that are of no tensor."""
         if self._stream is not None:
             self._reserved.keep(rounded(n_bytes, self._block_bytes), stream)
+            # No tensor is made, so nothing else tells the script that more is reserved.
             self._changed(self.total)
 
     def add(self, storage: Any, category: str, *, is_written: bool = True) -> bool:
@@ -299,6 +301,7 @@ class Memory:
 
     def storages(self) -> list[Any]:
         """Return the storages that are counted."""
+        # A copy: a storage that dies meanwhile takes itself out of the dictionary.
         return [one for _, kept in list(self._numbers.values()) if (one := kept()) is not None]
 
     def forget(self, storage: Any) -> str:
@@ -331,6 +334,7 @@ class Memory:
             self._place(number, n_bytes, stream)
         if self.log is not None:
             self.log.append(Change(what, number, n_bytes, category, stream))
+        # What was counted moves first, so that only the difference counts as new and can raise the peak.
         self.held[of] -= before
         self.held[category] += before
         self._add(n_bytes - before, category)

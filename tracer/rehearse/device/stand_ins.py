@@ -380,6 +380,7 @@ class Kept:
     def is_written(self, tensor: Any, places: tuple[int, ...], number: float) -> bool:
         """Write *number* among those of *tensor*, if any is known; return False if it cannot."""
         held = self._numbers.held(tensor)
+        # No number of the tensor is known, so there is none to keep.
         if held is None:
             return True
         last, flat, array = self._last
@@ -621,4 +622,5 @@ def _triton(session: RehearsalSession, module: Any) -> None:
             session.tape.op(session.tape.number_of(work))
 
     sys.modules["triton.runtime.jit"].JITFunction.run = run
+    # The tuner would time each of its configurations.
     module.Autotuner.run = lambda self, *args, **kwargs: self.fn.run(*args, **kwargs)

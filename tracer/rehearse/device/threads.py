@@ -44,6 +44,7 @@ class Threads:
         import torch
 
         self._session, self._modes, self._one_at_a_time = session, modes, one_at_a_time
+        # Re-entrant: the handler of an operator issues other operators.
         self._turn = threading.RLock()
         self._roots = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
         self._are_some = False
@@ -65,6 +66,7 @@ class Threads:
             if self._ended_by is not None:  # the main thread was not woken: the script ended just then
                 raise self._ended_by
         finally:
+            # Ignored, not reset: a thread that ends late may still send it, which would then end the process.
             signal.signal(WAKING, signal.SIG_IGN)
             if self._are_some:
                 self._turn.acquire(timeout=PATIENCE_S)  # never released: nothing more is recorded
@@ -76,6 +78,7 @@ class Threads:
 
     def _begin_with(self, thread: Any, modes: Sequence[Any]) -> None:
         """Make *thread* begin with *modes*, and with the owner of the present thread."""
+        # The lock takes time at each operator: there is none before the first thread.
         if not self._are_some:
             self._are_some = True
             self._one_at_a_time(self)
@@ -86,6 +89,7 @@ class Threads:
 
         def ran() -> None:
             _enter(modes)
+            # Each thread has its own setting. A backward has to be where its thread's ``lane`` is.
             torch.autograd.set_multithreading_enabled(False)
             lane.owner = owner
             try:
@@ -104,6 +108,7 @@ class Threads:
     def _end_with(self, error: BaseException) -> None:
         """End the rehearsal with *error*, in the main thread."""
         self._ended_by = error
+        # A signal, because the main thread may wait in C for this one, as in a lock.
         signal.pthread_kill(threading.main_thread().ident or 0, WAKING)
 
     def __enter__(self) -> None:

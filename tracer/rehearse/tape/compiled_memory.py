@@ -193,6 +193,7 @@ class Forward:
             self._first.pop(memory, None)
         elif form in self._values and (not is_leaf or self._values[form] in self._leaves):
             return self._values[form]
+        # A view of known memory that was not seen: it is cut out of the first value that had this memory.
         if memory in self._first and not is_leaf:
             whole, shape = (
                 self._first[memory],
@@ -203,6 +204,7 @@ class Forward:
             value = self._new(form, node, [(whole, tensor.requires_grad)], trains=True)
             self.results.append((value,))
             return value
+        # An operator may meet a new input at any time, but a graph has its inputs first.
         with self.graph.inserting_after(self._inputs[-1]) if self._inputs else self.graph.inserting_before():
             self._inputs.append(self.graph.placeholder(f"input_{len(self._nodes)}"))
         value = self._new(form, self._inputs[-1], [(-1, tensor.requires_grad)], trains=True)
@@ -257,6 +259,7 @@ def _read(forward: Any, backward: Any, n_results: int, free: Collection[int]) ->
             continue
         reader = _row_of(_last_reader(inside[node.name]), by_sequence)
         if memory in found:
+            # A backward runs in reverse: the smallest number is the last to read.
             reader = min(reader, found[memory].reader)
         found[memory] = Kept(number, value.numel() * value.element_size(), reader)
     return list(found.values())
@@ -280,6 +283,7 @@ def _last_reader(node: Any) -> int:
             if getattr(user.target, "is_view", False):
                 waiting.append(user)
             number = user.meta.get("seq_nr", -1)
+            # A backward runs in reverse: its last node is the one with the smallest number.
             found = number if found < 0 else min(found, number if number >= 0 else found)
     return found
 
@@ -366,6 +370,7 @@ def replay(memory: Memory, tape: Tape, rows: Sequence[int], steps: Iterable[Step
             if step.of is None:
                 hold_for(step.users, functools.partial(memory.free, number))
         following = ordered[n + 1].at if n + 1 < len(ordered) else len(rows)
+        # Up to the next step, operators have noted the memory as it was before the call.
         if following > step.at:
             tape.add_bytes(ends[step.at], ends[following], memory.total - before)
 
@@ -472,6 +477,7 @@ class CompiledMemory:
         finally:
             self.forward = forward
         forward.add(func, given, out, region, trains=torch.is_grad_enabled())
+        # By operator of the graph, the last row of the tape then: a view has no row of its own.
         self._operators += [max(len(self._rows) - 1, 0)] * (len(forward.results) - len(self._operators))
         return out
 
@@ -495,16 +501,20 @@ class CompiledMemory:
         forward, self.forward, self._is_forward, self._regions = self.forward, None, False, []
         if forward is None:
             return
+        # Of this forward alone: what earlier ones have left waits for a backward.
         own = {key: one for key, one in self._stored.items() if one.at >= 0}
+        # What eager mode still holds.
         storages = {key: storage for key, one in own.items() if (storage := one.storage()) is not None}
         results = [part for tensor in tensors_in(out) for part in parts_of(tensor)]
         held = {self._key(one) for one in results} & set(storages)
         known = {key: storages[key] for key in storages.keys() - held if forward.is_known(key)}
+        # What the graph does not account for is held as eager mode holds it.
         held |= storages.keys() - known.keys()
         steps = self._kept(forward, results, known, held) if known else []
         for key, one in own.items():
             steps += steps_of(one, is_held=key in held and key in storages)
         replay(self._session.memory, self._session.tape, self._rows, steps)
+        # What is only in registers so far counts once a backward, or anything else, has it written.
         for key, one in own.items():
             one.at = -1
             if key in held or key not in storages:
@@ -527,11 +537,13 @@ class CompiledMemory:
             users = _freed_with(reads, one.reader)
             n_bytes = rounded(one.n_bytes)
             same = (key for key in known if forward.made[key] == one.row and key not in held)
+            # An input takes no further memory, but lives until its last reader has run.
             if one.row < 0:
                 stays(forward.storages[-1 - one.row], [known[key] for key in users])
             elif (key := next((key for key in same if self._stored[key].n_bytes == n_bytes), -1)) >= 0:
                 held.add(key)
             else:
+                # Eager mode holds nothing of that operator and size: it is counted beside its tensors.
                 at, of = self._operators[one.row], [known[key] for key in users]
                 found.append(Step(at, TAKEN, None, n_bytes, "activations", of))
         return found

@@ -53,6 +53,7 @@ def region_of(tensor: Any, memory: int) -> Region:
             continue
         n_bytes *= int(size)
         apart, number = dims[-1]
+        # This dimension begins where the one inside it ends: both are one.
         if int(stride) * item == apart * number:
             dims[-1] = (apart, number * int(size))
         else:
@@ -92,6 +93,7 @@ class Reading:
         found = self._read.setdefault(region.memory, [])
         if any(_contains(one, region) for one in found):
             return 0
+        # Parts that overlap without containing each other count twice, but never more than the whole memory.
         before = sum(one.n_bytes for one in found)
         found[:] = [one for one in found if not _contains(region, one)]
         fresh = min(region.n_bytes + sum(one.n_bytes for one in found), region.of_bytes) - before
@@ -105,6 +107,7 @@ def _contains(outer: Region, inner: Region) -> bool:
         return True
     if not inner.dims or inner.n_bytes > outer.n_bytes or inner.begin < outer.begin:
         return False
+    # How far the last byte of *inner* is from the first of *outer*, in steps along each dimension.
     last = _along(outer, inner.begin - outer.begin)
     for apart, number in inner.dims:
         last = [at + (number - 1) * step for at, step in zip(last, _along(outer, apart), strict=True)]
@@ -193,6 +196,7 @@ PAD: Final = "compiled.pad"
 ACCUMULATING: Final = -2
 """In place of the number of a call: autograd adds to the gradient of a parameter."""
 
+# ``AccumulateGrad`` gets UINT64_MAX (torch/csrc/autograd/functions/accumulate_grad.cpp).
 _OF_LEAVES: Final = 1 << 62
 """Autograd's number of what does that is the largest that there is."""
 
@@ -245,11 +249,13 @@ class Fused:
         """Return what *called* returns, which a compiled call leaves out: its graph ends, another begins."""
         if not self._depth:
             return called()
+        # Depth 1, so that ``_leave`` ends the graph and ``_enter`` begins one, however deep the call is.
         depth, self._depth = self._depth, 1
         self._leave(None)
         try:
             return called()
         finally:
+            # A tuple: not the same part as before the break, but the same in each call of that part.
             self._enter((self._parts[-1],))
             self._depth = depth
 
@@ -321,6 +327,7 @@ class Fused:
         node = internals.node_that_runs()()
         if node is None or not self._starts:
             return -1
+        # Nodes of a call have the numbers that autograd gave while its forward ran.
         number = node._sequence_nr()
         if number >= _OF_LEAVES:
             return ACCUMULATING
@@ -339,11 +346,13 @@ class Fused:
             is_small = bool(operands) and 4 * tensor.numel() <= max(one.numel() for one in operands)
             key = self._key(tensor)
             is_changed = key not in self._values and any(self._key(one) == key for one in operands)
+            # Written at once: memory that is changed in place, and small results, as of reductions.
             if is_changed or (is_small and largest > _size(tensor)):
                 self._values.pop(key, None)
                 n_bytes += _size(tensor)
             else:
                 self._make(tensor, roots)
+        # The first operator of a kernel that reads anything counts its launch.
         opened = int(n_bytes > 0 and not self._n_read)
         self._n_read += n_bytes
         tape.op(self._cost(number, n_bytes + sum(map(_size, over)), opened + bool(over)))
@@ -354,6 +363,7 @@ class Fused:
         """Return what the open kernel has to read for an operator, and what its *results* are made of."""
         roots = set[Region]()
         if name in GATHERS:  # rows of a table: what is read is as large as what they make
+            # No storage has a number below 0: what is read counts as memory of its own.
             roots = {Region(-1 - self._key(one), _size(one), _size(one)) for one in results}
         n_bytes = sum(root.n_bytes for root in roots)
         if name in RANDOM or name.endswith(MADE) or (over and name.startswith(SUMS)):
@@ -380,6 +390,7 @@ class Fused:
         """Whether a kernel computes *value* again: it sees what it is made of, which is little."""
         call = value.at[1]
         is_own = call == self._call or (not self._depth and self._parts[call] == self._parts[self._call])
+        # Twice: otherwise the result is written once and read once.
         return is_own and sum(root.n_bytes for root in value.roots) <= 2 * value.n_bytes
 
     def _make(self, tensor: Any, roots: Set[Region]) -> None:
@@ -395,6 +406,7 @@ class Fused:
         address = storage._cdata
         if address not in self._tokens:
             number, self._n_tokens = self._n_tokens, self._n_tokens + 1
+            # Addresses are used again, so the entry goes with its storage.
             self._tokens[address] = (number, weakref.ref(storage, lambda _: self._gone(address)))
         return self._tokens[address][0]
 
@@ -412,6 +424,7 @@ class Fused:
         self.memory.wrote(key)
         if value is not None and self._session.position.step >= 0:
             self._n_read += value.n_bytes
+            # No launch: the kernel that computes the result writes it.
             work = Work(WRITE, "memory", "", value.dtype, 0, value.n_bytes, kernels=0)
             tape.op(tape.number_of(work))
 

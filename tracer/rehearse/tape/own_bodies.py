@@ -93,6 +93,7 @@ class OwnBodies:
             registered = self.of.get(func.name(), {})
             return next((registered[key] for key in ON_GPU if key in registered), None)
         kernels: Any = definition._backend_fns  # noqa: SLF001 - what was registered for a device
+        # Under None is the function that was registered for all devices.
         return kernels.get("cuda") or kernels.get(None) or kernels.get("cpu")  # type: ignore[no-any-return]
 
 

@@ -184,7 +184,9 @@ class Pricing:
         is_rounded = is_asked(name)
         ends = self._ends(name, args, kwargs)
         by_strides = name in BY_STRIDES or is_elementwise(name, func)
+        # Strides only where they count: with them, fewer calls are alike.
         strides = strides_of((args, out)) if by_strides else ()
+        # ``is_rounded``, because a script may change that setting between two calls that are alike.
         key = (func, _signature(args), _signature(out), ends, is_rounded, strides)
         if key not in self._numbers:
             work = self.work(name, func, args, kwargs, out)
@@ -257,4 +259,6 @@ def _signature(values: Any) -> Any:
         return (values.shape, values.dtype)
     if isinstance(values, list | tuple):
         return tuple(map(_signature, values))
+    # Whole numbers count: a causal and a full attention may differ by nothing else
+    # (``custom_mask_type``).
     return values if values is None or isinstance(values, int | str) else 0

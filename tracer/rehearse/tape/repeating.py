@@ -316,6 +316,7 @@ class Repeats:
         tape, memory = session.tape, session.memory
         rows = segment.rows.copy()
         what = rows[:, 0]
+        # Numbers that were relative to the beginning of the segment are relative to this place now.
         rows[what == WAIT, 4] += tape.next_number
         rows[(what == MARK) | (what == WAIT_MARK), 1] += tape.n_marks
         rows[:, 5] += memory.total

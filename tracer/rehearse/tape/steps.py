@@ -112,6 +112,7 @@ class StepsWithoutModules(Steps):
                     lane.owner = before
                 return out
 
+        # Below: a mode whose block ends takes the top of the stack away, whichever mode that is.
         internals.put_below(Functions())
 
 
@@ -232,6 +233,7 @@ class Rounds:
         step, first = session.position.step - 1, session.kept.warmup
         self._counted[step] = self._of(step)
         kept = [counted for at, counted in self._counted.items() if at >= first]
+        # Of one training only: another one in the same script has other work, and its own first step.
         builds = max((at for at in session.trainings.begun if at < first), default=-1)
         before = [at for at in self._counted if builds < at < first]  # of the same training
         if len(kept) < session.kept.n_steps or not before:
@@ -261,6 +263,7 @@ class Rounds:
         steps = np.array([place.step for place in found], np.int64)[where]
         is_own = np.array([place.kind != "optimizer" for place in found], np.bool_)[where]
         done = np.flatnonzero(steps <= step)
+        # Events of the next step may be there already: a pipeline issues transfers before its first forward.
         self._next = tape.next_number - len(rows) + (int(done[-1]) + 1 if len(done) else 0)
         mine = (rows[:, 0] == OP) & (steps == step)
         works, counts = np.unique(rows[mine, 1], return_counts=True)
@@ -312,6 +315,7 @@ class Kept:
         """
         session = self._session
         is_first = session.position.step == 1 and self.warmup == 1
+        # Copies of repeated micro-batches do not count: they have taken no time.
         is_long = session.tape.n_events - session.tape.n_repeated > LONG_STEP
         is_plain = session.job.get("sharding") != "ddp" and not session.learning.n_beside[0]
         if is_first and is_long and is_plain:
@@ -336,6 +340,7 @@ class Kept:
     def first(self) -> int:
         """Return the first step that is kept: fewer warm up where the script did fewer in all."""
         session, done = self._session, self._session.position.step
+        # Of the steps that were forgotten, only the last one can be taken back.
         first = max(min(self.warmup, done - self.n_steps), self._forgotten, self._first_whole)
         first = max(min(first, done - 1), 0)
         if not done:

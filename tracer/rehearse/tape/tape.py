@@ -132,9 +132,11 @@ class Streams:
     def follow(self) -> None:
         """Write down what has happened to streams and events since the last call."""
         self._lane.stream = self._driver.stream(-1)  # of this thread, as PyTorch keeps it
+        # All of them at once: the wait of the host, below, comes back here and would take the rest first.
         for entry in [*self._driver.take()]:
             if entry.kind == "record":
                 self._marks[entry.number] = self._tape.mark(entry.stream)
+            # Nothing waits for an event that was never recorded, as in CUDA.
             elif entry.kind == "wait" and entry.number in self._marks:
                 self._tape.note(WAIT_MARK, self._marks[entry.number], stream=entry.stream)
             elif entry.kind.startswith("synchronize"):
@@ -262,12 +264,14 @@ class Tape:
         events = self._events
         for at in range(0, len(events), _COLUMNS):
             if events[at] == OP and works[events[at + 1]] and places[events[at + 2]]:
+                # A mark that nobody waits for takes no time, and keeps the numbers of the events behind it.
                 events[at], events[at + 1] = MARK, -1
 
     def trains_nothing(self, first: int, end: int) -> None:
         """Mark the events of this step from *first* to before *end* as a pass that trains nothing."""
         events, others = self._events, dict[int, int]()
         begin = max(first - self._n_forgotten, 0) * _COLUMNS
+        # Column 2 of an event is its place.
         for at in range(begin + 2, (end - self._n_forgotten) * _COLUMNS, _COLUMNS):
             if (place := events[at]) not in others:
                 others[place] = self._places.number(self._places.listed[place]._replace(trains=False))
@@ -285,6 +289,7 @@ class Tape:
 
     def repeat(self, rows: npt.NDArray[np.int64]) -> None:
         """Append copies of earlier events, with other numbers."""
+        # As bytes, without a Python number for each of them.
         self._events.frombytes(np.ascontiguousarray(rows, np.int64).tobytes())
         self.n_repeated += len(rows)
 
@@ -315,6 +320,7 @@ class Tape:
 
     def op(self, number: int) -> None:
         """Record the launch of a kernel; *number* is that of its work."""
+        # Streams are followed already: the watcher does so before each operator.
         self._events.extend((OP, number, self._place(), self._lane.stream, -1, self.allocated_bytes))
 
     def communication(self, message: Message, sequence: int, position: Position | None = None) -> int:
@@ -327,6 +333,7 @@ class Tape:
 
     def note(self, what: int, item: int = -1, number: int = -1, stream: int | None = None) -> None:
         """Record an event that orders streams or holds the host."""
+        # With a stream it is ``Streams.follow`` itself that calls.
         if stream is None:
             self.follow()
         on = self._lane.stream if stream is None else stream
@@ -357,6 +364,7 @@ class Tape:
 
     def _place(self, at: Position | None = None) -> int:
         at = at or self._position
+        # Asked for each event: a Place is made for a new key only.
         key = (self._lane.owner, at.step, at.stage, at.microbatch, self._lane.trains)
         found = self._known.get(key)
         return self._met(key, at) if found is None else found

@@ -390,6 +390,7 @@ class Watcher:
 
     def _handler(self, func: Any) -> Kernel:
         """Return the handler of *func*, which is then remembered."""
+        # A stub may have described the operator before there was one.
         self._session.fakes.pop(internals.schema_of(func).name, lambda: None)()
         handler, name = self._choose(func), ".".join(internals.schema_of(func).name.split("::"))
         if func.namespace in COMMUNICATING:
@@ -456,6 +457,7 @@ class Watcher:
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out, known = call(func, args, kwargs)
+            # What is remembered was asked of fake tensors.
             if known is None and not is_ours(args, kwargs, out):
                 return out
             if part := host.part(name, args, out):
@@ -467,6 +469,7 @@ class Watcher:
             if follows:
                 note(name, args, out)
             if position.step >= 0:
+                # Work that depends on numbers, or on a setting of precision, is not remembered with the call.
                 number = -1 if known is None or by_numbers else known.work
                 if number < 0:
                     number = self._pricing.number(name, func, args, kwargs, out)

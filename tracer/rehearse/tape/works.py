@@ -105,6 +105,7 @@ def traffic(call: Call) -> int:
 def _operands(call: Call) -> int:
     """Every operand is read once, every result is written once; a tensor changed in place counts as both."""
     written = tensors_in(call.named.get("out"))
+    # By identity: a tensor that is given twice is read once.
     read = {id(tensor): tensor for tensor in tensors_in(call.args)}
     for tensor in written:
         read.pop(id(tensor), None)
@@ -272,6 +273,7 @@ def transform(call: Call) -> Work:
     """
     data, dims = call.args[:2]
     out = next(iter(tensors_in(call.out)))
+    # The real side: the complex one has only half of the last dimension.
     whole = data if call.name == "aten._fft_r2c" else out
     n_together = prod(whole.shape[dim] for dim in dims)
     n_times = whole.numel() // max(n_together, 1)
@@ -307,6 +309,7 @@ def _qr(call: Call, m: float, n: float) -> float:
     """``xGEQRF``, and ``xORGQR`` if Q is requested (LAWN 41)."""
     mode, rows = call.named.get("mode", "reduced"), call.args[0].shape[-2]
     q = {"r": 0, "complete": rows}.get(mode, n)
+    # ``xGEQRF`` takes 2 m n² - 2/3 n³, twice as many as an LU of the same matrix.
     return 2 * _lu(m, n) + (_generated(rows, q, n) if q else 0)
 
 
@@ -397,8 +400,10 @@ def attention(call: Call) -> Work:
     tokens, seen_tokens = (sum(one[side] for one in lengths) for side in (0, 1))
     n_seen = sum(queries * keys for queries, keys in lengths)
     m, n = _mean(n_seen, seen_tokens), _mean(n_seen, tokens)
+    # ``custom_mask_type`` is 0 without a mask; 1 and 2 are causal masks, from either corner.
     causal = bool(named.get("is_causal", named.get("custom_mask_type", 0)))
     flops = 2 * heads * (n_seen // 2 if causal else n_seen) * (q.shape[-1] + v.shape[-1])
+    # The result has the rows of the queries and the width of the values.
     moved = total_bytes([q, k, v]) + tensor_bytes(q) // q.shape[-1] * v.shape[-1]
     return Work(
         name=call.name,
@@ -433,6 +438,7 @@ def _sequences(call: Call, q: Any, k: Any) -> tuple[int, Sequence[tuple[int, int
     if bounds is None:
         return heads * q.shape[0], [(q.shape[1], k.shape[1])]
     n_sequences = max(bounds.shape[0] - 1, 1)
+    # ``ends`` has the bounds of the queries, then those of the keys.
     half = len(call.ends) // 2
     if half == n_sequences + 1:
         sides = (call.ends[:half], call.ends[half:])
@@ -533,6 +539,7 @@ def _recurrent(call: Call) -> Work:
     named = call.named
     x, sizes = named["input"], named["batch_sizes"]
     matrices = [weight for weight in named["weight"] if len(weight.shape) == 2]
+    # Packed sequences have no dimension of time: ``batch_sizes`` has an entry per step.
     n_steps = len(sizes) or x.shape[1 if named["batch_first"] else 0]
     n_tokens, n_weights = prod(x.shape[:-1]), sum(prod(weight.shape) for weight in matrices)
     passes, gates = 2 if "backward" in call.name else 1, matrices[0].shape[0]
@@ -554,8 +561,10 @@ def _grouped(call: Call) -> Work:
     a, b = call.args[:2]
     members = next(t.shape[0] for t in (b, a, *tensors_in(call.out)) if len(t.shape) == 3)
     sides = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    # The operand without a dimension of experts is split: in rows, in columns, or both along the sum.
     along = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}.get((len(a.shape), len(b.shape)), "")
     total = sides.get(along, 0)
+    # Two stacks of matrices are an ordinary batched product: no side is split among its members.
     flops = 2 * prod(sides.values()) * (1 if along else members)
     if along:
         sides[along] = max(total // members, 1)
@@ -594,7 +603,9 @@ def _convolution(call: Call) -> Work:
     backward = "grad_output" in named
     result = named["grad_output"] if backward else next(iter(tensors_in(call.out)))
     over = data if named["transposed"] else result
+    # The third gradient is that of the bias, a sum and no product.
     asked = sum(map(bool, named.get("output_mask", (True,))[:2])) if backward else 1
+    # Products of a backward count as one with that many times the rows.
     rows = over.shape[0] * prod(over.shape[2:]) * asked
     shape = (rows, weight.shape[0] // groups, prod(weight.shape[1:]))
     all_of_them = product(call, data, shape, batch=groups)

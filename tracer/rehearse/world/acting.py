@@ -69,6 +69,7 @@ class Loaded:
             stderr=subprocess.STDOUT,
             pass_fds=(write,),
         )
+        # Ours is closed, so that reading comes to an end when the process has died.
         os.close(write)
         self._lines = os.fdopen(read, encoding="utf-8")
 
@@ -99,6 +100,7 @@ class Loaded:
             if not line.startswith(FIRST):
                 return line.rstrip("\n")
             sys.stderr.write(line.removeprefix(FIRST))
+        # The pipe has come to its end: the process is gone.
         self._log.seek(0)
         status = self._process.wait() if self._process is not None else 0
         last = _last_line(self._log.read().decode(errors="replace"))
@@ -167,7 +169,9 @@ class Troupe:
             while len(under_way) < self._n_at_once and (ready := self._ready(waiting, under_way)):
                 rank = ready[0]
                 waiting.remove(rank)
+                # Those for whom this rank may wait.
                 coming = {*waiting, *under_way, *later} - {*found, rank}
+                # All wait for each other: this rank is told that nobody comes, and takes what there is.
                 is_stuck = not under_way and not self._may_go_on(rank, waiting)
                 under_way.add(rank)
                 self._start(rank, repeats=repeats[rank], coming=[] if is_stuck else sorted(coming))
@@ -205,6 +209,7 @@ class Troupe:
         return self._n_left.get(awaited, 0) > self._seen[rank].get(awaited, 0)
 
     def _start(self, rank: int, *, repeats: bool, coming: Sequence[int]) -> None:
+        # A copy: ``_may_go_on`` asks whether others have left more since this rank began.
         self._seen[rank] = dict(self._n_left)
         file_of(self._folder, rank, "outcome").unlink(
             missing_ok=True
@@ -253,6 +258,7 @@ class Troupe:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if "unrouted" in found:
             raise UnroutedError(found["unrouted"])
+        # It failed for want of what another rank sends: that one is run, and this one again.
         if "error" in found and self._n_to_add and (missed := {*found["missed"]} - self._acted):
             self._n_to_add -= 1
             return {"awaits": min(missed), "n_left": 0}

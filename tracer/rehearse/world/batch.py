@@ -102,6 +102,7 @@ def _by_groups(
     else:
         own = {(group.axis, group.ranks) for group in groups if first in group.ranks}
         cp = prod(len(ranks) for axis, ranks in own if axis == "cp")
+        # Ranks that work on the same rows.
         same = prod(len(ranks) for axis, ranks in own if axis in {"tp", "pp"}) * cp
         summed = [ranks for axis, ranks in own if axis in {"dp", "ep"}]
         reached = {first}.union(*summed)
@@ -159,6 +160,7 @@ def _seen(
 
 def _compared(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> _Loads | None:
     """Return how batches compare, each the digests of its places and numbers; None if nothing is known."""
+    # Ranks may have loaded unequal numbers of batches.
     pairs = [(mine, yours) for mine, yours in zip(one, other, strict=False) if any(mine) or any(yours)]
     if not pairs:
         return None

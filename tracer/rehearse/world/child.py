@@ -74,6 +74,7 @@ class RehearsedRecording(Recording):
 
 def main(progress: int) -> NoReturn:
     """Run a rank for every line of the input, each in its own process, until the input ends."""
+    # A group of its own: ``killpg`` ends this process and its ranks, and not who has started them.
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, _stop)
     try:
@@ -83,6 +84,7 @@ def main(progress: int) -> NoReturn:
         _end(REFUSED)
     except SystemExit:  # what was being compiled has been removed; its compiler may still run
         os.killpg(0, signal.SIGKILL)
+    # From here on there may be ranks, which have to end with it.
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     under_way: dict[int, int] = {}
     rest, is_open = b"", True
@@ -139,6 +141,7 @@ def _load(progress: int) -> Any:
 
 def _act(spec: Mapping[str, Any], device: Any) -> None:
     """Run the rank of *spec* and end the process."""
+    # A rank that is ended must not end the others: the handler of its parent process would.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     output = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
@@ -187,6 +190,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
         RehearsalError: the script cannot be rehearsed, or did not do a step.
     """
     began = time.process_time()
+    # A rehearsal may be a task of SLURM itself: none of its ranks is that task.
     for name in launchers.inherited(os.environ):
         del os.environ[name]
     os.environ.update(launchers.environment(spec))
@@ -199,6 +203,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     from foretrace.tracer.rehearse.world.stuck import Watchdog
     from foretrace.tracer.rehearse.world.world import World
 
+    # Before PyTorch first uses a device: from then on it keeps the number.
     device.driver.count = spec["local_world_size"] if spec["has_gpu"] else 0
     if not spec["has_gpu"]:
         internals.become_cpu_build()
@@ -285,10 +290,12 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
         error = left if left.code not in {None, 0} else None
     except BaseException as found:  # as those of distributed checkpoints are
         error = found
+    # A refusal comes before what came of it: the script may have caught it and gone on.
     error = session.failures.refusal() or error
     missed = sorted(session.letters.missed)
     if isinstance(error, AwaitedError):
         error.n_left = len(session.letters.left)
+    # Another rank may go on with what this one has sent so far.
     if isinstance(error, AwaitedError) or (error is not None and missed):
         leave(file_of(Path(spec["folder"]), spec["rank"], "letters"), session.letters.left)
     if isinstance(error, UnlikeError | AwaitedError | UnroutedError):
@@ -302,6 +309,7 @@ def _play(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
+        # Only now: imports of ours must not find what the folder of the script has.
         begin(launchers.words_of(spec), is_module=spec["module"])
         if spec["stub"]:
             runpy.run_path(spec["stub"], run_name="__stub__")
@@ -337,6 +345,7 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         "gathered": session.trainings.gathered(),
         "uneven": session.trainings.loaded.uneven(),
         "first_step": first_step,
+        # As many as were kept, which may be fewer than were asked for.
         "steps": max(min(spec["steps"], session.position.step - first_step), 1),
         "memory": session.memory.described(has_gpu=session.job.get("device") != "cpu"),
         "stated": [f"{told} ({n} times)" if n > 1 else told for told, n in session.stated.told.items()],
@@ -349,5 +358,6 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         **session.trainings.loaded.told(session.job),
         "versions": versions(),
         "n_events": session.tape.n_events,
+        # Linux tells it in KiB.
         "memory_used_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

@@ -257,6 +257,7 @@ def chain(
     neighbours: dict[int, list[int]] = {}
     wanted = {first}
     while wanted and len(neighbours) + len(wanted) <= MOST_RANKS:
+        # Each member names its neighbours, until no new one turns up.
         for rank in act(sorted(wanted)):
             neighbours[rank] = sorted({peer for _, peer in transfers(tables_of(rank))})
         if not wanted <= neighbours.keys() or any(len(peers) > SIDES for peers in neighbours.values()):
@@ -274,6 +275,7 @@ def _are_two(
     act: Callable[[Collection[int]], Collection[int]],
 ) -> bool:
     """Whether two ranks that make up a world hand results on: in a ring of two, both do the same in turn."""
+    # Right in a world of two only, which is asked next.
     other = 1 - first
     if world_size != SIDES or not found or not act([other]):
         return False
@@ -323,6 +325,7 @@ def hear_senders(
         return min(map(int, outcomes[rank]["taken"]), default=0)
 
     n_before = len(outcomes)
+    # A sender may need what others send: they are rehearsed as well, as long as there are few.
     while (
         adds and (missing := _senders(outcomes)) and len(outcomes) - n_before + len(missing) <= MOST_SENDERS
     ):

@@ -137,6 +137,7 @@ class _Waited:
         self._results: list[Any] = []
         self.under_way[id(self)] = self
         if len(self.under_way) > _MOST:
+            # The first one is the oldest.
             del self.under_way[next(iter(self.under_way))]
 
     def wait(self, timeout: Any = None) -> bool:
@@ -571,6 +572,7 @@ class Communications:
             if operator.kind == "all_gather":
                 self._gathered(outputs)
             if exchange is not None and not self._is_dealt(exchange, group):
+                # Of what comes only the mean is known, which is that of what is sent.
                 for sent, got in zip(tensors_in(exchange.source), outputs, strict=False):
                     self._session.stated.note(EXCHANGE, (sent,), got)
             is_held = is_async and peer < 0  # transfers tell the allocator instead (record_stream)
@@ -592,6 +594,7 @@ class Communications:
                 leave(stated, address, one)
             return
         outputs, own = tensors_in(list(operator.outputs(args))), operator.tensor(args)
+        # What is sent is no output, unless the collective is in place.
         source = next((t for t in tensors_in(args[:2]) if all(t is not out for out in outputs)), own)
         factor = self._factor(self._reduction.name, len(group.ranks))
         stated.exchange(operator.kind, source, outputs, factor)
@@ -671,6 +674,7 @@ class Communications:
         """Return the handler of a functional collective, whose results are waited for by ``wait_tensor``."""
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            # The group's name is the last text that is no reduction.
             named = next(
                 a for a in (*reversed(args), *kwargs.values()) if isinstance(a, str) and a not in _OPS
             )

@@ -55,6 +55,7 @@ class Files:
         self._n_copies = 0
         self._removed: set[str] = set()
         self.moved: Callable[[str, str], None] = lambda old, new: None  # told of a path that gets another one
+        # The originals: ``late.hide`` replaces them for the script, and this has to see what is hidden.
         self._lexists, self._isfile = os.path.lexists, os.path.isfile
 
     def install(self) -> None:
@@ -95,12 +96,15 @@ class Files:
     def _open_file(self, original: Function, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         """Open a file, but none from before the rehearsal to change it."""
         writes = not set(mode).isdisjoint("wax+")
+        # ``w`` and ``x`` begin with an empty file.
         keeps = not set(mode).isdisjoint("ar")
+        # For this script it is not there: it may take a lock again that it has removed.
         if "x" in mode and (self._at(file) in self._removed or self._hides(self._at(file))):
             mode = mode.replace("x", "w")
         if "x" in mode and self._lexists(self._at(file)):
             return original(file, mode, *args, **kwargs)  # which says that it is there
         instead = self._instead(file, writes=writes, keeps=keeps)
+        # 0 is no path but a descriptor, of which nothing is noted.
         with self._noted(file if writes else 0):
             return original(instead, mode, *args, **kwargs)
 
@@ -127,6 +131,7 @@ class Files:
             return self._copy_hidden(at)
         if not (writes or self._copies):
             return file
+        # Links are followed: what they lead to would be changed.
         at = os.path.realpath(at) if at else ""
         if not at or at in self._copies:
             return self._copies.get(at, file)
@@ -143,6 +148,7 @@ class Files:
                 f"the script opens {at} for writing, but it is larger than the {COPIED_BYTES >> 20} MiB "
                 "that a rehearsal copies: open it read-only (numpy.memmap: mode='r')"
             )
+        # A folder per copy: a file that is written, removed and written again is another one.
         own = self._copies_at / str(self._n_copies)
         own.mkdir(parents=True, exist_ok=True)
         copy, self._n_copies = str(own / Path(at).name), self._n_copies + 1
@@ -173,6 +179,7 @@ class Files:
         """Remove files of this script only."""
         at = "" if kwargs.get("dir_fd") is not None else self._at(path)
         if at in self._removed or self._hides(at):
+            # ``ignore_errors`` of rmtree, which may be told by position.
             if kwargs.get("ignore_errors") or any(args):
                 return None
             raise late.missing(path)

@@ -23,6 +23,7 @@ from foretrace.tracer.rehearse.replacing import replaces
 
 _LIST: Final = "made-by-scripts"
 _EARLY: Final = 0
+# The originals: ``hide`` replaces them for scripts.
 _lexists, _isdir, _islink, _stat = os.path.lexists, os.path.isdir, os.path.islink, os.stat
 _TESTS: Final = ("exists", "lexists", "isfile", "isdir", "islink")
 
@@ -94,6 +95,7 @@ class Made:
         goes += [at for at in self._gone if not self._own]
         stays = self._makers.keys() - set(goes)
         held = {str(folder) for at in stays for folder in Path(at).parents}
+        # What is in a folder was made after it, and goes before it.
         for at in reversed(goes):
             if at not in held:
                 _remove(at)
@@ -104,11 +106,13 @@ class Made:
             n_bytes = _stat(self._list).st_size
         except FileNotFoundError:
             return
+        # The list only grows, so it is read on from where it ended.
         if n_bytes == self._n_read:
             return
         with self._open(self._list, "rb") as file:
             file.seek(self._n_read)
             added = file.read()
+        # Another process may be writing the last line: it is read next time.
         added = added[: added.rfind(b"\n") + 1]
         self._n_read += len(added)
         for maker, at, goes in map(json.loads, added.splitlines()):
@@ -151,6 +155,7 @@ def hide(is_hidden: Callable[[Any], bool]) -> None:
         return original(path) and not is_hidden(path)
 
     for name in _TESTS:
+        # ``posixpath`` has names of its own for functions of ``genericpath``.
         modules = [module for module in (posixpath, genericpath) if hasattr(module, name)]
         replaces(*modules, name=name)(looked)
 

@@ -129,7 +129,9 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
     if is_per_rank:
         found |= _of_torchrun(rank, n_ranks, n_local)
         if n_local > 1:
+            # torchrun does so for several processes, unless the variable is set (torch/distributed/run.py).
             found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    # Where torchrun starts the ranks, SLURM or MPI have one task on each node.
     task = (rank // n_local, -(-n_ranks // n_local), 1) if is_per_rank else (rank, n_ranks, n_local)
     for family in families:
         found |= _OF_FAMILY[family](*task)
@@ -268,6 +270,7 @@ def launchers_of(command: Sequence[str]) -> tuple[str, ...]:
         before.append(OLD if modules == [OLD] and not is_silent else "torchrun")
     if is_silent:
         before = ["torchrun" if word in BY_ARGUMENT else word for word in before]
+    # What stands behind -m was added above, and counts once.
     return tuple(word for at, word in enumerate(before) if _starts(word) and before[at - 1 : at] != ["-m"])
 
 
@@ -333,6 +336,7 @@ def _as_written(command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
         command = command[next(of_python, 0) :]
     elif Path(command[0]).name not in LAUNCHERS:
         return (command_file(command[0]), *command[1:]), False
+    # The script is the first file of Python, module that is no launcher, or command that Python runs.
     for at, word in enumerate(command):
         if word.endswith(".py"):
             return tuple(command[at:]), False
@@ -439,6 +443,7 @@ def tell_accelerate(flags: Sequence[str], world_size: int) -> None:
     except ImportError as error:
         raise RehearsalError(f"accelerate launch: {error}; install accelerate where foretrace is") from error
     try:
+        # The parser asks for a script, too: any will do.
         args = launch.launch_command_parser().parse_args([*flags, "script"])
         args, defaults, is_typed = launch._validate_launch_command(args)  # noqa: SLF001 - as its launch_command
         args.num_processes, args.num_machines, args.main_process_port = world_size, 1, 0

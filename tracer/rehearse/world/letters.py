@@ -96,6 +96,7 @@ class Letters:
         written = io.BytesIO()
         try:
             _Writer(written, described).dump(content)
+        # Whatever a script sends may refuse to be pickled.
         except Exception:
             return
         self.left[address] = written.getvalue()
@@ -124,6 +125,7 @@ class Letters:
             _ended(sender)
         if earlier := [rank for rank in self.coming if rank < self._rank]:
             _ended(min(earlier))
+        # One that has left something has been rehearsed, and does not send this.
         if not any(isinstance(key, Address) and key.sender == sender for key in self._found):
             self.missed.add(sender)
 

@@ -58,6 +58,7 @@ class StageShapes:
         kind, shapes = module.PipelineStage, self
 
         def send(stage: Any, meta: Any, dst_stage: int) -> None:
+            # Forward only: the forms of gradients follow from those of the outputs.
             if dst_stage > stage.stage_index:
                 shapes.found[stage.stage_index] = meta
 

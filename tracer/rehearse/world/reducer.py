@@ -152,6 +152,7 @@ class Reducer:
         seen, self._in_outputs = set(left), set(map(id, outputs))
         while left:
             node = left.pop()
+            # Only nodes that add to the gradient of a parameter have a ``variable``.
             self._in_outputs.add(id(getattr(node, "variable", None)))
             after = {following for following, _ in node.next_functions if following is not None} - seen
             seen |= after
@@ -179,6 +180,7 @@ def install(session: State) -> None:
 
     replaces(dist, name="_broadcast_coalesced")(lambda _, *args: _broadcast(session, *args))
     replaces(dist, name="_register_comm_hook")(functools.partial(_register, session))
+    # There are no other ranks whose shapes could be compared.
     replaces(names, name="_verify_param_shape_across_processes")(lambda *args, **kwargs: None)
     kind = names.DistributedDataParallel
 
@@ -219,6 +221,7 @@ def install(session: State) -> None:
     def rebuilt(original: Any, self: Any) -> bool:
         position, step = session.position, session.position.step
         with internals.without_fakes(), _making_gradients(session):  # it reads numbers of its own
+            # What is sent outside of all steps is not written down.
             position.step = -1 if session.kept.warmup else step
             try:
                 return bool(original(self))
@@ -229,6 +232,7 @@ def install(session: State) -> None:
 
     @replaces(dist.Reducer, name="_set_static_graph")
     def static(original: Any, self: Any) -> None:
+        # Buckets of a static graph are made anew after the second step, not the first.
         session.kept.warm_up(2)
         original(self)
 
@@ -266,6 +270,7 @@ def _register(
 
     def reduced(state: Any, bucket: Any) -> Any:
         last = session.kept.warmup + session.kept.n_steps - 1
+        # The step that the hook will have counted to when the last kept one is done.
         if name and state.iter + last - session.position.step < (start := getattr(state, name)):
             session.warn(LATER.format(name=name, start=start))
         with session.apart.of_ddp(map(id, bucket.parameters())):

@@ -65,6 +65,7 @@ def install(session: State) -> None:
         places = _places(op_schema)
         if places is None:
             return original(self, op_schema)
+        # Reversed: of equal elements the first one is asked about.
         firsts = {place: at for at, place in reversed(list(enumerate(places)))}
         found = original(self, _with_lists(op_schema, sorted(firsts.values())))
         specs = found.output_spec

@@ -148,6 +148,7 @@ def install(session: State, spec: Mapping[str, Any]) -> None:
 
     @replaces(subprocess.Popen, name="__init__")
     def init(starts: Any, self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
+        # By position, pipes come behind *bufsize* and *executable*.
         is_captured = any(kwargs.get(name) == subprocess.PIPE for name in CAPTURED) or len(rest) > 1
         found = _allowed(args)
         code = None if is_captured else trainings.start(found, kwargs.get("env"), kwargs.get("cwd"))
@@ -159,13 +160,16 @@ def install(session: State, spec: Mapping[str, Any]) -> None:
     @replaces(os)
     def system(run_line: Any, command: Any) -> int:
         code = trainings.start(_allowed(command), None, None)
+        # As ``wait`` tells it: the exit status is in the upper byte.
         return int(run_line(command)) if code is None else code << 8
 
     def become(original: Any, file: Any, args: Sequence[Any], *env: Any) -> None:
+        # The first of *args* is only what the program is told to be called.
         words = [os.fspath(file), *map(str, args[1:])]
         code = trainings.start(_allowed(words), env[0] if env else None, None)
         if code is None:
             original(file, args, *env)
+        # A process does not come back from ``exec``.
         sys.exit(code)
 
     for name in ("execv", "execve", "execvp", "execvpe"):
@@ -344,6 +348,7 @@ def training_of(command: Sequence[str]) -> tuple[tuple[str, ...], bool] | None:
     if not _is_launcher(command) and not (is_python and words and words[0].endswith(".py")):
         return None
     script, is_module = launchers.script_of([name, *words])
+    # All words came back: none of them is a script.
     return ((), False) if len(script) == len(words) + 1 else (script, is_module)
 
 
@@ -475,7 +480,9 @@ def _processes(session: State) -> None:
             return
         self._popen, number, n_started = _over(), n_started, n_started + 1
         told = (*self._args, *self._kwargs.values())
+        # Only whole numbers are compared: a tensor among the arguments has no single truth.
         is_of_world = any(isinstance(one, int) and one == session.world_size for one in told)
+        # Processes that train are taken to be started in the order of their ranks.
         if number == _number(session, whole=is_of_world):
             self.run()
 

@@ -77,6 +77,7 @@ class Watchdog:
     def found(self) -> str:
         """Return what is wrong with the script, empty if it gets somewhere."""
         now, used, done, new = time.monotonic(), time.process_time(), self._look(), self._look_for_new()
+        # Since the last sign of work: a script that waits uses next to nothing from then on.
         is_at_work = used - self._used_s > LEAST_USED * self._waiting_s or _has_programs()
         if done != self._done or is_at_work:
             self._done, self._did_s, self._used_s = done, now, used

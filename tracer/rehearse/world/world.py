@@ -223,6 +223,7 @@ class Objects:
         """
         sender, number = self._which(given, "src")
         letters = self._session.letters
+        # Numbered in any case, as the sender numbers it.
         address = letters.next(kind, number, sender, receiver)
         if receiver == ALL and sender == self._session.rank:
             letters.leave(address, own, self._described)
@@ -518,6 +519,7 @@ class World:
         before = set(internals.group_names())
         group = self._new_group(ranks, **chosen)
         members = tuple(range(self.world_size) if ranks is None else sorted(ranks))
+        # torch keeps no group that this rank is not in: such a one gets a name here.
         name = str(next(iter(set(internals.group_names()) - before), f"other-{len(self.made)}"))
         self.made[name] = (members, str(kwargs.get("group_desc") or ""))
         asked = kwargs.get("backend", args[1] if len(args) > 1 else None)
@@ -608,6 +610,7 @@ def _once(join: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def joined(meshes: Any) -> Any:
         key = tuple(map(id, meshes))
         if key not in known:
+            # The meshes are kept: they are known by their identity.
             known[key] = [*meshes], join(meshes)
         return known[key][1]
 
