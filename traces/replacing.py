@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -69,7 +69,56 @@ def scratch_folder(target: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _discard(folder, target)
+
+
+NEW: Final = "new"
+"""The part of a scratch folder that takes the place of its target."""
+
+_OLD: Final = "old"
+_THEIRS: Final = "theirs"
+
+
+def take_place(scratch: Path, target: Path, own: Collection[str]) -> None:
+    """Put the part ``NEW`` of a scratch folder where *target* is.
+
+    Entries of *target* that are not in *own* are the user's, and stay in it. Who is killed on the way leaves
+    the rest to the next one that makes a scratch folder for *target*.
+
+    Raises:
+        OSError: it cannot be put there; *target* is as it was.
+    """
+    if not target.exists():
+        (scratch / NEW).rename(target)
+        return
+    (scratch / _THEIRS).mkdir()
+    try:
+        for entry in target.iterdir():
+            if entry.name not in own:
+                entry.rename(scratch / _THEIRS / entry.name)
+        target.rename(scratch / _OLD)
+        _complete(scratch, target)
+    except OSError:
+        if not target.exists():
+            (scratch / _OLD).rename(target)
+        raise
+
+
+def _complete(scratch: Path, target: Path) -> None:
+    """Do what ``take_place`` has not done yet: nothing is lost, wherever it was interrupted."""
+    if (scratch / _OLD).exists() and not target.exists():
+        (scratch / NEW).rename(target)
+    theirs = scratch / _THEIRS
+    for entry in theirs.iterdir() if theirs.is_dir() else ():
+        entry.rename(target / entry.name)
+
+
+def _discard(scratch: Path, target: Path) -> None:
+    """Remove a scratch folder of *target*; it stays where something of the user's cannot be put back."""
+    with suppress(OSError):
+        if scratch.stat().st_uid == os.getuid():  # what others put there comes nowhere else
+            _complete(scratch, target)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _beside(target: Path) -> Path:
@@ -91,7 +140,7 @@ def _beside(target: Path) -> Path:
                 warnings.warn(LeftoverWarning(said), stacklevel=3)
         elif not _runs(int(made["pid"])):
             with suppress(OSError):  # that of another user
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+                _discard(left, target) if left.is_dir() and not left.is_symlink() else left.unlink()
     return target.with_name(f".{name}.{owner}-{here.pid}-{secrets.token_hex(4)}.tmp")
 
 

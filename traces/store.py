@@ -7,7 +7,6 @@ is still in progress. ``open_run`` reads both. The files are described in docs/t
 from __future__ import annotations
 
 import os
-import shutil
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from foretrace.door import read_text
 from foretrace.traces.errors import RunError, TimelineError, reason
 from foretrace.traces.info import RunInfo
 from foretrace.traces.reader import INFO_KEY, open_run
-from foretrace.traces.replacing import scratch_folder
+from foretrace.traces.replacing import NEW, scratch_folder, take_place
 from foretrace.traces.run import Run
 from foretrace.traces.sealed import write_file
 from foretrace.traces.timeline import MEMORY, checked
@@ -71,7 +70,7 @@ def write_run(
         memory = _checked_memory(memory)
     try:
         with scratch_folder(target) as scratch:
-            fresh = scratch / "run"
+            fresh = scratch / NEW
             (fresh / SPANS).mkdir(parents=True)
             (fresh / "run.json").write_text(info.to_json(), encoding="utf-8")
             with _Files() as files:
@@ -81,7 +80,7 @@ def write_run(
                 _write_table(fresh / "memory.arrow", memory)
             if links is not None:
                 _write_table(fresh / "links.arrow", links)
-            _swap(fresh, target, scratch / "old")
+            take_place(scratch, target, RUN_ENTRIES)
     except (OSError, pa.ArrowException, UnicodeEncodeError) as error:
         raise RunError(f"cannot write {path}: {reason(error)}") from error
     return target
@@ -183,20 +182,3 @@ class _Files:
 
 def _write_table(path: Path, table: pa.Table) -> None:
     write_file(path, table.schema, [table], COMPACT_ROWS)
-
-
-def _swap(fresh: Path, target: Path, old: Path) -> None:
-    """Put *fresh* where *target* is; what the user had beside the run in *target* moves along."""
-    if not target.exists():
-        fresh.rename(target)
-        return
-    # Between the two renames nothing is at *target*: if the second one fails, the old run comes back.
-    target.rename(old)
-    try:
-        fresh.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    for entry in old.iterdir():
-        if entry.name not in RUN_ENTRIES:
-            shutil.move(entry, target / entry.name)

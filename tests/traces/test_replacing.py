@@ -7,6 +7,7 @@ import re
 import resource
 import threading
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from foretrace.cli import main
 from foretrace.traces.errors import LeftoverWarning, RunError
 from foretrace.traces.info import Process
 from foretrace.traces.private import is_private
-from foretrace.traces.replacing import check_can_write, replacing, scratch_folder
+from foretrace.traces.replacing import NEW, check_can_write, replacing, scratch_folder, take_place
 from foretrace.traces.run import Run
 
 
@@ -183,3 +184,37 @@ def test_what_others_could_change_is_not_private(tmp_path: Path, mode: int) -> N
     assert is_private(linked / "own" / "library.so") is not whose
     tmp_path.joinpath("open").chmod(0o1777)
     assert is_private(file)
+
+
+@pytest.mark.parametrize("n_renames", range(6))
+def test_a_run_replaced_by_who_is_killed_loses_nothing(
+    tmp_path: Path, n_renames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any of the renames: the old run is there or the new one, and the notes beside it are."""
+    target, rename = tmp_path / "run", Path.rename
+    target.mkdir()
+    for name, text in {"run.json": "old", "memory.arrow": "old", "notes.md": "notes", "why": "why"}.items():
+        (target / name).write_text(text)
+    left = []
+
+    def killed_later(path: Path, to: Path) -> Path:
+        if len(left) == n_renames:
+            raise KeyboardInterrupt
+        left.append(path)
+        return rename(path, to)
+
+    scratch = scratch_folder(target)
+    folder = scratch.__enter__()  # never left: the process is killed
+    (folder / NEW).mkdir()
+    (folder / NEW / "run.json").write_text("new")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed_later)
+        with suppress(KeyboardInterrupt):
+            take_place(folder, target, {"run.json", "memory.arrow"})
+    folder.rename(tmp_path / folder.name.replace(f"-{os.getpid()}-", "-4194304-"))  # of who is dead
+    with scratch_folder(target):
+        pass
+    found = {path.name: path.read_text() for path in target.iterdir()}
+    assert (found.pop("notes.md"), found.pop("why")) == ("notes", "why")
+    assert found in ({"run.json": "old", "memory.arrow": "old"}, {"run.json": "new"})
+    assert [*tmp_path.iterdir()] == [target]
