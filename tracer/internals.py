@@ -98,7 +98,10 @@ def _follow(name: str) -> Any:
         if not hasattr(found, part):
             with suppress(ImportError):
                 import_module(path)
-        found = getattr(found, part)
+        # A package that is being imported does not name its modules yet.
+        found = (
+            getattr(found, part) if hasattr(found, part) else sys.modules.get(path) or getattr(found, part)
+        )
     return found
 
 

@@ -7,10 +7,8 @@ import os
 import platform
 import socket
 import sys
-import weakref
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Final
 
 
 def is_distributed() -> bool:
@@ -20,24 +18,6 @@ def is_distributed() -> bool:
     import torch.distributed as dist
 
     return bool(dist.is_available() and dist.is_initialized())
-
-
-_in_children: list[weakref.WeakMethod[Callable[[], Any]]] = []
-"""What is called in forked children: Python never forgets what it is told to call there."""
-
-
-def in_children(method: Callable[[], Any]) -> None:
-    """Have a method called in each forked child, for as long as its object lives: that is not kept alive."""
-    if not _in_children:
-        os.register_at_fork(after_in_child=_tell_children)
-    _in_children[:] = [known for known in _in_children if known() is not None]
-    _in_children.append(weakref.WeakMethod(method))
-
-
-def _tell_children() -> None:
-    for known in _in_children:
-        if (living := known()) is not None:
-            living()
 
 
 def versions() -> dict[str, str]:

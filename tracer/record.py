@@ -137,6 +137,7 @@ class Recording:
         )
         install(session)
         self.session = session
+        _follow_forks()
         on_cpu.tell(session.warn)
 
     def end_step(self) -> None:
@@ -171,6 +172,18 @@ class Recording:
 
 
 _active: list[Recording] = []  # the recording of this process, if any: hooks are global, so there can be one
+
+
+@functools.cache
+def _follow_forks() -> None:
+    """Have forked children record nothing; once, for Python never forgets what it is told to call there."""
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    for recording in _active:
+        if recording.session is not None:
+            recording.session.forked()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from foretrace.tracer.memory import MemoryLog
 from foretrace.tracer.parallelism import SHARDING, data_parallel, name_axes, parameter_meshes
 from foretrace.tracer.passes import Passes
 from foretrace.tracer.pending import Issued, Pending
-from foretrace.tracer.process import in_children, is_distributed, versions
+from foretrace.tracer.process import is_distributed, versions
 from foretrace.tracer.records import Communication
 from foretrace.tracer.shape import describe_machine, describe_model
 from foretrace.tracer.sink import FLUSH_S, Sink
@@ -99,7 +99,6 @@ class Session(Training[Lane], Guarded):
         self._hooks: list[Hook] = []
         self._kernels = kernel_trace(path, rank, self.window) if depth == "kernels" else None
         self._write_beginning()
-        in_children(self._forked)
 
     def _write_beginning(self) -> None:
         if self.rank == self.window.first_rank(self.world_size):
@@ -294,7 +293,7 @@ class Session(Training[Lane], Guarded):
         self.warn(f"recording stopped: {error}")
         sys.stderr.write(f"foretrace: recording of rank {self.rank} stopped: {error}\n")
 
-    def _forked(self) -> None:
+    def forked(self) -> None:
         """In a forked child, as of a data loader: it has no writer, and records nothing."""
         self.is_closed = True
         self.switch_off(*HOOKS)

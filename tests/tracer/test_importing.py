@@ -37,3 +37,21 @@ def test_a_module_that_is_not_there_is_not_found() -> None:
     assert importlib.util.find_spec("not_there_at_all") is None
     expectation.remove()
     assert expectation not in sys.meta_path
+
+
+def test_a_name_is_found_in_a_package_that_is_being_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As stages of pipelines, when a hook comes with the import of their package."""
+    inner = tmp_path / "an_outer" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "an_outer" / "__init__.py").write_text("")
+    (inner / "__init__.py").write_text("from an_outer.inner import leaf")
+    (inner / "leaf.py").write_text(
+        "from foretrace.tracer import internals\n"
+        "class Stage: pass\n"
+        "found = internals._follow('an_outer.inner.leaf.Stage')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    leaf = importlib.import_module("an_outer.inner.leaf")
+    assert leaf.found is leaf.Stage
