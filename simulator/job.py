@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -626,7 +627,7 @@ def check_mixers(tp: int, cp: int, model: Model) -> None:
     """
     if tp * cp == 1:
         return
-    for kind in filter(None, dict.fromkeys(map(model.mixer, range(model.n_layers)))):
+    for kind in _mixers(model):
         if not KINDS[kind].is_cut:
             raise JobError(
                 f"tp={tp}, cp={cp}: how ranks would share {kind} layers of {model.name} is not known; "
@@ -639,6 +640,12 @@ def check_mixers(tp: int, cp: int, model: Model) -> None:
                 f"tp*cp = {tp}*{cp} = {tp * cp} does not divide the {scan.groups} heads of keys that {kind} "
                 f"layers of {model.name} have; {near_divisors(scan.groups, tp * cp)} would work"
             )
+
+
+@lru_cache(maxsize=16)
+def _mixers(model: Model) -> tuple[str, ...]:
+    """Return the mixers of *model*; whoever tries thousands of jobs asks for those of few models."""
+    return tuple(filter(None, dict.fromkeys(map(model.mixer, range(model.n_layers)))))
 
 
 def counted_layers(n_layers: int, counted_ends: str) -> int:
