@@ -182,7 +182,7 @@ class Graph:
         """Return when the last span of each key ends in each column, shape ``(n_keys, n_columns)``.
 
         Args:
-            chain_ns: duration of each chain in each column, shape ``(n_chains, n_columns)``.
+            chain_ns: duration of each chain in each column, 0 or more, shape ``(n_chains, n_columns)``.
             first_ns: by key, when those begin that depend on nothing.
             key: of each span.
             meet: is given the number of each wave and when its chains start, in the order of ``wave_of``, and
@@ -203,9 +203,11 @@ class Graph:
                 np.maximum.reduceat(end[self._from[own]], first[:n], axis=0, out=start[:n])
             meet(wave, start)
             end[units] += start
+        is_last = np.ones(len(chain), np.bool_)  # nothing depends on it, which would end no earlier
+        is_last[self._from] = False
         last = np.full((len(first_ns), end.shape[1]), -np.inf)
         for one in range(len(first_ns)):
-            np.max(end[key == one], axis=0, out=last[one], initial=-np.inf)
+            np.max(end[is_last & (key == one)], axis=0, out=last[one], initial=-np.inf)
         return last
 
     def wave_of(self) -> tuple[Int64Array, Int64Array]:
