@@ -391,6 +391,7 @@ def test_a_call_is_known_by_the_device_of_its_tensors_whatever_the_backend_is_ca
             guarded=lambda _, function: function,
             issued=SimpleNamespace(note=lambda _: None),
             lane=Lane(Position(), lambda _: None),
+            pausing=lambda: (lambda: None, lambda *_: None),
             position=Position(),
             rank=0,
         )
