@@ -57,7 +57,7 @@ def test_what_nobody_said_stays_open_in_a_run_and_in_a_file(asked: dict[str, Any
     job = job_from(asked)
     file = tmp_path / "run.toml"
     file.write_text(write_config(job_settings(job)))
-    run = simulate(job, only_figures=True)
+    run = simulate(job)
     assert ("--framework" in run.summary["intervals"]["step_time_from"]) is ("framework" not in asked)
     later = job_from({**asked, "framework": "deepspeed"})
     for again, named in (
