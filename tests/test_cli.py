@@ -85,6 +85,18 @@ def test_every_verb_and_every_option_explains_itself(verb: str) -> None:
         assert [p.name for p in command.params if isinstance(p, click.Option) and not p.help] == []
 
 
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
+def test_no_flag_takes_a_number_that_a_document_could_not_hold(verb: str) -> None:
+    numbers = click.types.IntParamType | click.types.FloatParamType
+    for _, command in commands_of(verb):
+        for param in command.params:
+            for text in ("nan", "inf", str(-(10**26)), str(10**26)):
+                whole = isinstance(param.type, click.types.IntParamType)
+                if isinstance(param.type, numbers) and (whole or text in ("nan", "inf")):
+                    with pytest.raises(click.BadParameter):
+                        param.type.convert(text, param, None)
+
+
 @pytest.mark.parametrize("verb", ["bench", "topology", "validate"])
 def test_what_a_part_of_a_verb_does_fits_on_its_line(verb: str) -> None:
     shown = CliRunner().invoke(cli.main, [verb, "--help"], terminal_width=80).output
