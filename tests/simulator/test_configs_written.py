@@ -47,6 +47,7 @@ EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("megatron", {"model": "gpt3-175b", "tp": 8, "pp": 8, "precision": "fp16"}),
     ("megatron", {"model": "deepseek-v2-lite", "ep": 8, "conventions": {"overlap_param_gather": True}}),
     ("megatron", {"tp": 4, "sequence_parallel": False, "fp8": True, "recipe": "current"}),
+    ("megatron", {"cluster": "dgx-b200", "fp8": True, "recipe": "mxfp8"}),
     ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 9, 7), "offload": "optimizer"}),
     ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 8, 8)}),
     ("megatron", {"offload": "activations", "offload_layers": 8}),
