@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -177,7 +177,7 @@ class _NumberRange(_Number, click.FloatRange):
     """A finite number in a range; NaN is in none."""
 
 
-_BOUNDED: Final[Mapping[type, type[Any]]] = MappingProxyType(
+_BOUNDED: Final[Mapping[type, Callable[[], click.ParamType[Any]]]] = MappingProxyType(
     {
         type(click.INT): _Whole,
         type(click.FLOAT): _Number,
@@ -191,7 +191,7 @@ def _bound(command: click.Command) -> None:
     """Give the flags of *command* types that let no value in that a document could not hold."""
     for param in command.params:
         if instead := _BOUNDED.get(type(param.type)):
-            known, param.type = param.type, instead.__new__(instead)
+            known, param.type = param.type, instead()
             vars(param.type).update(vars(known))  # the bounds of a range, which its help shows
 
 

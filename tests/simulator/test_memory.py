@@ -166,8 +166,8 @@ def test_every_norm_before_a_block_leaves_its_result_out(name: str, n_norms: int
 def test_backward_works_on_the_blocks_that_a_layer_has(kind: str) -> None:
     """A layer of a mixer needs the same however wide MLPs are, one of an MLP however many heads there are."""
     model = replace(cut("nemotron-h-8b", 2), pattern=kind)
-    beside = {"n_heads": 1024, "n_kv_heads": 1024} if kind == "mlp" else {"ffn_hidden": 10**6}
-    plain, wide = (working_bytes(job(one), 0) for one in (model, replace(model, **beside)))
+    heads, mlp = replace(model, n_heads=1024, n_kv_heads=1024), replace(model, ffn_hidden=10**6)
+    plain, wide = (working_bytes(job(one), 0) for one in (model, heads if kind == "mlp" else mlp))
     assert plain == wide
 
 
