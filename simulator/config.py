@@ -26,6 +26,7 @@ from foretrace.simulator.nearest import near_name
 from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE, TABLES, checked, near_setting
 from foretrace.simulator.variation import Variation
 from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.cluster import Cluster
 from foretrace.traces.layout import Layout
 
 NEEDED: Final[Mapping[str, str]] = MappingProxyType(
@@ -89,8 +90,10 @@ PUBLISHED_WITH: Final = frozenset({"model", "cluster", "gpus", "steps"})
 """Settings beside which a run is the published one of its model."""
 
 
-def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
-    """Return the job that *settings* describe, with *model* in place of one that they name.
+def job_from(
+    settings: Mapping[str, Any], *, model: Model | None = None, cluster: Cluster | None = None
+) -> Job:
+    """Return the job that *settings* describe, with *model* and *cluster* in place of those that they name.
 
     Without ``dp`` the data-parallel degree is what fills ``gpus``; without ``gpus`` the machine has as many
     as the layout needs. Raises ConfigError if a setting is unknown, has the wrong type, or one that is needed
@@ -111,7 +114,7 @@ def job_from(settings: Mapping[str, Any], *, model: Model | None = None) -> Job:
     layout = Layout(**degrees)
     job = Job(
         model=model,
-        cluster=load_cluster(given["cluster"], given.get("gpus", layout.world_size)),
+        cluster=cluster or load_cluster(given["cluster"], given.get("gpus", layout.world_size)),
         layout=layout,
         n_steps=given.get("steps", 1),
         variation=Variation(**{name: given[name] for name in TABLES["variation"] if name in given}),

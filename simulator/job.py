@@ -481,10 +481,11 @@ def check_layout(job: Job) -> None:
             f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}; {near}"
         )
     _check_expert_tp(job)
-    if job.seq_len % (layout.cp * (layout.tp if job.sequence_parallel else 1)):
+    shares = {"cp": layout.cp} | ({"tp": layout.tp} if job.sequence_parallel else {})
+    if job.seq_len % (n_ranks := math.prod(shares.values())):
         raise JobError(
-            f"seq_len={job.seq_len} does not divide over cp*tp = {layout.cp}*{layout.tp} ranks; "
-            f"{near_multiples(job.seq_len, layout.cp * layout.tp)} would work"
+            f"seq_len={job.seq_len} does not divide over {'*'.join(shares)} = "
+            f"{'*'.join(map(str, shares.values()))} ranks; {near_multiples(job.seq_len, n_ranks)} would work"
         )
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -83,6 +84,19 @@ def test_every_verb_and_every_option_explains_itself(verb: str) -> None:
         assert shown.exit_code == 0, shown.output
         assert "Usage:" in shown.output
         assert [p.name for p in command.params if isinstance(p, click.Option) and not p.help] == []
+
+
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
+def test_no_flag_takes_a_number_that_a_document_could_not_hold(verb: str) -> None:
+    numbers = click.types.IntParamType | click.types.FloatParamType
+    for _, command in commands_of(verb):
+        for param in command.params:
+            for text in ("nan", "inf", str(-(10**26)), str(10**26)):
+                convert: Any = param.type.convert
+                whole = isinstance(param.type, click.types.IntParamType)
+                if isinstance(param.type, numbers) and (whole or text in ("nan", "inf")):
+                    with pytest.raises(click.BadParameter):
+                        convert(text, param, None)
 
 
 @pytest.mark.parametrize("verb", ["bench", "topology", "validate"])

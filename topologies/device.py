@@ -65,6 +65,7 @@ _FRACTIONS: Final = (
     "attention_efficiency_forward",
     "attention_efficiency_backward",
     "sustained_clock_fraction",
+    "training_clock_fraction",
 )
 _LATENCIES: Final = ("gemm_latency_s", "memory_bound_latency_s", "launch_s")
 

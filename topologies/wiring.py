@@ -278,7 +278,9 @@ def _explicit(graph: nx.DiGraph[str], cluster: Cluster) -> None:
             add(graph, end)
         given = link.bandwidth_bytes_per_s
         bandwidth = spec.bandwidth_bytes_per_s if given is None else given
-        latency_s = spec.latency_s / 2 if link.latency_s is None else link.latency_s
+        # To a switch is half of the way, as of links that no file lists.
+        default_s = spec.latency_s if tiers == {"gpu"} else spec.latency_s / 2
+        latency_s = default_s if link.latency_s is None else link.latency_s
         wire(graph, link.ends, bandwidth, latency_s, spec.kind)
 
 

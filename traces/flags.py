@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Any
 
 import click
-
-
-class Number(click.FloatRange):
-    """A number in a range; NaN and infinity are in none."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number."""
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{found} is not a finite number", param, ctx)
-        return found
 
 
 def usd_per_hour(value: str) -> float:

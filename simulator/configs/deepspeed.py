@@ -58,9 +58,6 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "zero_optimization.stage": Use("sharding", one_of(STAGES)),
         "zero_optimization.overlap_comm": Use("convention.overlap_grad_reduce", flag),
         "zero_optimization.reduce_bucket_size": Use("convention.bucket_mib", _bucket_mib),
-        "zero_optimization.zero_hpz_partition_size": Use(
-            "shard_ranks", lambda value: whole(value) if whole(value) > 1 else None
-        ),
         "zero_optimization.offload_optimizer.device": Use("offload_optimizer", _device),
         "zero_optimization.offload_param.device": Use("offload_states", _device),
         "zero_optimization.offload_optimizer": _HOST,
@@ -93,6 +90,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "zero_optimization.contiguous_gradients": Leave("avoids fragments: the allocator's slack covers it"),
         "zero_optimization.round_robin_gradients": Leave("an order of copies to the host"),
         "zero_optimization.ignore_unused_parameters": Leave("all parameters are used here"),
+        "zero_optimization.zero_hpz_partition_size": Leave(
+            "ZeRO++: a second copy of parameters within a node is not simulated; all ranks share all states"
+        ),
         "zero_optimization.zero_quantized_weights": Leave("ZeRO++: gathers of 8 bits are not simulated"),
         "zero_optimization.zero_quantized_gradients": Leave("ZeRO++: reductions of 4 bits are not simulated"),
         **{
@@ -165,10 +165,8 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         reading.assume(
             "convention.overlap_grad_reduce", value=True, reason="overlap_comm is true by default in stage 3"
         )
-    if facts["sharding"] == "ddp":
-        facts.pop("shard_ranks", None)
-        if facts["precision"] == "bf16":
-            shares_states(reading)
+    if facts["sharding"] == "ddp" and facts["precision"] == "bf16":
+        shares_states(reading)
     if facts.pop("prefetches", True) is False:
         facts |= {"convention.prefetch_forward": False, "convention.prefetch_backward": False}
     _buckets(facts)

@@ -91,11 +91,9 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     reading.assume("sharding", "zero1", "optimizer.zero_stage")
     reading.assume("precision", "bf16", "model.dtype")
     reading.assume("accumulation", 1, "batch_accumulation_per_replica")
-    if "model.dropout" in facts or given.get("model"):
-        facts.pop("shape", None)
     shape = facts.pop("shape", None)
     multiple = facts.pop("pad_vocab_to", 1) * facts.get("tp", 1)
-    if shape is not None:
+    if shape is not None and not given.get("model"):
         if not isinstance(shape, Mapping):
             raise ConfigError(f"{reading.where}: model.model_config = {shown(shape)}: a table is needed")
         kind = next((kind for switch, kind in KINDS.items() if shape.get(switch)), "llama")

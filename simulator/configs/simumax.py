@@ -102,7 +102,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         **dict.fromkeys(
             ("use_accm_weight", "recompute_variance", "mem_factor", "dispatch_probs", "te_version"), _BUFFERS
         ),
-        "enable_straggler_model": Leave("--set straggler gives slow ranks here"),
+        "enable_straggler_model": Leave("--stragglers gives slow ranks here"),
         "attention_sparse_ratio": Leave("sparse attention of a share: not simulated"),
         # The model.
         "model_name": Use("model"),

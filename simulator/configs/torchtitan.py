@@ -171,7 +171,6 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     if facts.get("pp", 1) == 1:
         for name in ("schedule", "layers_per_virtual_stage", "micro_batch"):
             facts.pop(name, None)  # said of a pipeline that is not there
-        facts["accumulation_unless_batch"] = 1
     else:
         reading.assume("micro_batch", 1, "pipeline_parallel_microbatch_size is 1 unless given")
     _reshard(reading)

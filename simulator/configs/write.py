@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -125,11 +125,10 @@ def read_back(job: Job, target: str, text: str, asks: Mapping[str, Any]) -> Job:
     parse = TARGETS[target].parse
     content = parse(text) if parse is not None else {}
     document = Document(target, Path(TARGETS[target].file), content)
-    given = {"cluster": "dgx-h100", "gpus": job.cluster.n_gpus, **asks}
+    given = {"cluster": job.cluster.name, "gpus": job.cluster.n_gpus, **asks}
     if "model" in asks:
         given |= {"model": job.model.name, SHAPE: model_fields(job.model)}
-    found = job_from(read_documents([document], given).settings)
-    return replace(found, cluster=job.cluster)
+    return job_from(read_documents([document], given).settings, cluster=job.cluster)
 
 
 def _differences(job: Job, target: str, text: str, asks: Mapping[str, Any]) -> list[Difference]:

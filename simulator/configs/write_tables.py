@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import gcd
 from typing import Any, Final
 
 from foretrace.simulator.configs.torchtitan import FLAVORS, SCHEDULES
@@ -25,8 +26,6 @@ def deepspeed(job: Job) -> str:
         zero["offload_optimizer"] = {"device": _DEVICES[job.offload_to]}
     if job.offload in ("states", "all"):
         zero["offload_param"] = {"device": _DEVICES[job.offload_to]}
-    if job.shard_ranks:
-        zero["zero_hpz_partition_size"] = job.shard_ranks
     document: Table = {
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": job.micro_batch,
@@ -99,11 +98,10 @@ def _degrees(job: Job) -> tuple[int, int]:
     """Return ranks that share one copy of the states, and copies."""
     if not job.shards.optimizer:
         return 1, job.layout.dp
-    if job.shard_ranks:
-        replicate = job.layout.dp * job.layout.cp // job.shard_ranks
-        # Copies are over replicas; context-parallel ranks belong to the shards.
-        return job.layout.dp // replicate, replicate
-    return job.layout.dp, 1
+    # Context-parallel ranks belong to the shards: a copy over a part of them cannot be said.
+    wanted = (job.shard_ranks or job.layout.dp * job.layout.cp) // job.layout.cp
+    shard = gcd(job.layout.dp, max(wanted, 1))
+    return shard, job.layout.dp // shard
 
 
 def _pipeline(job: Job) -> Table:

@@ -10,7 +10,6 @@ import click
 
 from foretrace.door import json_text
 from foretrace.simulator.flags import dollars, energy_options
-from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
 
 
@@ -32,7 +31,7 @@ from foretrace.traces.report.format import format_share
 @click.option("--restart-time", help="Time from a failure to the first new step. [default: 10 min]")
 @click.option(
     "--step-error",
-    type=Number(0, 2),
+    type=click.FloatRange(0, 2),
     help="Spread of true step times around the prediction, 0.1 is 10 %. [default: as measured]",
 )
 @click.option("--slow-gpus", help="Quantiles of the slowdown of GPUs, e.g. '99%:1.02, 99.9%:1.15'.")

@@ -102,8 +102,7 @@ def _dropped_bytes(job: Job, layer: int) -> int:
     """
     model, modules, width = job.model, job.recomputed_modules, DTYPE_BYTES[job.precision]
     n_tokens, routed = tokens_per_rank(job), model.is_moe(layer)
-    n_norms = 1 if model.parallel_blocks or model.norms_per_layer == 1 else 2
-    norms = n_norms * tokens_per_shard(job) * model.hidden
+    norms = min(model.norms_per_layer, 2) * tokens_per_shard(job) * model.hidden
     found = matrix_input_bytes(job, norms) if "layernorm" in modules else 0
     if "mla_up_proj" in modules and model.kv_lora_rank:
         heads, kv_heads = model.n_heads // job.layout.tp, model.kv_heads_per_rank(job.layout.tp)
@@ -248,6 +247,10 @@ def _attention_bytes(job: Job, kind: str, *, scores: bool) -> int:
     return found + per_score * heads * n_tokens * job.seq_len
 
 
+def _has_mlp(job: Job, layer: int) -> bool:
+    return any(KINDS[kind].is_mlp for kind in job.model.kinds(layer))
+
+
 def _mlp_bytes(job: Job, layer: int) -> int:
     """Return input and output of the activation function; for experts also the tokens sent to them.
 
@@ -255,7 +258,7 @@ def _mlp_bytes(job: Job, layer: int) -> int:
     Megatron-LM ``moe/experts.py``, ``weighted_bias_swiglu_impl`` of ``permuted_probs``.
     """
     model = job.model
-    if not any(KINDS[kind].is_mlp for kind in model.kinds(layer)):
+    if not _has_mlp(job, layer):
         return 0
     if not model.is_moe(layer):
         inner = _kept_inner_bytes(job, model.ffn_hidden, tokens_per_rank(job))
@@ -304,12 +307,15 @@ def working_bytes(job: Job, layer: int) -> int:
     """
     model, layout = job.model, job.layout
     n_tokens, width = tokens_per_rank(job), DTYPE_BYTES[job.precision]
-    routed, scan_of = model.is_moe(layer), KINDS[model.mixer(layer)].scan if model.mixer(layer) else None
+    routed = model.is_moe(layer)
     rows = routed_tokens(job, expert_tokens(job)) if routed else n_tokens
     width_of_one, parts = (model.moe_ffn_hidden, layout.etp) if routed else (model.ffn_hidden, layout.tp)
-    mlp = _inner_bytes(job, width_of_one, rows, parts)
-    mlp += hidden_bytes(job, rows)
-    if scan_of is not None:  # gradients of what is kept, and the states of all chunks in fp32
+    mlp = (_inner_bytes(job, width_of_one, rows, parts) + hidden_bytes(job, rows)) * _has_mlp(job, layer)
+    if not model.mixer(layer):
+        return mlp + layer_input_bytes(job)
+    if scan_of := KINDS[
+        model.mixer(layer)
+    ].scan:  # gradients of what is kept, and the states of all chunks in fp32
         scan = scan_of(model, layout.tp, job.seq_len)
         states = 4 * -(-n_tokens // scan.chunk) * scan.heads * scan.state
         mixer = n_tokens * scan.kept * width + states

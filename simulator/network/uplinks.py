@@ -49,7 +49,7 @@ def _changes(part: str) -> Iterator[Change]:
     tier, _, capacity = rest.partition(":")
     try:
         # No time: from the start on.
-        at_ns = to_ns(parse_time(when)) if when else 0
+        at_ns = to_ns(parse_time(when)) if "@" in part else 0
         found = int(rank), float(capacity)
     except (ValueError, UnitError):
         raise JobError(

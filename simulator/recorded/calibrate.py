@@ -170,9 +170,8 @@ def _blocks(run: Run, job: Job, rank: int) -> Iterable[tuple[Any, str]]:
     """Yield the blocks that *rank* has spans of, and the part that each is."""
     pp = job.layout.coord(rank).pp
     for layer in _layers(run, job, rank):
-        attention, mlp = layer_blocks(job, layer)
-        yield attention, "attention"
-        yield mlp, "mlp"
+        for block in layer_blocks(job, layer):
+            yield block, "attention" if block.name == "attention" else "mlp"
     if pp == 0:
         yield embedding_block(job), "ends"
     if pp == job.layout.pp - 1:

@@ -8,7 +8,6 @@ import click
 
 from foretrace.door import json_text
 from foretrace.simulator.search.flags import several
-from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
 @click.option(
     "--virtual-stages", type=click.IntRange(1), help="Stages per rank, for schedules that leave a choice."
 )
-@click.option("--efficiency", type=Number(0, 1), default=0.9, show_default=True, help="Efficiency to reach.")
+@click.option(
+    "--efficiency", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Efficiency to reach."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bubble(*, as_json: bool, **flags: Any) -> None:
     """Show how much of a pipeline idles, and how many micro-batches it takes to reach an efficiency.

@@ -349,10 +349,7 @@ class LeastMemory:
         layers = stage_layers(job, n_stages(orders))
         last = len(layers) - 1
         ends = [pp for pp, actions in enumerate(orders) if {0, last} & set(held_stages(actions))]
-        return max(
-            rank_memory(job, pp, orders[pp], layers, self._of_stage).peak_bytes
-            for pp in ends or range(len(orders))
-        )
+        return max(rank_memory(job, pp, orders[pp], layers, self._of_stage).peak_bytes for pp in ends)
 
     def family_bytes(self, job: Job) -> int:
         """Return bytes that the fullest rank of *job* needs at least, whatever its schedule.

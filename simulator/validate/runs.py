@@ -12,7 +12,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from multiprocessing import get_context
@@ -34,6 +34,7 @@ from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import SHAPE_FIELDS
 from foretrace.simulator.network.advice import across
 from foretrace.simulator.network.cost import Network, network_of, placed
+from foretrace.simulator.recorded.calibration import LINKS, OTHERS, PARTS
 from foretrace.simulator.recorded.one_time import Curve, curve_of
 from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE
 from foretrace.simulator.simulate import simulate
@@ -327,6 +328,12 @@ def _across(job: Job) -> str:
     return f", {', '.join(axes)} across nodes" if axes else ""
 
 
+def _transferring(job: Job, ratio: float) -> Job:
+    """Return *job* on its machine with every transfer taking *ratio* times as long."""
+    factors = {f"{link}.{OTHERS}.{part}": ratio for link in LINKS for part in PARTS}
+    return replace(job, cluster=replace(job.cluster, transfer_factors=factors))
+
+
 def _curve(job: Job, computes: dict[tuple[Device, str], ComputeModel], ratios: Sequence[float]) -> Curve:
     """Return the time of a step of *job*, as ``simulate`` has it, at *ratios*.
 
@@ -334,8 +341,8 @@ def _curve(job: Job, computes: dict[tuple[Device, str], ComputeModel], ratios: S
     """
     slowed = job.overlap_slowdown or job.profile.dispatch_processors
     if job.cluster.others or slowed or job.n_steps > 1 or job.variation != Variation():
-        # Such jobs have no curve: they take the same at every ratio.
-        return Curve(tuple(simulate(job).summary["step_time_s"] for _ in ratios))
+        slower = (_transferring(job, ratio) for ratio in ratios)
+        return Curve(tuple(simulate(one).summary["step_time_s"] for one in slower))
     network = _network(job.cluster, job.layout.world_size, tuple(placed(job).items()))
     key = (job.cluster.device, job.precision)
     if key not in computes:

@@ -285,9 +285,8 @@ def _indexer(job: Job) -> Piece:
     n_scores = job.micro_batch * _seen(seq_len, seq_len, 0, causal=model.causal)
     kept = _seen(seq_len, seq_len, model.index_top_k, causal=model.causal)
     operands = job.micro_batch * seq_len * (model.index_heads + 1) * model.index_head_dim * width
-    product = gemm(
-        "attention.index", seq_len, seq_len, model.index_head_dim, job.precision, batch=model.index_heads
-    )
+    sides, members = (seq_len, seq_len, model.index_head_dim), job.micro_batch * model.index_heads
+    product = gemm("attention.index", *sides, job.precision, batch=members)
     flops = each * n_scores // job.micro_batch
     forward = replace(product, flops=flops, bytes_moved=operands + 4 * n_scores)
     backward = replace(

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -169,14 +169,30 @@ class _Number(click.types.FloatParamType):
         return found
 
 
+class _WholeRange(_Whole, click.IntRange):
+    """The same in a range, which may be open."""
+
+
+class _NumberRange(_Number, click.FloatRange):
+    """A finite number in a range; NaN is in none."""
+
+
+_BOUNDED: Final[Mapping[type, Callable[[], click.ParamType[Any]]]] = MappingProxyType(
+    {
+        type(click.INT): _Whole,
+        type(click.FLOAT): _Number,
+        click.IntRange: _WholeRange,
+        click.FloatRange: _NumberRange,
+    }
+)
+
+
 def _bound(command: click.Command) -> None:
     """Give the flags of *command* types that let no value in that a document could not hold."""
-    bounded: dict[click.ParamType[Any], click.ParamType[Any]] = {click.INT: _Whole(), click.FLOAT: _Number()}
     for param in command.params:
-        for known, instead in bounded.items():
-            # Not isinstance: a range of numbers is a subclass, and would lose its bounds.
-            if type(param.type) is type(known):
-                param.type = instead
+        if instead := _BOUNDED.get(type(param.type)):
+            known, param.type = param.type, instead()
+            vars(param.type).update(vars(known))  # the bounds of a range, which its help shows
 
 
 class Verbs(click.Group):

@@ -62,6 +62,15 @@ def test_the_factors_of_a_run_are_found_again(layout: dict[str, Any], kind: str)
     assert abs(step.after_s / step.measured_s - 1) < 0.01 < abs(step.before_s / step.measured_s - 1)
 
 
+def test_layers_of_a_single_block_are_calibrated_on() -> None:
+    """As in hybrids, of which a layer is a mixer or an MLP."""
+    plain = job_of()
+    job = replace(plain, model=replace(plain.model, n_layers=4, pattern="attention mlp"))
+    known = truth({"products": 1.4}, {})
+    run = simulate(replace(job, cluster=known.applied(job.cluster))).run
+    assert calibrate(run, job).calibration.compute["products"].value == pytest.approx(1.4, rel=0.03)
+
+
 def test_what_a_run_cannot_say_is_said(tmp_path: Path) -> None:
     """One size does not tell latency from bandwidth; without communication there is no factor at all."""
     one_size = calibrate(simulate(job_of(dp=2, sharding="ddp")).run, job_of(dp=2, sharding="ddp"))

@@ -25,7 +25,7 @@ from tests.simulator.config_files import (
 from foretrace.cli import main
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
 from foretrace.simulator.configs.read import TOOLS, read_files
-from foretrace.simulator.configs.rules import SETTLED, Use, flattened
+from foretrace.simulator.configs.rules import SETTLED, Leave, Use, flattened
 from foretrace.simulator.configs.shell import arguments
 from foretrace.simulator.errors import ConfigError, JobError
 from foretrace.simulator.framework import OVERRIDABLE
@@ -261,6 +261,12 @@ def test_rules_give_facts_that_somebody_takes(tool: str) -> None:
     for key, rule in TOOLS[tool].rules.items():
         if isinstance(rule, Use):
             assert rule.fact in known or f'"{rule.fact}"' in source, key
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_reasons_name_conventions_that_there_are(tool: str) -> None:
+    reasons = [rule.reason for rule in TOOLS[tool].rules.values() if isinstance(rule, Leave)]
+    assert set(re.findall(r"--set (\w+)(?= gives|=)", " | ".join(reasons))) <= set(OVERRIDABLE)
 
 
 def test_unknown_settings_are_listed_with_the_nearest_that_exists(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("megatron", {"model": "gpt3-175b", "tp": 8, "pp": 8, "precision": "fp16"}),
     ("megatron", {"model": "deepseek-v2-lite", "ep": 8, "conventions": {"overlap_param_gather": True}}),
     ("megatron", {"tp": 4, "sequence_parallel": False, "fp8": True, "recipe": "current"}),
+    ("megatron", {"cluster": "dgx-b200", "fp8": True, "recipe": "mxfp8"}),
     ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 9, 7), "offload": "optimizer"}),
     ("megatron", {"pp": 4, "layers_per_stage": (7, 9, 8, 8)}),
     ("megatron", {"offload": "activations", "offload_layers": 8}),
@@ -136,6 +138,26 @@ def test_a_schedule_that_a_tool_lacks_is_said() -> None:
 def test_a_layout_that_a_file_cannot_hold_is_said() -> None:
     (difference,) = written(job(pp=4, framework="deepspeed"), "deepspeed").differences
     assert difference.setting == "layout"
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "accelerate", "deepspeed"])
+def test_shards_that_a_file_cannot_hold_are_said(target: str) -> None:
+    """A copy over fewer ranks than share a sequence; DeepSpeed has none over a part of the ranks."""
+    skip_without_yaml(target)
+    framework = {"accelerate": "transformers"}.get(target, target)
+    sharding = "zero3" if target == "deepspeed" else "fsdp"
+    few = job(sharding=sharding, framework=framework, cp=8, shard_ranks=4)
+    named = {one.setting for one in written(few, target).differences}
+    assert "shard_ranks" in named
+    assert "layout" not in named
+
+
+@pytest.mark.parametrize(("cp", "shard_ranks"), [(8, 4), (8, 1), (16, 32), (4, 8), (2, 0)])
+def test_a_mesh_has_as_many_ranks_as_there_are(cp: int, shard_ranks: int) -> None:
+    text = written(job(sharding="fsdp", framework="torchtitan", cp=cp, shard_ranks=shard_ranks), "fsdp2").text
+    (mesh,) = (line for line in text.splitlines() if line.startswith("mesh = "))
+    sizes = mesh.partition(", (")[2].partition(")")[0]
+    assert prod(int(size) for size in sizes.split(",") if size) == 64
 
 
 def test_fsdp2_is_code_that_compiles_and_names_every_axis() -> None:

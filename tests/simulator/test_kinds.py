@@ -67,6 +67,18 @@ def test_forward_executes_the_model_flops_that_a_causal_mask_leaves(kind: str) -
     assert executed(block.phases["forward"]) == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", MIXERS)
+def test_kernels_compute_as_many_tiles_more_as_there_are_sequences(kind: str) -> None:
+    """The shapes that products are timed by, beside the FLOPs that they count."""
+    one, four = (layer_blocks(job(of_one_kind(kind), micro_batch=n), 0)[0].phases for n in (1, 4))
+    for phase in ("forward", "backward"):
+        tiles = [
+            sum(op.m * op.n * op.k * op.batch for op in phases[phase] if isinstance(op, Op))
+            for phases in (one, four)
+        ]
+        assert tiles[1] == 4 * tiles[0]
+
+
 @pytest.mark.parametrize("kind", SCANS)
 def test_the_backward_of_a_scan_executes_twice_its_forward(kind: str) -> None:
     (block,) = layer_blocks(job(of_one_kind(kind)), 0)

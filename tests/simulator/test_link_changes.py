@@ -46,6 +46,7 @@ def test_a_change_says_rank_tier_what_is_left_and_when(rank: int, tier: str, lef
         ("3", "'3' is not rank:tier:capacity"),
         ("3:far:half", "is not rank:tier:capacity"),
         ("3:far:0.5@2", "is not rank:tier:capacity"),
+        ("3:far:0.5@", "is not rank:tier:capacity"),
         ("3:up:0.5", "no tier 'up'; near and far are"),
         ("3:far:1.5", "a capacity between 0 and 1"),
     ],

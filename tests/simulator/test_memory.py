@@ -154,6 +154,23 @@ def test_what_modules_leave_out_is_what_they_make() -> None:
     assert left_out("mlp") == 0
 
 
+@pytest.mark.parametrize(("name", "n_norms"), [("gpt-neox-20b", 2), ("falcon-7b", 1), ("gemma2-9b", 2)])
+def test_every_norm_before_a_block_leaves_its_result_out(name: str, n_norms: int) -> None:
+    """Blocks in parallel have one norm each, or one for both."""
+    plain = job(cut(name, 2))
+    again = replace(plain, recompute="selective", recompute_modules="layernorm")
+    assert kept_bytes(plain, 0) - kept_bytes(again, 0) == n_norms * 2 * 2048 * plain.model.hidden
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "attention", "mlp"])
+def test_backward_works_on_the_blocks_that_a_layer_has(kind: str) -> None:
+    """A layer of a mixer needs the same however wide MLPs are, one of an MLP however many heads there are."""
+    model = replace(cut("nemotron-h-8b", 2), pattern=kind)
+    heads, mlp = replace(model, n_heads=1024, n_kv_heads=1024), replace(model, ffn_hidden=10**6)
+    plain, wide = (working_bytes(job(one), 0) for one in (model, heads if kind == "mlp" else mlp))
+    assert plain == wide
+
+
 def test_inputs_of_matrices_are_kept_in_few_bits() -> None:
     """Of a Llama layer two results of norms and the product of the gate; attention keeps its result too."""
     plain = job(cut("llama3-8b", 2))

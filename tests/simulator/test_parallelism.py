@@ -167,6 +167,11 @@ def test_throughput_mfu_and_dollars_count_the_share_of_a_checkpoint(every: int, 
     [
         ({"layout": Layout(cp=3), "seq_len": 3072, "conventions": (("context", "ulysses"),)}, "Ulysses"),
         ({"layout": Layout(dp=8), "sharding": "ddp", "shard_ranks": 4}, "needs a sharding"),
+        ({"layout": Layout(cp=2, tp=4), "seq_len": 10}, r"over cp\*tp = 2\*4 ranks; 8 or 16 would work"),
+        (
+            {"layout": Layout(cp=4, tp=2), "seq_len": 10, "sequence_parallel": False},
+            "over cp = 4 ranks; 8 or 12 would work",
+        ),
         ({"layout": Layout(), "recompute_layers": 2}, "need recompute"),
         ({"layout": Layout(), "checkpoint_every": 1}, "checkpoint_bytes_per_s"),
         ({"layout": Layout(), "conventions": (("overlap_grad_redce", True),)}, "overlap_grad_reduce"),

@@ -14,10 +14,19 @@ from click.testing import CliRunner
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import JobError, TableError
+from foretrace.simulator.recorded.one_time import RATIOS
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.table import Row
 from foretrace.simulator.validate.render import SHOWN_REASONS
-from foretrace.simulator.validate.runs import nearest, read_runs, settings_of, validate_memory, validate_steps
+from foretrace.simulator.validate.runs import (
+    Step,
+    nearest,
+    read_runs,
+    run_rows,
+    settings_of,
+    validate_memory,
+    validate_steps,
+)
 
 pytest.importorskip("numba")
 
@@ -51,6 +60,18 @@ def test_a_row_takes_as_long_as_simulate_says_of_its_settings(tmp_path: Path) ->
         job = job_from(settings_of(row))
         assert found[row.id] == pytest.approx(simulate(job).summary["step_time_s"], rel=1e-9), row.id
     assert found["1"] != found["0"]
+
+
+@pytest.mark.parametrize("changes", [{"overlap_slowdown": 1e-12}, {"steps": 2}])
+def test_a_job_that_only_simulate_knows_has_a_curve_as_well(changes: dict[str, object]) -> None:
+    """Settings that change nothing leave the time at every speed of the links as it is."""
+    run = {**RUN, "model": "llama3.2-1b", "gpus": 16, "sharding": "fsdp", "framework": "torchtitan"}
+    rows = [Row({"id": "0", "step_time_s": 1.0, **run, **more}, 0) for more in ({}, changes)]
+    plain, other = (run_rows([row], 1, ratios=RATIOS)[0] for row in rows)
+    assert isinstance(plain, Step)
+    assert isinstance(other, Step)
+    assert other.curve.step_s == pytest.approx(plain.curve.step_s, rel=1e-5)
+    assert plain.curve.step_s[-1] > 1.5 * plain.curve.step_s[0]
 
 
 def test_a_column_that_is_no_setting_is_refused_with_one_that_is(tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ def test_a_binary_file_is_not_toml(tmp_path: Path) -> None:
     [
         ('memory = "0 GB"', "memory = 0 must be above zero"),
         ("sustained_clock_fraction = 1.5", "is a share, above 0 and at most 1"),
+        ("training_clock_fraction = 0", "is a share, above 0 and at most 1"),
         ('reserved = "30 GB"', "give less than the memory"),
     ],
 )

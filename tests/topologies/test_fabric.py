@@ -179,6 +179,15 @@ def test_links_of_ones_own_make_a_fabric(tmp_path: Path) -> None:
     assert found.shape([0, 1, 2]).n_domains == 2
 
 
+@pytest.mark.parametrize("kind", ["full-mesh", "switch"])
+def test_a_listed_link_has_the_latency_of_one_that_a_kind_of_node_wires(tmp_path: Path, kind: str) -> None:
+    machine = LINKS.partition("[[links]]")[0]
+    wired = fabric(from_toml(tmp_path, f'{machine}\n[node]\nkind = "{kind}"\n'))
+    text = "".join(f'[[links]]\nbetween = ["{a}", "{b}"]\n' for a, b in wired.edges if a < b)
+    listed = fabric(from_toml(tmp_path, machine + text))
+    assert nx.get_edge_attributes(listed, "latency_s") == nx.get_edge_attributes(wired, "latency_s")
+
+
 def test_a_gpu_that_no_link_reaches_is_named(tmp_path: Path) -> None:
     with pytest.raises(FabricError, match=r"gpu:3 cannot reach gpu:0 in cluster mine.*\[\[links\]\]"):
         fabric(from_toml(tmp_path, LINKS))

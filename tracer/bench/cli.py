@@ -14,7 +14,6 @@ import click
 
 from foretrace.door import json_text
 from foretrace.tracer.errors import RecordError, need_torch
-from foretrace.traces.flags import Number
 from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def bench() -> None:
 @click.option(
     "--lasting",
     "lasting_s",
-    type=Number(min=0),
+    type=click.FloatRange(min=0),
     help="Seconds of sustained load per large product, 0 for bursts only.  [default: 1 on a GPU, 0 on a CPU]",
 )
 @click.option(
@@ -326,7 +325,7 @@ def collectives(
 @PROCESSES
 @click.option(
     "--seconds",
-    type=Number(min=0),
+    type=click.FloatRange(min=0),
     default=2.0,
     show_default=True,
     help="Seconds over which drift is measured.",
