@@ -36,7 +36,7 @@ class GroupInfo:
     axis: str  # one of ``traces.layout.AXES``, ``"world"``, or the name of the group
     ranks: tuple[int, ...]  # global ranks in group order
     on_gloo: bool = False  # whether tensors of the processor go through gloo
-    only_gloo: bool = False  # whether those of a GPU do, too
+    gpu_on_gloo: bool = False  # whether those of a GPU do
     name: str = ""  # what torch calls it
     is_timed: bool = False  # whether its works on a GPU were asked to tell how long they run
     n_collectives: int = 0  # collectives that this rank has issued
@@ -155,14 +155,14 @@ class Groups:
     def _added(self, name: str, process_group: Any) -> GroupInfo:
         ranks = tuple(self._ranks_of(process_group))
         description = getattr(process_group, "group_desc", "")
-        backend = str(self._backend_of(process_group))
+        # Torch writes a backend for each kind of device, as `cpu:gloo,cuda:nccl`.
+        backends = str(self._backend_of(process_group)).split(",")
         info = GroupInfo(
             id=stable_group_id(name, ranks),
             axis=axis_of(description, fallback=self._fallback(name, ranks)),
             ranks=ranks,
-            # Torch writes a backend for each kind of device, as `cpu:gloo,cuda:nccl`.
-            on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backend.split(",")),
-            only_gloo=backend == "gloo",
+            on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backends),
+            gpu_on_gloo=not {"gloo", "cuda:gloo"}.isdisjoint(backends),
             name=name,
         )
         self._by_name[name] = info
