@@ -134,7 +134,7 @@ def test_hybrid_sharding_of_any_degrees_has_the_rows_of_all_its_ranks(replicate:
     for over in (summed, [*summed, tuple(range(n))]):
         groups = [Group(id=at, axis="dp", ranks=ranks) for at, ranks in enumerate(over)]
         one = {"part": PART, "batches": BATCHES[""], "is_batch": True, "dealt": {}, "job": {}}
-        assert batch_of({0: one}, groups, None, n)[0].rows == n * PART["rows"]
+        assert batch_of({0: one}, groups, None, n)[0].rows == 6 * n
 
 
 def test_what_a_sampler_says_has_to_fit() -> None:
