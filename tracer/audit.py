@@ -193,7 +193,7 @@ class Auditor:
 
     def add(self, one: Communication, *, is_written: bool = True) -> None:
         """Keep *one*, which is about to be written, or has not ended; on the writing thread."""
-        backend = "gloo" if one.device < 0 or one.group.only_gloo else "nccl"
+        backend = "gloo" if one.device < 0 or one.group.gpu_on_gloo else "nccl"
         line = Line(one.group.name, backend, *((one.kind, one.peer) if one.is_p2p else ()))
         self._calls[line].append(Call(one.sequence, one.kind, one.size_bytes, is_written))
         self._kinds.add((line.group, backend, one.kind))

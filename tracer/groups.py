@@ -36,7 +36,7 @@ class GroupInfo:
     axis: str  # one of ``traces.layout.AXES``, ``"world"``, or the name of the group
     ranks: tuple[int, ...]  # global ranks in group order
     on_gloo: bool = False  # whether tensors of the processor go through gloo
-    only_gloo: bool = False  # whether those of a GPU do, too
+    gpu_on_gloo: bool = False  # whether those of a GPU do
     name: str = ""  # what torch calls it
     is_timed: bool = False  # whether its works on a GPU were asked to tell how long they run
     n_collectives: int = 0  # collectives that this rank has issued
@@ -155,14 +155,14 @@ class Groups:
     def _added(self, name: str, process_group: Any) -> GroupInfo:
         ranks = tuple(self._ranks_of(process_group))
         description = getattr(process_group, "group_desc", "")
-        backend = str(self._backend_of(process_group))
+        # Torch writes a backend for each kind of device, as `cpu:gloo,cuda:nccl`.
+        backends = str(self._backend_of(process_group)).split(",")
         info = GroupInfo(
             id=stable_group_id(name, ranks),
             axis=axis_of(description, fallback=self._fallback(name, ranks)),
             ranks=ranks,
-            # Torch writes a backend for each kind of device, as `cpu:gloo,cuda:nccl`.
-            on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backend.split(",")),
-            only_gloo=backend == "gloo",
+            on_gloo=not {"gloo", "cpu:gloo"}.isdisjoint(backends),
+            gpu_on_gloo=not {"gloo", "cuda:gloo"}.isdisjoint(backends),
             name=name,
         )
         self._by_name[name] = info
@@ -193,7 +193,6 @@ def axis_of(description: str, *, fallback: str) -> str:
 def deduced_layout(groups: Iterable[Group], rank: int, world_size: int) -> Layout | None:
     """Return the parallel degrees that the groups of *rank* tell, None if they do not tell.
 
-    Several groups of one axis, as in hybrid sharding, multiply, unless one of them holds all the others.
     An answer is given only if the degrees fill the world and put the same ranks together as the groups do.
     """
     members: dict[str, list[tuple[int, ...]]] = defaultdict(list)
@@ -203,7 +202,7 @@ def deduced_layout(groups: Iterable[Group], rank: int, world_size: int) -> Layou
         )  # a training may make several groups of the same ranks
         if group.axis in AXES and rank in group.ranks and len(group.ranks) > 1 and is_new:
             members[group.axis].append(group.ranks)
-    degrees = {axis: _degree(found) for axis, found in members.items() if found}
+    degrees = {axis: degree_of(found) for axis, found in members.items() if found}
     folded = _folded(members, degrees)
     if "ep" in degrees and "dp" not in degrees:  # experts are spread over ranks that have a batch each
         degrees["dp"] = max(world_size // prod(n for axis, n in degrees.items() if axis != "ep"), 1)
@@ -230,9 +229,13 @@ def _folded(members: Mapping[str, list[tuple[int, ...]]], degrees: dict[str, int
     return {"dp"}
 
 
-def _degree(found: list[tuple[int, ...]]) -> int:
-    """Return the degree of an axis out of the groups of one rank."""
-    largest = max(found, key=len)
-    if set(largest) == set().union(*found):
-        return len(largest)
-    return prod(len(ranks) for ranks in found)
+def degree_of(found: Iterable[Iterable[int]]) -> int:
+    """Return how many ranks the groups of one rank along an axis reach together.
+
+    Those of hybrid sharding multiply; a group within another adds nothing.
+
+    >>> degree_of([(0, 1), (0, 2)]), degree_of([(0, 1), (0, 2), (0, 1, 2, 3)]), degree_of([])
+    (4, 4, 1)
+    """
+    sets = {frozenset(ranks) for ranks in found}
+    return prod(len(one) for one in sets if not any(one < other for other in sets))

@@ -197,6 +197,9 @@ fill_constructors = _calling(
 )
 map_only = _calling("torch.utils._pytree.tree_map_only", "make the batches of a loader fake")
 without_dispatch = _calling("torch._C._DisableTorchDispatch", "make a fake tensor again that was made before")
+buckets = _calling(
+    "torch.distributed._compute_bucket_assignment_by_size", "send buffers of DDP in as many parts as torch"
+)
 fake_mode_in_force = _calling("torch._guards.detect_fake_mode", "load a checkpoint once")
 
 

@@ -62,7 +62,8 @@ class JoinedSpans:
         table: one row per piece of work, columns ``JOINED``.
         rank_pairs: the ranks that were joined, ``(rank in a, rank in b)``.
         a_unjoined, b_unjoined: spans of these ranks without a partner.
-        communicated: what these ranks communicate, and where that differs; None between worlds of two sizes.
+        communicated: what these ranks communicate, and where that differs; None between worlds of two sizes
+            or other ranks.
     """
 
     table: pa.Table
@@ -112,12 +113,14 @@ def join_spans(a: Run, a_step: int, b: Run, b_step: int) -> JoinedSpans:
 def _communicated(
     runs: tuple[Run, Run], steps: tuple[int, int], sides: Mapping[int, tuple[Channels, Channels]]
 ) -> Communicated | None:
-    """Return what the *steps* of two *runs* communicate; None if their worlds are of two sizes.
+    """Return what the *steps* of two *runs* communicate; None if these are not the same ranks of one world.
 
     Where that differs, it may be for one step only, as in the second step of DDP, which agrees on the order
     of gradients: so steps beside it are looked at, too.
     """
-    if runs[0].info.world_size != runs[1].info.world_size:
+    if runs[0].info.world_size != runs[1].info.world_size or not all(
+        r in runs[1].stored_ranks for r in sides
+    ):
         return None
     found = compared(sides)
     for name, at in (("b", 1), ("a", 0)) if found.differences else ():

@@ -277,6 +277,34 @@ def test_calls_on_nccl_are_confirmed_as_its_flight_recorder_holds_them(
     )
 
 
+@pytest.mark.parametrize(
+    ("backend", "device"), [("gloo", -1), ("gloo", 0), ("cpu:gloo", -1), ("cuda:gloo", 0)]
+)
+def test_calls_on_gloo_are_confirmed_on_a_gpu_as_on_the_processor(
+    backend: str, device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what torch says of the group."""
+    distributed = pytest.importorskip("torch.distributed")
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        groups = Groups(1)
+        group = groups.of(distributed.group.WORLD)
+    finally:
+        distributed.destroy_process_group()
+    entries: list[dict[str, Any]] = []
+    monkeypatch.setattr("foretrace.tracer.internals.call_numbers", dict)
+    monkeypatch.setattr("foretrace.tracer.internals.flight_recorders", lambda: [entries])
+    auditor = Auditor(groups)
+    place = (0, -1, -1, -1)
+    call = Communication("all_reduce", group, 0, -1, 12, "fp32", Block(""), place, 0, device=device)
+    auditor.add(call)
+    said = {"profiling_name": "gloo:all_reduce", "process_group": (group.name, "")}
+    entries.append(nccl(1, "all_reduce", [[3]], **said))
+    found = auditor.audit(0)
+    assert found is not None
+    assert (found.collectives, found.differences) == (Tally(recorded=1, compared=1), ())
+
+
 def test_audits_of_ranks_are_one() -> None:
     one = Audit(collectives=Tally(recorded=3, compared=2, counted=1), reasons={"old": 1}, differences=("a",))
     both = joined([one, None, one], 3)

@@ -1,13 +1,16 @@
 """The health check of a world, on real processes: started here, and under torchrun."""
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis.strategies import floats, integers, lists
 
+from foretrace.tracer.bench import world
 from foretrace.tracer.bench.cli import parse_sizes
 from foretrace.tracer.bench.world import KINDS, SLOW, _flag
 from foretrace.tracer.errors import RecordError
@@ -46,6 +49,23 @@ def test_what_a_machine_promises_stands_beside(ranks: Any) -> None:
     unknown = run("collectives|--against|nowhere", ranks)
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert unknown.stderr.count("\n") == 1
+
+
+UNEVEN = """
+import os, sys
+if os.environ["RANK"] == "1":
+    sys.stderr.write("a line\\n" * 100_000)
+open(os.environ["MEETING"], "r" if os.environ["RANK"] == "0" else "w").close()  # waits for the other
+os._exit(0)
+"""
+
+
+def test_a_rank_that_says_much_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe takes, while the rank before it waits for it."""
+    monkeypatch.setattr(world, "TIMEOUT_S", 60)
+    (tmp_path / "sitecustomize.py").write_text(UNEVEN)
+    os.mkfifo(tmp_path / "meeting")
+    world._run([], 2, {"PYTHONPATH": str(tmp_path), "MEETING": str(tmp_path / "meeting")})
 
 
 def test_clocks_of_one_machine_agree_within_what_is_stated(ranks: Any) -> None:

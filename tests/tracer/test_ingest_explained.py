@@ -18,7 +18,14 @@ from foretrace.simulator.recorded.operators import Trace, calibrate_traced
 from foretrace.simulator.rehearsed.works import op_of
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.ingest.ingest import ingest
-from foretrace.traces.rehearsal import RankTables, read_measured, read_rank, read_rehearsal, rehearsal_folder
+from foretrace.traces.rehearsal import (
+    WHAT,
+    RankTables,
+    read_measured,
+    read_rank,
+    read_rehearsal,
+    rehearsal_folder,
+)
 from foretrace.traces.store import open_run
 
 from .test_ingest_kineto import REAL, Event, event, info, kineto_text, metadata, needs_real
@@ -396,6 +403,17 @@ def test_one_rank_of_several_cannot_tell_waiting_from_transfer(tmp_path: Path) -
             CliRunner().invoke(main, [*like, "--calibration", str(tmp_path / "cal.toml")]).stdout
         )
         assert any(one.startswith(line) for one in own["rests_on"])
+
+
+def test_ranks_that_issued_unlike_counts_of_operators_meet_in_their_communication(tmp_path: Path) -> None:
+    """Its number is that within the group, whatever came before it."""
+    numbers = []
+    for n in (1, 5):
+        events = traced([("", product(2048, 2048, 2048))] * n, lambda _: 30.0)
+        (tmp_path / str(n)).mkdir()
+        found = tables_of(taken(tmp_path / str(n), [*events, *reduced()], info(0, 2))).events
+        numbers += [row["number"] for row in found.to_pylist() if WHAT[row["what"]] == "communication"]
+    assert numbers == [0, 0]
 
 
 def test_a_trace_that_is_taken_over_again_leaves_no_operators_of_before(tmp_path: Path) -> None:

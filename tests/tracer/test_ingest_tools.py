@@ -6,7 +6,9 @@ Schema Reference"). The other two are held against sums over real files, too.
 
 import gzip
 import json
+import os
 import sqlite3
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,19 @@ def test_a_database_that_is_packed_is_refused(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(exported(tmp_path / "a.sqlite").read_bytes()))
     with pytest.raises(IngestError, match="unpack it first"):
         ingest([packed], tmp_path / "run")
+
+
+def test_a_database_is_never_held_whole(tmp_path: Path) -> None:
+    path = exported(tmp_path / "a.sqlite")
+    size = path.stat().st_size + (256 << 20)
+    os.truncate(path, size)
+    tracemalloc.start()
+    try:
+        taken(path, tmp_path)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < size / 2
 
 
 def varint(value: int) -> bytes:

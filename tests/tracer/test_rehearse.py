@@ -95,6 +95,17 @@ def test_a_batch_of_products_is_that_many(batch: int, m: int, n: int, k: int) ->
     assert (found.flops, found.bytes_moved) == (batch * one.flops, batch * one.bytes_moved)
 
 
+@pytest.mark.parametrize(("plain", "adding", "batch"), [("mm", "addmm", ()), ("bmm", "baddbmm", (3,))])
+def test_what_is_added_to_a_product_is_read_unless_it_counts_nothing(
+    plain: str, adding: str, batch: tuple[int, ...]
+) -> None:
+    a, b, out = (Tensor((*batch, *shape)) for shape in ((8, 16), (16, 24), (8, 24)))
+    alone = work_of(call(f"aten.{plain}", a, b, out=out)).bytes_moved
+    added = call(f"aten.{adding}", Tensor((24,)), a, b, out=out)
+    assert work_of(added).bytes_moved == alone + 24 * a.element_size()
+    assert work_of(added._replace(named={"beta": 0})).bytes_moved == alone
+
+
 @given(
     rows=lists(integers(0, 300), min_size=2, max_size=6).filter(any),
     side=sampled_from("mnk"),

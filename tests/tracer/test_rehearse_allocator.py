@@ -102,6 +102,22 @@ def test_a_growing_segment_joins_what_two_requests_left() -> None:
     assert held == {False: 240 * MIB, True: 120 * MIB}
 
 
+@pytest.mark.parametrize("is_expandable", [False, True])
+@pytest.mark.parametrize(
+    ("free", "asked", "serves"),
+    [(60, 3, True), (64, 3, False), (100, 63, False), (100, 80, False), (100, 81, True)],
+)
+def test_what_is_larger_than_may_be_split_serves_no_small_request(
+    free: int, asked: int, serves: bool, is_expandable: bool
+) -> None:
+    """Nor one above that size of which 20 MiB would be left, in segments that grow as in others."""
+    allocator = CachingAllocator(is_expandable=is_expandable, max_split_bytes=64 * MIB)
+    # What is behind the block stays in use: at its end, a segment grows out of what is free there.
+    block, _ = (allocator.allocate(free * MIB, 0) for _ in range(2))
+    allocator.free(block)
+    assert (allocator.allocate(asked * MIB, 0) is block) == serves
+
+
 def test_an_emptied_cache_gives_back_whole_pages() -> None:
     allocator = CachingAllocator(is_expandable=True)
     first, second = allocator.allocate(30 * MIB, 0), allocator.allocate(45 * MIB, 0)

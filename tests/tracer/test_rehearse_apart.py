@@ -7,7 +7,7 @@ from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.world.reducer import APART, PARTLY
-from foretrace.traces.rehearsal import Rehearsal
+from foretrace.traces.rehearsal import WHAT, Rehearsal, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 
@@ -56,3 +56,34 @@ def test_an_average_in_one_of_the_steps_that_are_kept_is_seen(
     command = (str(SCRIPT), "seldom")
     asked = Asked(command=command, world_size=2, ranks=(0,), samples=0, warmup=warmup, steps=steps)
     assert (NOTHING in rehearse(asked, tmp_path).notes) == is_said
+
+
+BUFFERS = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+model = torch.nn.Linear(4, 4)
+for name in "abc":
+    model.register_buffer(name, torch.zeros(150 << 18))
+model.register_buffer("n", torch.zeros(1, dtype=torch.int64))
+model = DistributedDataParallel(model.cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_buffers_are_sent_in_buckets_of_250_mib(tmp_path: Path) -> None:
+    """Those of a type together until there is as much."""
+    script = tmp_path / "train.py"
+    script.write_text(BUFFERS)
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,), samples=0), tmp_path / "run")
+    tables = read_rank(rehearsal_folder(tmp_path / "run"), 0)
+    messages = tables.messages.to_pylist()
+    sent = [
+        messages[row["item"]] for row in tables.events.to_pylist() if WHAT[row["what"]] == "communication"
+    ]
+    sizes = [one["size_bytes"] for one in sent if one["kind"] == "broadcast"]
+    assert sizes == [300 << 20, 150 << 20, 8]

@@ -9,6 +9,7 @@ from tests.processes import Runner
 from tests.rehearsals import rehearse
 from tests.tracer import keeping_states
 
+from foretrace.tracer.rehearse.data.checkpoints import _Slice
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
@@ -284,6 +285,18 @@ def test_weights_of_a_real_run_are_loaded_where_it_had_them_or_the_script_maps_t
     model = size if when == "moved" else 0
     assert first.split() == ["cpu" if is_host else "cuda:0", str(model + states)]
     assert int(peak) == size + states
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("bfloat16", "BF16"), ("float32", "F32"), ("uint8", "U8"), ("int64", "I64"), ("bool", "BOOL"),
+        ("complex64", "C64"), ("float8_e4m3fn", "F8_E4M3"), ("float8_e4m3fnuz", "F8_E4M3FNUZ"),
+        ("float8_e5m2", "F8_E5M2"),
+    ],
+)  # fmt: skip
+def test_a_type_has_the_name_that_safetensors_gives_it(dtype: str, name: str) -> None:
+    assert _Slice(torch.empty(2, dtype=getattr(torch, dtype))).get_dtype() == name
 
 
 CAREFUL = """

@@ -134,6 +134,26 @@ def test_srun_beside_torchrun_starts_a_task_per_node() -> None:
     assert told() == [None] * 5 + ["3"]
 
 
+THREADS = """
+import subprocess
+given = os.environ["OMP_NUM_THREADS"]
+print(given)
+if given == "8":
+    of_its_own = {**os.environ, "OMP_NUM_THREADS": "6"}
+    sys.exit(subprocess.run(["torchrun", __file__], env=of_its_own).returncode)
+dist.init_process_group("nccl")
+train()
+"""
+
+
+def test_torchrun_keeps_the_threads_that_it_is_started_with(tmp_path: Path, loaded: Loaded) -> None:
+    """What the command line exports, and what a script gives to the torchrun that it starts."""
+    assert _rehearsed(THREADS, tmp_path, loaded, "env", "OMP_NUM_THREADS=8", "torchrun")[1].split() == [
+        "8",
+        "6",
+    ]
+
+
 @pytest.mark.parametrize("flag", ["", "--use-env", "--use_env"])
 def test_the_old_launcher_of_torch_tells_a_rank_by_an_argument(flag: str) -> None:
     """The words are those with which torch itself starts a script."""

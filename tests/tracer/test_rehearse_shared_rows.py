@@ -127,6 +127,16 @@ def test_rows_are_dealt_out_along_data_and_context() -> None:
     assert groups.words == "tokens/step = 6 rows × 5 × dp 2 (gradients are summed) = 60"
 
 
+@pytest.mark.parametrize(("replicate", "shard"), [(2, 2), (2, 4), (3, 3), (4, 4)])
+def test_hybrid_sharding_of_any_degrees_has_the_rows_of_all_its_ranks(replicate: int, shard: int) -> None:
+    n = replicate * shard
+    summed = [tuple(range(0, n, shard)), tuple(range(shard))]
+    for over in (summed, [*summed, tuple(range(n))]):
+        groups = [Group(id=at, axis="dp", ranks=ranks) for at, ranks in enumerate(over)]
+        one = {"part": PART, "batches": BATCHES[""], "is_batch": True, "dealt": {}, "job": {}}
+        assert batch_of({0: one}, groups, None, n)[0].rows == 6 * n
+
+
 def test_what_a_sampler_says_has_to_fit() -> None:
     """It is evidence beside the groups, or in their place; what disagrees ends in the reason."""
     for layout, groups in ((Layout(dp=8), ()), (None, ()), (None, ("world",))):

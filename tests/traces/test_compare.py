@@ -232,6 +232,18 @@ def test_runs_of_different_size_are_joined_stage_by_stage() -> None:
     assert found.table["a_duration_ns"].to_pylist() == [1, 2]
 
 
+def test_other_ranks_of_a_world_of_one_size_are_not_compared_call_by_call() -> None:
+    """They have other peers and groups, so that nothing differs for being another rank's."""
+    layout = Layout(pp=2, tp=2)
+
+    def one(rank: int) -> Run:
+        shared = span(rank, "all_reduce", 0, 1, axis="tp", group=0, sequence=0)
+        return opened([shared, span(rank, "send", 1, 1, peer=rank + 2)], layout=layout)
+
+    assert compare(one(0), one(1)).spans.communicated is None
+    assert compare(one(0), one(0)).spans.communicated is not None
+
+
 def test_folded_against_recorded() -> None:
     layout = Layout(pp=2, dp=2)
     folded = opened(

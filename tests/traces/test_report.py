@@ -191,6 +191,15 @@ def test_comparison_adds_up_to_the_difference(pipeline_run: Run, recorded_pipeli
     assert len(points["ratio.a"]) == len(points["ratio.b"]) == len(points["ratio.kind"]) > 0
 
 
+@pytest.mark.parametrize("most", [1, 100, 300, 10_000])
+def test_a_picture_has_at_most_so_many_points(
+    most: int, pipeline_run: Run, recorded_pipeline_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretrace.traces.report.compare.MOST_POINTS", most)
+    points = columns(report_html(pipeline_run, recorded_pipeline_run))
+    assert 0 < len(points["ratio.a"]) <= most
+
+
 def test_rows_of_two_runs_meet_by_rank(pipeline_run: Run, recorded_pipeline_run: Run) -> None:
     document = contents(report_html(pipeline_run, recorded_pipeline_run))
     first, second = document["runs"]

@@ -1,7 +1,7 @@
 """Measures network, clocks and processors of a world of processes: torchrun's, or one that is started here.
 
-Run as ``python -m tracer.bench.world WHAT BACKEND OPTIONS RESULT [FILE]`` on every rank; rank 0 writes the
-result. Ranks meet by the *FILE*, which needs no port, or where a launcher says.
+Run as ``python -m foretrace.tracer.bench.world WHAT BACKEND OPTIONS RESULT [FILE]`` on every rank; rank 0
+writes the result. Ranks meet by the *FILE*, which needs no port, or where a launcher says.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -429,27 +430,31 @@ def _run(arguments: Sequence[str], n: int, env: Mapping[str, str]) -> None:
     base = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH", "")]))
     base |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "foretrace.tracer.bench.world", *arguments],
-            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(n)
-    ]
-    try:
-        said = [process.communicate(timeout=TIMEOUT_S)[1] for process in processes]
-    except subprocess.TimeoutExpired:
-        raise RecordError(f"the processes did not come to an end within {TIMEOUT_S} s") from None
-    finally:
-        for process in processes:
-            process.kill()
-    for process, errors in zip(processes, said, strict=True):
-        if process.returncode:
-            last = (errors.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
-            raise RecordError(f"a measuring process failed: {last}")
+    with ExitStack() as kept:
+        # Files, as nobody reads a pipe while another process is waited for, and a full one holds up its own.
+        said = [kept.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(n)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "foretrace.tracer.bench.world", *arguments],
+                env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.DEVNULL,
+                stderr=said[rank],
+            )
+            for rank in range(n)
+        ]
+        try:
+            for process in processes:
+                process.wait(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise RecordError(f"the processes did not come to an end within {TIMEOUT_S} s") from None
+        finally:
+            for process in processes:
+                process.kill()
+        for process, errors in zip(processes, said, strict=True):
+            if process.returncode:
+                errors.seek(0)
+                last = (errors.read().strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+                raise RecordError(f"a measuring process failed: {last}")
 
 
 if __name__ == "__main__":

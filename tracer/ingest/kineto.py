@@ -46,6 +46,7 @@ from foretrace.tracer.ingest.host import (
     steps_on_device,
 )
 from foretrace.tracer.ingest.idle import idle_rows
+from foretrace.tracer.ingest.joining import numbered_in_order
 from foretrace.tracer.ingest.kernels import PEER, UNKNOWN, Kernel, first_dtype, kernel, kernel_dtype
 from foretrace.tracer.ingest.notes import Call, Notes, flattened, from_arguments, host_calls, named
 from foretrace.tracer.ingest.recording import Recording, coded, lanes, stacked
@@ -280,7 +281,9 @@ def device_rows(
     if explain:
         from foretrace.tracer.ingest.operators import issued
 
-        result.issued = issued(trace.operators, rows, spans, known, steps)
+        # By these numbers ranks meet, as in the timeline, which is numbered when all ranks are known.
+        numbered = spans if result.numbered else numbered_in_order(spans)
+        result.issued = issued(trace.operators, rows, numbered, known, steps)
     return stacked([spans, idle]), steps
 
 

@@ -44,11 +44,9 @@ def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     Raises:
         IngestError: it is no such export, packed, damaged, or lacks what is needed.
     """
-    if (
-        source.member
-        or not head(source)[:16].startswith(SQLITE)
-        or source.path.read_bytes()[:2] == b"\x1f\x8b"
-    ):
+    with source.path.open("rb") as file:
+        is_packed = source.member or file.read(2) == b"\x1f\x8b"
+    if is_packed or not head(source)[:16].startswith(SQLITE):
         raise IngestError(f"{source.name}: a database is read from a file of its own: unpack it first")
     try:
         # As a file that nobody changes: SQLite takes no lock, and makes no file beside it.

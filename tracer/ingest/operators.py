@@ -323,7 +323,7 @@ class _Writer:
             if issue.what == _COMMUNICATION:
                 item = messages.number(self._message(first))
                 order = int(self._number["sequence"][first])
-                events.append((_COMMUNICATION, item, place, 0, max(order, at), 0))
+                events.append((_COMMUNICATION, item, place, 0, order if order >= 0 else at, 0))
             else:
                 events.append((_OP, works.number(issue.work._asdict()), place, stream, -1, 0))  # type: ignore[union-attr]
             took = int(self._duration[issue.rows].sum())

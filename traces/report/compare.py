@@ -159,7 +159,7 @@ def operations(
         lines.append(_operation(kind, axis, [ns[rows] for ns in own_ns]) | {"colour": int(colour[rows[0]])})
     # A ratio needs a length in both runs.
     drawn = np.flatnonzero((own_ns[0] > 0) & (own_ns[1] > 0) & known)
-    drawn = drawn[:: max(1, len(drawn) // MOST_POINTS)]
+    drawn = drawn[:: max(1, -(-len(drawn) // MOST_POINTS))]
     lines.sort(key=lambda line: -line["b_total_s"])
     return own_ns[0][drawn], own_ns[1][drawn], colour[drawn], lines
 

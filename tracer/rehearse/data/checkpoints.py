@@ -435,6 +435,11 @@ class _Parts:
         return _Slice(self._tensors[name])
 
 
+_KINDS: Final = {"bfloat": "BF", "float": "F", "uint": "U", "int": "I", "complex": "C"}
+# Of these the format has one kind only, and does not say which.
+_ONLY: Final = {"F8_E4M3FN": "F8_E4M3", "F8_E8M0FNU": "F8_E8M0", "F4_E2M1FN_X2": "F4"}
+
+
 class _Slice:
     """A tensor of a file of which parts are read."""
 
@@ -451,13 +456,9 @@ class _Slice:
     def get_dtype(self) -> str:
         """Return its type as the format has it, such as ``BF16``."""
         name = str(self._tensor.dtype).removeprefix("torch.")
-        return (
-            name.replace("bfloat", "BF")
-            .replace("float", "F")
-            .replace("uint", "U")
-            .replace("int", "I")
-            .upper()
-        )
+        for whole, short in _KINDS.items():
+            name = name.replace(whole, short)
+        return _ONLY.get(name.upper(), name.upper())
 
 
 def _shards() -> None:

@@ -165,7 +165,7 @@ def _texts(given: Sequence[Matrix], lookups: Sequence[Lookup]) -> list[tuple[Mat
     """Return the matrices of *given* that are embedded as a whole, each with the shape of what is looked up.
 
     A matrix of the same shape for another table holds places or kinds of the tokens, and is none; one for the
-    same table is none if its rows are added to theirs (``summed``). Where numbers were copied on the way, the
+    same table is none if its rows are added to theirs (``apart``). Where numbers were copied on the way, the
     shape tells: as many matrices of it as a table is asked for.
     """
     found: list[tuple[Matrix, tuple[int, int]]] = []

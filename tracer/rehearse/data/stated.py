@@ -1,10 +1,10 @@
 """Answers to a script that reads numbers of tensors.
 
 A number is answered if it is known: the script has made it by itself (``numbers``), it counts choices of
-routers, whose shares are stated (``shares``, ``loads``), it says whether numbers are finite (``finite``), or
-it is a check that would end the script (``ending``). Any other number is an ``Unknown``, which the script
-may print, and which ends the rehearsal where it is needed. Answers that a real run may not give are kept,
-with the line of the script that asked.
+routers, whose shares are stated (``experts``), it says whether numbers are finite, or it is a check that
+would end the script (``truths``). Any other number is an ``Unknown``, which the script may print, and which
+ends the rehearsal where it is needed. Answers that a real run may not give are kept, with the line of the
+script that asked.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Stated:
 
     Args:
         expert_load: tokens sent to the experts of this rank, as a multiple of an even share; or the shape of
-            the loads of all experts, as ``loads.parsed`` takes it.
+            the loads of all experts, as ``experts.parsed`` takes it.
         letters: what other ranks have sent to this one.
         asks_choices: as ``asks`` of ``Choices``.
 

@@ -256,14 +256,14 @@ class CachingAllocator:
         at = bisect_left(free, (n_bytes, -1))
         if at == len(free):
             return None
-        size = free[at][0]
         if self.is_expandable:
             # As in ``get_free_block``: what fits best is found by the size to which a block could grow.
             while at + 1 < len(free) and _room(free[at + 1][2]) < _room(free[at][2]):
                 at += 1
         # ``max_split_size_mb``: larger blocks are never split, so they serve no request below that size, and
         # none above it that would leave 20 MiB.
-        elif (n_bytes < most <= size) or (n_bytes >= most and size >= n_bytes + LARGE_SEGMENT_BYTES):
+        size = free[at][0]
+        if (n_bytes < most <= size) or (n_bytes >= most and size >= n_bytes + LARGE_SEGMENT_BYTES):
             return None
         return free.pop(at)[2]
 

@@ -37,7 +37,7 @@ struct Told {
 
 // ---- the log -------------------------------------------------------------------------------------------------
 
-// In the order of `device.log.KINDS`.
+// In the order of `device.driver.KINDS`.
 enum Kind : int64_t {
   RECORD, WAIT, SWITCH, SYNC_STREAM, SYNC_EVENT, SYNC_DEVICE, ALLOCATE, FREE, USED_BY
 };

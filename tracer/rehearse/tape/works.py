@@ -510,16 +510,14 @@ def _launches(call: Call) -> int:
 
 
 def _mm(call: Call) -> Work:
-    *bias, a, b = call.args[: 3 if call.name == "aten.addmm" else 2]
-    shape = (a.shape[0], b.shape[1], a.shape[1])
-    found = product(call, a, shape, extra_bytes=total_bytes(bias))
+    *added, a, b = call.args[: 3 if call.name in {"aten.addmm", "aten.baddbmm"} else 2]
+    # What is multiplied by 0 is not read.
+    extra_bytes = total_bytes(added) if call.named.get("beta", 1) else 0
+    shape = (a.shape[-2], b.shape[-1], a.shape[-1])
+    if len(a.shape) > 2:
+        return product(call, a, shape, batch=a.shape[0], extra_bytes=extra_bytes)
+    found = product(call, a, shape, extra_bytes=extra_bytes)
     return found._replace(aligned=all(map(is_aligned, (a, b, *tensors_in(call.out)))))
-
-
-def _bmm(call: Call) -> Work:
-    first = 0 if call.name == "aten.bmm" else 1
-    a, b = call.args[first : first + 2]
-    return product(call, a, (a.shape[1], b.shape[2], a.shape[2]), batch=a.shape[0])
 
 
 def _distances(call: Call) -> Work:
@@ -615,10 +613,8 @@ def _convolution(call: Call) -> Work:
 
 _PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
     {
-        **dict.fromkeys(
-            ("aten.mm", "aten.addmm", "aten._int_mm", "aten._scaled_mm", "aten._scaled_mm_v2"), _mm
-        ),
-        **dict.fromkeys(("aten.bmm", "aten.baddbmm"), _bmm),
+        **dict.fromkeys(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"), _mm),
+        **dict.fromkeys(("aten._int_mm", "aten._scaled_mm", "aten._scaled_mm_v2"), _mm),
         **dict.fromkeys(("aten._cudnn_rnn", "aten._cudnn_rnn_backward"), _recurrent),
         "aten._euclidean_dist": _distances,
         **DECOMPOSED,

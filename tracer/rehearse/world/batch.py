@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
+from foretrace.tracer.groups import degree_of
 from foretrace.traces.batch import Batch
 from foretrace.traces.layout import Group, Layout
 
@@ -104,9 +105,7 @@ def _by_groups(
         cp = prod(len(ranks) for axis, ranks in own if axis == "cp")
         # Ranks that work on the same rows.
         same = prod(len(ranks) for axis, ranks in own if axis in {"tp", "pp"}) * cp
-        summed = [ranks for axis, ranks in own if axis in {"dp", "ep"}]
-        reached = {first}.union(*summed)
-        n_summed = max(len(reached), prod({len(ranks) for ranks in summed}))
+        n_summed = degree_of(ranks for axis, ranks in own if axis in {"dp", "ep"})
         dp = world_size // same
         if same * dp != world_size or (dp > 1 and n_summed not in {dp, dp * cp}):
             return _Shares(None)

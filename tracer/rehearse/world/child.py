@@ -88,8 +88,8 @@ def main(progress: int) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     under_way: dict[int, int] = {}
     rest, is_open = b"", True
-    while is_open or under_way:
-        if is_open and select.select([0], [], [], POLL_S if under_way else None)[0]:
+    while is_open:
+        if select.select([0], [], [], POLL_S if under_way else None)[0]:
             said = os.read(0, 1 << 16)
             is_open = bool(said)
             if not is_open and under_way:  # the parent process is gone
@@ -105,7 +105,7 @@ def main(progress: int) -> NoReturn:
                         os._exit(1)
                 under_way[number] = spec["rank"]
         for number in list(under_way):
-            ended, status = os.waitpid(number, os.WNOHANG if is_open else 0)
+            ended, status = os.waitpid(number, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 os.write(progress, f"ended {under_way.pop(number)} {code}\n".encode())

@@ -48,7 +48,6 @@ class Files:
         self._folder = folder.resolve()
         self._copies_at = self._folder / f"files-{rank:05d}"
         self._made = late.Made(self._folder, is_late, os.getpid())
-        self._open = open
         self._written: dict[str, None] = {}
         self._left: dict[str, None] = {}
         self._copies: dict[str, str] = {}

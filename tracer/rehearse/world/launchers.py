@@ -116,9 +116,10 @@ CPUS_PER_TASK: Final = 8
 """Processors that a task of SLURM is told to have; loaders, which ask for them, work in the rank itself."""
 
 
-def environment(spec: Mapping[str, Any]) -> dict[str, str]:
+def environment(spec: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return what the launchers of a command set for a rank, and where the first rank is.
 
+    The launchers are started with *env* beside what this process has and the command exports.
     Where none is named it is what torchrun sets, which is also so behind ``srun`` or ``mpirun``: those then
     start one torchrun per node.
     """
@@ -130,7 +131,8 @@ def environment(spec: Mapping[str, Any]) -> dict[str, str]:
         found |= _of_torchrun(rank, n_ranks, n_local)
         if n_local > 1:
             # torchrun does so for several processes, unless the variable is set (torch/distributed/run.py).
-            found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+            given = {**os.environ, **spec.get("exported", {}), **(env or {})}
+            found["OMP_NUM_THREADS"] = given.get("OMP_NUM_THREADS", "1")
     # Where torchrun starts the ranks, SLURM or MPI have one task on each node.
     task = (rank // n_local, -(-n_ranks // n_local), 1) if is_per_rank else (rank, n_ranks, n_local)
     for family in families:

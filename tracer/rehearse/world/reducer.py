@@ -250,14 +250,12 @@ def _making_gradients(session: State) -> Iterator[None]:
 
 
 def _broadcast(session: State, group: Any, tensors: Sequence[Any], size: int, src: int = 0) -> None:
-    """Send tensors as one per type, as the coalesced broadcast of C++ does up to *size* bytes."""
+    """Send tensors as one per bucket of *size* bytes, as the coalesced broadcast of C++ does."""
     import torch.distributed as dist
 
-    by_type: dict[Any, list[Any]] = {}
-    for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
-    for dtype, found in by_type.items():
-        flat = found[0].new_empty(sum(tensor.numel() for tensor in found), dtype=dtype)
+    for bucket in internals.buckets(tensors, [size])[0]:
+        # The one before lives until this one is there: C++ has two under way.
+        flat = tensors[bucket[0]].new_empty(sum(tensors[at].numel() for at in bucket))
         with session.apart.of_ddp():
             dist.broadcast(flat, dist.get_global_rank(group, src), group=group)
 

@@ -269,7 +269,7 @@ class _Trainings:
             raise RehearsalError(_unclear(command))
         before = (*self._spec["launchers"], *launchers.launchers_of(command))
         spec = {**self._spec, "launchers": before, "command": script}
-        told = launchers.environment(spec)
+        told = launchers.environment(spec, env)
         told |= told_by_fabric(command, spec["world_size"], spec["local_world_size"])
         if is_anothers(script, env or {}, told):
             return 0
