@@ -195,7 +195,7 @@ def test_a_run_replaced_by_who_is_killed_loses_nothing(
     target.mkdir()
     for name, text in {"run.json": "old", "memory.arrow": "old", "notes.md": "notes", "why": "why"}.items():
         (target / name).write_text(text)
-    left = []
+    left: list[Path] = []
 
     def killed_later(path: Path, to: Path) -> Path:
         if len(left) == n_renames:
