@@ -60,12 +60,17 @@ def stages(rank, noted, ends):
 def note(noted, number):
     os.write(noted, b"%d\\n" % number)
 
+def others_come():  # to the call that this rank does not come to: they are ended as soon as it is gone
+    time.sleep(0.5)
+
 def exits(rank):
     if rank == 2:
+        others_come()
         os._exit(7)
 
 def raises(rank):
     if rank == 1:
+        others_come()
         raise ValueError("no such file")
 
 def all_raise(rank):
@@ -73,6 +78,7 @@ def all_raise(rank):
 
 def crashes(rank):
     if rank == 2:
+        others_come()
         os.kill(os.getpid(), signal.SIGSEGV)
 
 def is_killed(rank):
@@ -85,6 +91,7 @@ def stands_still(rank):
 
 def leaves(rank):
     if rank == 0:
+        others_come()
         raise SystemExit  # the loader of one rank has run out
 
 def comes_late(rank):
