@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	&& { echo $$p; break; }; done)
 VENV ?= .venv
 DEMO ?= demo
-WORKERS ?= 2
+WORKERS ?= 3
 
 # Tried versions of everything; of torch only where there is no NVIDIA driver, else the newest.
 CONSTRAINTS ?= -c constraints.txt $(shell command -v nvidia-smi >/dev/null 2>&1 || echo -c constraints-torch-cpu.txt)
@@ -39,12 +39,12 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(RUN) -m mypy
 
-# Two processes take the files of the suite in turns, in the order of tests/conftest.py; all tests of a file run
-# in one, to share its trainings.
+# Three processes for two processors, as tests wait now and then. They take files in the order of tests/conftest.py;
+# all tests of a file run in one, to share its trainings.
 suite: $(VENV)/.ready
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
-# 10,000 damaged inputs and absurd flags in two processes, some ten minutes; CASES and SEED choose others.
+# 10,000 damaged inputs and absurd flags, some ten minutes; CASES and SEED choose others.
 fuzz: $(VENV)/.ready
 	$(RUN) -m tests.fuzzing --cases $(or $(CASES),10000) --seed $(or $(SEED),0) --workers $(WORKERS)
 
