@@ -53,7 +53,7 @@ LOWEST ?= .venv-lowest
 lowest:
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
-		--editable ".[fast]" pytest pytest-xdist hypothesis hatchling
+		--editable . pytest pytest-xdist hypothesis hatchling
 	$(LOWEST)/bin/python -m pytest tests/traces tests/topologies tests/test_cli.py tests/test_installed.py \
 		tests/simulator/test_analysed.py tests/simulator/test_simulate.py -n $(WORKERS) --dist loadfile
 
