@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from foretrace.door import json_text
 from foretrace.traces.console import stdout
-from foretrace.traces.flags import usd_per_hour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,18 @@ PARTIAL: Final = click.option(
     "--partial", is_flag=True, help="Read a finished run even if ranks are missing."
 )
 """Option of every verb that reads a run."""
+
+
+def usd_per_hour(value: str) -> float:
+    """Return ``2.5 USD/h`` as dollars per hour, as ``topologies.units.parse_price`` does.
+
+    Raises:
+        click.BadParameter: *value* is no price.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*USD/h\s*", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r}: write a number and USD/h, e.g. '2.5 USD/h'")
+    return float(found[1])
 
 
 @click.command()

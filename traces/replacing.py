@@ -86,7 +86,8 @@ def take_place(scratch: Path, target: Path, own: Collection[str]) -> None:
     the rest to the next one that makes a scratch folder for *target*.
 
     Raises:
-        OSError: it cannot be put there; *target* is as it was.
+        OSError: it cannot be put there, and *target* is as it was; or something of the user's cannot be put
+            back, and is kept in *scratch*.
     """
     if not target.exists():
         (scratch / NEW).rename(target)
@@ -110,6 +111,8 @@ def _complete(scratch: Path, target: Path) -> None:
         (scratch / NEW).rename(target)
     theirs = scratch / _THEIRS
     for entry in theirs.iterdir() if theirs.is_dir() else ():
+        if (target / entry.name).exists():  # made since: the newer one stays, and the older one in scratch
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target / entry.name))
         entry.rename(target / entry.name)
 
 

@@ -218,3 +218,17 @@ def test_a_run_replaced_by_who_is_killed_loses_nothing(
     assert (found.pop("notes.md"), found.pop("why")) == ("notes", "why")
     assert found in ({"run.json": "old", "memory.arrow": "old"}, {"run.json": "new"})
     assert [*tmp_path.iterdir()] == [target]
+
+
+def test_notes_made_since_are_kept_beside_those_of_a_run_that_was_being_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    target.mkdir()
+    with scratch_folder(target) as scratch:
+        left = tmp_path / scratch.name.replace(f"-{os.getpid()}-", "-4194304-")
+        (left / "theirs").mkdir(parents=True)
+        (left / "theirs" / "notes.md").write_text("older")
+        (target / "notes.md").write_text("newer")
+    with scratch_folder(target):
+        pass
+    assert (target / "notes.md").read_text() == "newer"
+    assert (left / "theirs" / "notes.md").read_text() == "older"
