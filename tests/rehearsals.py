@@ -1,6 +1,6 @@
 """The rehearsals of all tests are acted out by one process that has loaded torch: each then takes a second.
 
-It has the environment and the folder in which the suite was started. What one rehearsal leaves to the next is
+It has the environment in which the suite was started. What one rehearsal leaves to the next is
 tested in ``tests/tracer/test_rehearse_acting.py``: nothing.
 """
 

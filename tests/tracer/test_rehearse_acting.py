@@ -52,6 +52,17 @@ def test_rehearsals_on_one_process_are_those_on_their_own(tmp_path: Path) -> Non
         assert rehearsed("third", loaded) == alone
 
 
+def test_a_script_is_looked_for_where_one_is_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in the folder in which the process of all ranks was started."""
+    rehearsals.LOADED.start()
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAINS)
+    rehearsals.rehearse(Asked(command=("train.py",), world_size=2, ranks=(0,)), tmp_path / "run")
+    assert read_rank(rehearsal_folder(tmp_path / "run"), 0).events.num_rows
+
+
 class _Dying(Loaded):
     """Runs no rank: the first one it is asked for ends with an *outcome*, the next ones are killed."""
 

@@ -40,7 +40,7 @@ child.main({progress})
 class Loaded:
     """The process that loads torch, for one rehearsal or for several one after the other.
 
-    It starts when it is first needed, with the environment and the working directory of that moment.
+    It starts when it is first needed, with the environment of that moment.
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Troupe:
             missing_ok=True
         )  # of an earlier run: this one may die before it writes
         asked = {"rank": rank, "log": str(self._log_of(rank)), "repeats": repeats, "coming": coming}
-        spec = {**self._spec, **asked}
+        spec = {**self._spec, **asked, "cwd": str(Path.cwd())}  # which is not always where the process began
         self._loaded.ask(spec)
 
     def _ended(self) -> tuple[int, int]:

@@ -190,6 +190,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
         RehearsalError: the script cannot be rehearsed, or did not do a step.
     """
     began = time.process_time()
+    os.chdir(spec["cwd"])
     # A rehearsal may be a task of SLURM itself: none of its ranks is that task.
     for name in launchers.inherited(os.environ):
         del os.environ[name]
