@@ -23,6 +23,15 @@ from foretrace.simulator.workload.recipes import RECIPES
 from foretrace.topologies.cluster import Cluster
 from foretrace.traces.layout import Layout
 
+WAITS: Final = (
+    ("prefetch_forward", False),
+    ("prefetch_backward", False),
+    ("overlap_tp_backward", False),
+    ("overlap_grad_reduce", False),
+)
+"""What becomes of conventions on a processor. It has no streams: there FSDP2 and tensor parallelism wait for
+every collective where it is called. DDP does not wait for a bucket, so the last is for shards alone."""
+
 OFFLOAD_PLACES: Final = ("host", "nvme")
 """Memory of the host, or drives of the node."""
 
@@ -242,8 +251,11 @@ class Job:
 
     @property
     def profile(self) -> Framework:
-        """Conventions of the framework as this job has them."""
-        return profile(self.framework, self.conventions)
+        """Conventions of the framework as this job has them, where its device can keep them."""
+        if self.cluster.device.kind != "cpu":
+            return profile(self.framework, self.conventions)
+        waits = WAITS if self.shards.parameters else WAITS[:-1]
+        return profile(self.framework, (*waits, *self.conventions))
 
     @property
     def kinds(self) -> tuple[Job, ...]:

@@ -45,6 +45,7 @@ from foretrace.simulator.summary import (
     memory_warnings,
     model_note,
     placement_note,
+    processor_note,
     published_note,
 )
 from foretrace.simulator.variation import Variation
@@ -211,6 +212,7 @@ def simulate(
         inside=insides(program, int64(spans, "start_ns")),
     )
     notes = [*published_note(job), *model_note(job), *expert_tp_note(job), *placement_note(job)]
+    notes += processor_note(job)
     notes += dict.fromkeys(note for compute in computes for note in compute.notes)
     notes += job.cluster.calibrated
     saving_s = checkpoint_s(job, groups)

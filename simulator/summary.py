@@ -65,6 +65,13 @@ def expert_tp_note(job: Job) -> list[str]:
     return [f"expert tp {job.layout.etp}: {why}; --expert-tp says otherwise"]
 
 
+def processor_note(job: Job) -> list[str]:
+    """Return what a processor in the place of a GPU makes of collectives, if the job has such."""
+    if job.cluster.device.kind != "cpu" or not (job.shards.parameters or job.layout.tp > 1):
+        return []
+    return ["a processor has no streams: full sharding and tensor parallelism wait where they communicate"]
+
+
 def empty_stages(job: Job) -> list[str]:
     """Return which stages have no layer because the framework shares out cost, as a sentence if any."""
     n = n_stages(job_plan(job))

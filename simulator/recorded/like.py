@@ -153,10 +153,6 @@ OWN: Final = ("model", "cluster", "gpus", "global_batch", "steps", *TABLES["vari
 PYTORCH: Final = "torchtitan"
 """Profile of the conventions of PyTorch itself, which the recorder works in."""
 
-WAITS: Final = ("prefetch_forward", "prefetch_backward", "overlap_tp_backward")
-"""Conventions that a processor cannot keep: it has no streams, so that FSDP2 and tensor parallelism wait for
-every collective where it is called."""
-
 MOST_BESIDE: Final = 0.02
 """Share of the parameters that may be trained beside a model without being part of its step: as of a loss."""
 
@@ -230,12 +226,8 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
         return job
     if "framework" in given:
         return job
-    conventions = dict(found.conventions)
-    if job.cluster.device.kind == "cpu":
-        conventions |= {name: False for name in WAITS if not why_idle(job, name)}
-        conventions["overlap_grad_reduce"] = not job.shards.parameters
     said = given.get(CONVENTIONS) or {}
-    conventions |= said
+    conventions = dict(found.conventions) | said
     job = replace(job, framework=PYTORCH, unsaid=(), conventions=tuple(sorted(conventions.items())))
     # What has no effect here is left out, for nobody to be told so; what was given stays.
     kept = tuple(one for one in job.conventions if one[0] in said or not why_idle(job, one[0]))

@@ -293,3 +293,18 @@ def test_what_people_write_leads_to_what_they_mean(setting: dict[str, str], says
     where = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
     with pytest.raises(JobError, match=says):
         job_from({**where, **setting})
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
+def test_a_processor_hides_nothing_of_full_sharding_and_what_a_reducer_overlaps(sharding: str) -> None:
+    """The same job, as fast, on what has streams and on what has none."""
+    on_gpu = job(dp(), sharding=sharding)
+    device = replace(on_gpu.cluster.device, kind="cpu")
+    on_cpu = replace(on_gpu, cluster=replace(on_gpu.cluster, device=device))
+    gpu, cpu = (simulate(where).summary for where in (on_gpu, on_cpu))
+    assert gpu["hidden_by_axis"]["dp"] > 0
+    if sharding == "fsdp":
+        assert cpu["hidden_by_axis"]["dp"] == 0
+    else:
+        assert cpu["step_time_s"] == gpu["step_time_s"]
+    assert any("no streams" in note for note in cpu["rests_on"]) == (sharding == "fsdp")
