@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
-from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.intervals import intervals
-from foretrace.simulator.job import EXPERT_TP_FROM, RECOMPUTES, Job
-from foretrace.simulator.memory.ranks import RankMemory, fits, host_bytes, host_holds
-from foretrace.simulator.memory.remedies import as_flags
+from foretrace.simulator.job import EXPERT_TP_FROM, Job
+from foretrace.simulator.memory.ranks import RankMemory, host_bytes, host_holds
+from foretrace.simulator.memory.remedies import as_flags, changes
 from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.network.cost import job_network
-from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.units import format_bytes, format_capacity
 from foretrace.traces.analysis import metrics
 from foretrace.traces.info import rank_list
@@ -157,6 +155,10 @@ def _average_s(job: Job, times_s: Sequence[float], saving_s: float) -> float:
     return median(without) + saving_s / job.checkpoint_every
 
 
+MOST_REMEDIES: Final = 6
+"""Changes that a simulation names; ``foretrace memory`` names all."""
+
+
 def memory_warnings(job: Job, stages: Sequence[RankMemory]) -> list[str]:
     """Return what would fit and one sentence on all pipeline ranks that do not; nothing where all do.
 
@@ -169,8 +171,9 @@ def memory_warnings(job: Job, stages: Sequence[RankMemory]) -> list[str]:
         said.append(_too_full(job, over, every=len(over) == len(stages)))
     if not said:
         return []
-    remedies = list(_remedies(job))
-    return ["would fit: " + "; ".join(remedies) if remedies else "no single setting makes it fit", *said]
+    fitting = (as_flags(one.change) for one in changes(job) if one.peak_bytes <= limit)
+    some = list(islice(fitting, MOST_REMEDIES))
+    return ["would fit: " + "; ".join(some) if some else "no single setting makes it fit", *said]
 
 
 def host_words(job: Job, needed_bytes: int) -> str:
@@ -213,23 +216,3 @@ def _ranks(job: Job, stage: RankMemory) -> str:
     last = layout.rank(Coord(stage.pp, layout.dp - 1, layout.cp - 1, layout.tp - 1))
     ranks = f"rank {first}" if first == last else f"rank {first} to {last}"
     return f"{_stages(stage.stages)} ({ranks})"
-
-
-def _remedies(job: Job) -> Iterator[str]:
-    """Yield single changes of the job with which every stage would fit."""
-    changes: list[dict[str, Any]] = [
-        *({"sharding": sharding} for sharding in SHARDINGS),
-        *({"recompute": recompute} for recompute in RECOMPUTES),
-        {"sequence_parallel": True},
-        {"micro_batch": 1},
-    ]
-    for change in changes:
-        ((name, value),) = change.items()
-        if getattr(job, name) == value:
-            continue
-        try:
-            other = replace(job, **change)
-            if fits(other):
-                yield as_flags(f"{name}={str(value).lower()}")
-        except SimulationError:  # not possible with this layout
-            continue

@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from foretrace.simulator.config import job_from, job_settings
 from foretrace.simulator.errors import JobError, SimulationError
 from foretrace.simulator.job import RECOMPUTES, Job
+from foretrace.simulator.memory.cli import describe
 from foretrace.simulator.memory.ranks import rank_memories
+from foretrace.simulator.memory.remedies import as_flags
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.simulator.simulate import simulate, simulate_many
+from foretrace.simulator.summary import MOST_REMEDIES
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.errors import RunError
 from foretrace.traces.report.naming import subtitle
@@ -150,11 +153,14 @@ def test_what_fills_a_device_to_the_last_byte_fits() -> None:
 
 
 def test_remedies_do_fit() -> None:
+    """They are the first of those that the memory verb names, and each is all that it takes."""
     job = make_job(model="llama3-8b", n_layers=32, dp=8, sharding="ddp", seq_len=4096)
     advice, said = simulate(job).info.warnings
     assert said.startswith("stage 0 (rank 0 to 7) does not fit: ")
-    assert advice.startswith("would fit: --sharding ")
-    for remedy in advice.removeprefix("would fit: ").split("; "):
+    named = advice.removeprefix("would fit: ").split("; ")
+    assert named == [as_flags(one["change"]) for one in describe(job)["would_fit"]][: len(named)]
+    assert len(named) == MOST_REMEDIES
+    for remedy in named:
         name, _, value = remedy.removeprefix("--").partition(" ")
         changed = job_from({**job_settings(job), name.replace("-", "_"): value})
         assert simulate(changed).summary["fits"] is True
