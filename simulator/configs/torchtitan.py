@@ -166,7 +166,8 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     _model(reading, given)
     _recompute(reading)
     replicas, shards = facts.get("replicate_degree", 1), facts.get("shard_degree")
-    is_ddp = replicas > 1 and shards == 1
+    # Context-parallel ranks share out the states, whether others do or not (``ParallelDims.fsdp_enabled``).
+    is_ddp = replicas > 1 and shards == 1 and facts.get("cp", 1) == 1
     reading.assume("sharding", "ddp" if is_ddp else "fsdp", "data_parallel_shard_degree")
     if facts.get("pp", 1) == 1:
         for name in ("schedule", "layers_per_virtual_stage", "micro_batch"):

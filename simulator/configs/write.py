@@ -21,7 +21,6 @@ from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import model_fields
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.settings import CONVENTIONS, SHAPE
-from foretrace.simulator.sharding import SHARDINGS
 
 
 class Target(NamedTuple):
@@ -155,22 +154,22 @@ def _same(name: str, job: Job, back: Job) -> bool:
         return True
     if name == "sharding" and job.layout.dp * job.layout.cp == 1:
         return True
-    if name in ("pp", "cp", "tp", "ep", "expert_tp"):
-        return bool(getattr(job.layout, name) == getattr(back.layout, name))
-    wanted, gives = (
-        _dealt(one) if name == "layers_per_stage" else getattr(one, name, None) for one in (job, back)
-    )
-    if name == "sharding":
-        # Fully sharded is the same stage by either name.
-        return SHARDINGS[str(wanted)].stage == SHARDINGS[str(gives)].stage
     # Empty, 0 and None are alike: not given.
-    return bool((wanted or None) == (gives or None))
+    return bool((_meant(name, job) or None) == (_meant(name, back) or None))
 
 
-def _dealt(job: Job) -> list[range]:
-    """Return the layers of every stage."""
-    several = job.virtual_stages or SCHEDULES[job.schedule].virtual_stages
-    return stage_layers(job, job.layout.pp * several)
+def _meant(name: str, job: Job) -> Any:
+    """Return what the setting *name* comes to in *job*."""
+    if name in ("pp", "cp", "tp", "ep", "expert_tp"):
+        return getattr(job.layout, name)
+    if name == "sharding":
+        return job.shards.stage  # fully sharded is the same stage by either name
+    if name == "shard_ranks":
+        return job.shard_ranks or job.layout.dp * job.layout.cp
+    if name == "layers_per_stage":  # the layers of every stage
+        several = job.virtual_stages or SCHEDULES[job.schedule].virtual_stages
+        return stage_layers(job, job.layout.pp * several)
+    return getattr(job, name, None)
 
 
 def _of_model(job: Job, back: Job) -> list[Difference]:

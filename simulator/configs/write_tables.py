@@ -157,14 +157,14 @@ def fsdp2(job: Job) -> str:
     """Return the launch command and the lines of a training script that shard *job* as FSDP 2 does."""
     shard, replicate = _degrees(job)
     per_node = min(job.most_ranks_per_node, job.cluster.n_gpus)
-    axes = {"pp": job.layout.pp, "dp_replicate": replicate, "dp_shard": shard, "cp": job.layout.cp}
-    # A mesh needs one axis, of one rank if need be.
-    axes = {name: size for name, size in (axes | {"tp": job.layout.tp}).items() if size > 1} or {
-        "dp_shard": 1
-    }
+    sizes = {"pp": job.layout.pp, "dp_replicate": replicate, "dp_shard": shard, "cp": job.layout.cp}
+    axes = {name: size for name, size in (sizes | {"tp": job.layout.tp}).items() if size > 1}
+    if not {"dp_shard", "cp"} & {*axes}:
+        axes["dp_shard"] = 1  # states are shared out over one rank, if need be
+    axes = {name: axes[name] for name in (*sizes, "tp") if name in axes}
     reduce = "bfloat16" if job.profile.reduces_in_16_bit else "float32"
-    names = tuple(name for name in ("dp_replicate", "dp_shard") if name in axes)
-    over = f"mesh[{', '.join(map(repr, names))}]" if names else "mesh"
+    sharing = [name for name in ("dp_shard", "cp") if name in axes]
+    names = ", ".join(map(repr, [*(["dp_replicate"] if replicate > 1 else []), "_".join(sharing)]))
     lines = [
         f"# torchrun --nnodes {-(-job.cluster.n_gpus // per_node)} --nproc-per-node {per_node} train.py",
         f"# micro-batch {job.micro_batch}, {job.n_microbatches} per step, sequences of {job.seq_len}",
@@ -174,10 +174,12 @@ def fsdp2(job: Job) -> str:
         "from torch.distributed.fsdp import fully_shard",
         "",
         f'mesh = init_device_mesh("cuda", {tuple(axes.values())}, mesh_dim_names={tuple(axes)})',
+        # Context-parallel ranks share out the states, too.
+        *(['mesh["dp_shard", "cp"]._flatten("dp_shard_cp")'] if len(sharing) > 1 else []),
         f"param, reduce = torch.{_DTYPES[job.precision]}, torch.{reduce}",
         "policy = MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)",
         f"offload = {'CPUOffloadPolicy' if job.offload in ('states', 'all') else 'OffloadPolicy'}()",
-        f'options = {{"mesh": {over}, "mp_policy": policy, "offload_policy": offload,',
+        f'options = {{"mesh": mesh[{names}], "mp_policy": policy, "offload_policy": offload,',
         f'           "reshard_after_forward": {job.profile.reshard_after_forward}}}',
         "for block in model.layers:",
         *(["    # parallelize_module(block, mesh['tp'], ...) first"] if job.layout.tp > 1 else []),

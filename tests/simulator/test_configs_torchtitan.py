@@ -50,6 +50,17 @@ def test_degrees_count_in_the_tables_where_they_used_to_be(tmp_path: Path) -> No
     assert (old.layout.tp, old.layout.pp, old.layout.dp) == (4, 2, 8)
 
 
+@pytest.mark.parametrize(("cp", "sharding", "sharing"), [(1, "ddp", 64), (4, "fsdp", 4)])
+def test_context_parallel_ranks_share_out_the_states(
+    cp: int, sharding: str, sharing: int, tmp_path: Path
+) -> None:
+    degrees = f"data_parallel_replicate_degree = {64 // cp}\ndata_parallel_shard_degree = 1"
+    found = titan(tmp_path, more=f"[parallelism]\n{degrees}\ncontext_parallel_degree = {cp}")
+    assert (found.sharding, found.layout.dp) == (sharding, 64 // cp)
+    if sharding == "fsdp":
+        assert found.shard_ranks == sharing
+
+
 @pytest.mark.parametrize(
     ("model", "more", "fp8"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from math import prod
 from typing import Any
 
@@ -152,12 +154,39 @@ def test_shards_that_a_file_cannot_hold_are_said(target: str) -> None:
     assert "layout" not in named
 
 
-@pytest.mark.parametrize(("cp", "shard_ranks"), [(8, 4), (8, 1), (16, 32), (4, 8), (2, 0)])
-def test_a_mesh_has_as_many_ranks_as_there_are(cp: int, shard_ranks: int) -> None:
-    text = written(job(sharding="fsdp", framework="torchtitan", cp=cp, shard_ranks=shard_ranks), "fsdp2").text
-    (mesh,) = (line for line in text.splitlines() if line.startswith("mesh = "))
-    sizes = mesh.partition(", (")[2].partition(")")[0]
-    assert prod(int(size) for size in sizes.split(",") if size) == 64
+MESHES = {
+    (cp, shard_ranks): written(
+        job(sharding="fsdp", framework="torchtitan", cp=cp, shard_ranks=shard_ranks), "fsdp2"
+    ).text
+    for cp, shard_ranks in [(1, 1), (1, 8), (8, 4), (8, 1), (16, 32), (4, 8), (2, 0)]
+}
+"""What is written for context-parallel ranks, and ranks that share out one copy."""
+
+SHARES = """
+import sys
+
+import torch.distributed as dist
+import torch.distributed.fsdp
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
+for text in sys.argv[1:]:
+    before, _, _ = text.partition("for block in")
+    names = {}
+    exec(before.replace('"cuda"', '"cpu"'), names)
+    print(*names["options"]["mesh"].shape)
+"""
+
+
+def test_states_are_shared_out_over_as_many_ranks_as_are_asked_for() -> None:
+    """Asked of torch: context-parallel ranks share them out, too, all that share a sequence."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", SHARES, *MESHES.values()]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    for (cp, shard_ranks), shape in zip(MESHES, said, strict=True):
+        *copies, shared = map(int, shape.split())
+        assert shared == max(shard_ranks or 64, cp)
+        assert shared * prod(copies) == 64
 
 
 def test_fsdp2_is_code_that_compiles_and_names_every_axis() -> None:
