@@ -139,8 +139,10 @@ class UnitTimes:
             ]
             # Times of each kind of layer, times how many of it every stage has.
             found = np.stack(each, axis=1) @ makeup.counts
-            found[:, 0] += self._unit_ns(job, -1, ("embedding", *shared))
-            found[:, -1] += self._unit_ns(job, job.model.n_layers, ("head", *shared))
+            # The embedding and the head have no experts.
+            ends = (layout.tp, layout.cp, *self.key(job))
+            found[:, 0] += self._unit_ns(job, -1, ("embedding", *ends))
+            found[:, -1] += self._unit_ns(job, job.model.n_layers, ("head", *ends))
             return found
 
         return self._once(("actions", n_stages, shared), actions_ns)
