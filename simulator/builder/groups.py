@@ -62,8 +62,13 @@ class Groups:
         self.alike: dict[object, dict[object, list[tuple[int, ...]]]] = {}
         self._of: dict[str, dict[int, Group]] = {scope: {} for scope in SCOPES}
         for scope in SCOPES if whole_stages else SCOPES[:-1]:
+            whole, _, part = scope.partition(".")
+            if part and not shard_ranks:  # one copy, over all replicas
+                self._of[scope] = self._of[whole] if part == "shard" else {}
+                continue
             for ranks in self._members(scope):
-                self._add(scope, ranks)
+                if len(ranks) > 1:
+                    self._add(scope, ranks)
 
     def of(self, scope: str, rank: int) -> Group | None:
         """Return the group that *rank* uses for *scope*, None if it would be alone in it."""
@@ -85,8 +90,6 @@ class Groups:
         return list({group.id: group for group in found if group}.values())
 
     def _add(self, scope: str, ranks: tuple[int, ...]) -> None:
-        if len(ranks) == 1:
-            return
         is_of_data = scope.partition(".")[0] in OF_DATA
         # Ranks that reduce dense and expert gradients alike have one communicator for both, as in
         # Megatron-LM.
