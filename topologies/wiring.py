@@ -27,6 +27,9 @@ from foretrace.topologies.node import wires
 TIERS: Final = ("gpu", "nvswitch", "host", "nic", "leaf", "spine", "core")
 """What the part of a node's name before the colon may be, from the device outward."""
 
+NETWORK: Final = frozenset({"leaf", "spine", "core"})
+"""Switches behind the NICs."""
+
 MOST_GPUS: Final = 1 << 18
 """GPUs of the largest fabric that is built link by link: a quarter of a minute and some GB of memory."""
 MOST_NICS: Final = 1 << 20
@@ -278,10 +281,19 @@ def _explicit(graph: nx.DiGraph[str], cluster: Cluster) -> None:
             add(graph, end)
         given = link.bandwidth_bytes_per_s
         bandwidth = spec.bandwidth_bytes_per_s if given is None else given
-        # To a switch is half of the way, as of links that no file lists.
-        default_s = spec.latency_s if tiers == {"gpu"} else spec.latency_s / 2
-        latency_s = default_s if link.latency_s is None else link.latency_s
+        latency_s = _default_s(cluster, spec, tiers) if link.latency_s is None else link.latency_s
         wire(graph, link.ends, bandwidth, latency_s, spec.kind)
+
+
+def _default_s(cluster: Cluster, spec: LinkSpec, tiers: set[str]) -> float:
+    """Return the latency of a listed link between *tiers* that gives none: as if no file listed it."""
+    if tiers in ({"gpu"}, {"nic"}):
+        return spec.latency_s
+    if tiers <= NETWORK:
+        return cluster.fabric_spec.hop_latency_s
+    # To a switch is half of the way; to a NIC is none of it.
+    is_way_out = "nic" in tiers and not tiers & NETWORK
+    return 0.0 if is_way_out else spec.latency_s / 2
 
 
 def _check_connected(graph: nx.DiGraph[str], cluster: Cluster) -> None:

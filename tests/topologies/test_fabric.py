@@ -188,6 +188,16 @@ def test_a_listed_link_has_the_latency_of_one_that_a_kind_of_node_wires(tmp_path
     assert nx.get_edge_attributes(listed, "latency_s") == nx.get_edge_attributes(wired, "latency_s")
 
 
+@pytest.mark.parametrize("kind", ["rail", "fat-tree", "switch"])
+def test_a_listed_link_has_the_latency_of_one_that_a_kind_of_fabric_wires(tmp_path: Path, kind: str) -> None:
+    wired = fabric(machine(tmp_path, f'kind = "{kind}", nodes_per_leaf = 1', 12))
+    assert any(end.startswith("spine") for end in wired) == (kind != "switch")
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8").partition("fabric =")[0]
+    links = "".join(f'[[links]]\nbetween = ["{a}", "{b}"]\n' for a, b in wired.edges if a < b)
+    listed = fabric(from_toml(tmp_path, f"{text}\n{links}"))
+    assert nx.get_edge_attributes(listed, "latency_s") == nx.get_edge_attributes(wired, "latency_s")
+
+
 def test_a_gpu_that_no_link_reaches_is_named(tmp_path: Path) -> None:
     with pytest.raises(FabricError, match=r"gpu:3 cannot reach gpu:0 in cluster mine.*\[\[links\]\]"):
         fabric(from_toml(tmp_path, LINKS))
