@@ -299,7 +299,8 @@ def _indexer(job: Job) -> Piece:
 def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     """Forward and backward of a fused kernel, which skips what masks hide.
 
-    Forward is two matrix products, backward five: the scores are computed again, so 2.5 times the forward.
+    Forward is two matrix products, of the width of a key and of a value; backward five, for the scores are
+    computed again: three of the former and two of the latter.
     Dropout draws a random number for each score, and the same ones again in backward.
     Reference: FlashAttention-2, arXiv:2307.08691, section 4.1 (its FLOP count).
     """
@@ -331,7 +332,7 @@ def _fused_core(job: Job, layer: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
         forward,
         name="attention.core.backward",
         kind="attention_backward",
-        flops=flops * 5 // 2,
+        flops=2 * (3 * model.head_dim + 2 * model.value_head_dim) * n_scores,
         bytes_moved=2 * operands,
     )
     return (forward,), (backward,)
