@@ -24,7 +24,6 @@ import bisect
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -60,20 +59,22 @@ class FlightRecorder:
         self._read = read
         self._entries: dict[str, list[Mapping[str, Any]]] = {}
         self._is_absent = self._is_wanted = False
-        self._read_ns = 0
+        self._tried_ns = self._read_ns = 0
 
     def look(self, n_waiting: int, *, closing: bool = False) -> None:
-        """Read it, if something was asked that it may tell by now and it was not read just before."""
-        is_due = now_ns() - self._read_ns > (CLOSING_NS if closing else READ_NS)
+        """Read it, if something was asked that it may tell by now, and this was not tried just before."""
+        is_due = now_ns() - self._tried_ns > (CLOSING_NS if closing else READ_NS)
         if self._is_absent or not self._is_wanted or not (is_due or n_waiting > MOST_WAITING):
             return
         # Whoever is not told by this look asks for the next one.
-        self._is_wanted = False
+        self._is_wanted, self._tried_ns = False, now_ns()
         found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-        with suppress(Exception):  # that of another torch; what it would tell stays unknown
+        try:
             for entry in chain.from_iterable(self._read()):
                 if not entry["profiling_name"].startswith("gloo"):
                     found[entry["process_group"][0]].append(entry)
+        except Exception:  # that of another torch, or this once; what it would tell stays unknown
+            return
         self._read_ns = now_ns()
         # Somebody has asked, so there has been a call: a recorder without entries is off.
         self._is_absent = not found

@@ -103,12 +103,13 @@ class Device:
         call_ns: time that a call of the driver takes.
         may_ask: whether the thread that runs may look at events.
         true: start and end of each communication.
+        n_failing: times that the flight recorder cannot be read from now on.
     """
 
     def __init__(self, *, has_recorder: bool = True, kept: int = 2000, is_bound: bool = False) -> None:
         self.now_ns, self.call_ns, self.kept = 1_000 * MS, 2_000, kept
         self.may_ask, self.is_bound = False, is_bound
-        self._has_recorder = has_recorder
+        self._has_recorder, self.n_failing = has_recorder, 0
         self._entries: list[tuple[str, int, Work]] = []
         self._nccl: dict[tuple[int, int], Stream] = {}
         self.compute = self.current = Stream(self)
@@ -145,6 +146,9 @@ class Device:
     def entries(self) -> list[list[dict[str, Any]]]:
         """Return what the flight recorder keeps; the watchdog comes by every 100 ms."""
         assert self.may_ask
+        if self.n_failing:
+            self.n_failing -= 1
+            raise RuntimeError("not now")
         seen_ns = self.now_ns // (100 * MS) * 100 * MS
         kept = self._entries[-self.kept :] if self._has_recorder else []
         return [

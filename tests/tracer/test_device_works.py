@@ -46,10 +46,11 @@ def checked(device: Device) -> dict[Communication, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("has_recorder", [True, False])
-def test_two_short_gathers_behind_a_long_computation(*, has_recorder: bool) -> None:
+@pytest.mark.parametrize(("has_recorder", "n_failing"), [(True, 0), (True, 1), (False, 0)])
+def test_two_short_gathers_behind_a_long_computation(*, has_recorder: bool, n_failing: int) -> None:
     """They are waited for long after their end, where an event behind the wait tells nothing of them."""
     with pretending(Device(has_recorder=has_recorder)) as device:
+        device.n_failing = n_failing
         gathers = [device.issue(world, MS, "all_gather") for world in [group()] for _ in range(2)]
         device.compute.run(20 * MS)
         for one in gathers:
