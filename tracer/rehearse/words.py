@@ -276,7 +276,7 @@ def _has_own_classes() -> bool:
     found: list[type] = [torch.Tensor]
     while found:
         one = found.pop()
-        if not one.__module__.startswith("torch"):
+        if one.__module__.partition(".")[0] != "torch":
             return True
         found += one.__subclasses__()
     return False
