@@ -50,7 +50,7 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch._fused_adamw_": "stand for the optimizer of a library",
     "torch.utils._foreach_utils._foreach_supported_types": "let optimizers update fake tensors together",
     "torch.ops.aten.add.Tensor._schema": "know what operators are called, take and write",
-    "torch._C._get_accelerator": "say that a script for GPUs on processors has one",
+    "torch._C._get_accelerator": "say that a rehearsal without GPUs has none",
     "torch.jit._builtins._register_builtin": "let torch.jit know what is replaced",
     "torch.overrides._get_current_function_mode_stack": "rehearse what other threads do",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "rehearse what other threads do",
@@ -65,8 +65,8 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch._C._get_dispatch_mode": "make a fake tensor again that was made before",
     "torch._C._set_throw_on_mutable_data_ptr": "make a fake tensor again that was made before",
     "torch.testing._internal.distributed.fake_pg": "join a world of ranks that are not there",
-    "torch.utils._device": "know torch's default device before it is replaced",
-    "torch.cuda._exchange_device": "run a script for GPUs on processors",
+    "torch.utils._device": "have the processor where a script says what its default device is",
+    "torch.cuda._device_count_nvml": "count devices that do not exist",
     "torch.nn.parallel.distributed.DistributedDataParallel._post_forward": "see the outputs of DDP",
     "torch.cuda._lazy_init": "start the rehearsed device when it is first used",
     "torch.distributed.checkpoint.state_dict._broadcast_state_dict": "load states that one rank has read",
@@ -173,8 +173,6 @@ batch_norm = _named("torch.nn.modules.batchnorm._BatchNorm", "run norms that are
 tensors_of_ddp = _named(
     "torch.nn.parallel.distributed._find_tensors", "find the tensors in what a model under DDP returns"
 )
-c_of_torch: Callable[[], Any] = partial(_follow, "torch._C")
-c_of_modules = _named("torch._C._nn", "move modules without a GPU")
 fsdp_building = _named("torch.distributed.fsdp._init_utils", "shard without a GPU")
 state_dict_of_users: Callable[[], Any] = partial(_follow, "torch.distributed.checkpoint.state_dict")
 as_strided = _named("torch.ops.aten.as_strided.default", "make views of a memory for the partitioner")
@@ -897,6 +895,13 @@ def make_generators() -> None:
     anywhere.Generator = anywhere._C.Generator = Generator
 
 
+def count_by_driver() -> None:
+    """Have ``torch.cuda`` ask the driver alone how many devices there are: the machine may have real ones."""
+    import torch
+
+    torch.cuda._device_count_nvml = lambda: -1
+
+
 def start_device() -> None:
     """Have PyTorch's C++ start CUDA; for its Python it has not yet, as when a script begins."""
     import torch
@@ -1129,20 +1134,6 @@ GROUPED_PRODUCT: Final = "_meta_grouped_mm_common"
 
 DEVICE_MODE: Final = "torch.utils._device"
 """Module of the mode behind ``torch.set_default_device``."""
-
-
-ACCELERATOR: Final = "_get_accelerator"
-"""Function of ``torch._C`` that tells on which kind of device a program may run."""
-
-
-def replace_devices(count: Callable[[], int], exchange: Callable[[int], int]) -> None:
-    """Have ``torch.cuda`` *count* devices and *exchange* the current one so; it has not started."""
-    import torch
-
-    cuda: Any = torch.cuda
-    cuda.device_count = cuda._device_count_nvml = count
-    cuda._exchange_device = cuda._maybe_exchange_device = exchange
-    cuda._initialized = False
 
 
 # ---- Asking PyTorch's partitioner (tracer.rehearse.tape.compiled_memory) ---------

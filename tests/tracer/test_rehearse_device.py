@@ -96,8 +96,8 @@ def test_programs_see_a_gpu(said: dict[str, dict[str, Any]], name: str) -> None:
         ("host_and_device_mixed", "cuda:3"),
         ("no_attention_left", "No available kernel. Aborting execution."),
         ("pinning_the_device", "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"),
-        ("asking_for_more", "a rehearsed GPU has no CUDAGraph"),
-        ("asking_what_is_not_there", "a rehearsed GPU has no cuda_cudaCachingAllocator_raw_alloc"),
+        ("asking_for_more", "a GPU that is not there has no CUDAGraph"),
+        ("asking_what_is_not_there", "a GPU that is not there has no cuda_cudaCachingAllocator_raw_alloc"),
     ],
 )
 def test_errors_are_those_of_a_gpu_or_one_line(
@@ -318,7 +318,7 @@ def test_without_a_compiler_a_rehearsal_ends_in_one_line(tmp_path: Path) -> None
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "Error: a rehearsal needs a C++ compiler, once for each version of PyTorch:"
+        "Error: a GPU that is not there takes a C++ compiler, once for each version of PyTorch:"
     )
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping
@@ -11,29 +12,59 @@ from typing import Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.guarded import everywhere
-from foretrace.tracer.on_cpu import devices
 from foretrace.tracer.rehearse.device import compiling, stand_ins
 
-OWN_PLACE: Final = ("cuda", "pin_memory", "is_pinned", "record_stream")
+FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
+"""Kinds of devices that are replaced by the CPU."""
+
+CHECKPOINTS: Final = "torch.utils.checkpoint"
+"""Module of the saved-tensor hooks that recompute."""
+
+OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+"""Functions of ``torch.cuda`` that ask a real driver, in per cent, degrees, mW and MHz: all return 0."""
+
+OF_STREAMS: Final = ("Stream", "Event", "stream", "current_stream", "synchronize")
+"""What FSDP and others ask the module of their device for: that is the CPU, whose own of older torches lack
+some methods."""
+
+OWN_PLACE: Final = ("cuda", "pin_memory", "is_pinned")
 """Methods of tensors that have nothing to do where there is one memory."""
+
+
+def is_foreign(device: Any) -> bool:
+    """Whether *device* is one that is replaced by ``cpu``; a bare number means a GPU.
+
+    ``cpu:0``, which Accelerate uses, is replaced too.
+    """
+    if isinstance(device, bool) or device is None:
+        return False
+    if isinstance(device, int):
+        return True
+    kind, _, number = str(device).partition(":")
+    return kind in FOREIGN or (kind == "cpu" and bool(number))
 
 
 def placed(device: Any) -> Any:
     """Return *device*, or the processor if it names a GPU, a bare number included."""
     import torch
 
-    is_named = isinstance(device, str | int | torch.device) and devices.is_foreign(device)
+    is_named = isinstance(device, str | int | torch.device) and is_foreign(device)
     return torch.device("cpu") if is_named else device
 
 
 def replace_devices(torch: Any) -> None:
     """Replace devices in all that this process asks of *torch*, in all its threads."""
     mode = _mode(torch)
-    devices.differentiate_in(mode)
-    devices.save_in(mode, torch.autograd.graph)
+    _differentiate_in(mode)
+    _save_in(mode, torch.autograd.graph)
     mode.__enter__()
     _in_threads(mode)
     _without_mode(torch)
+    for name in OF_THE_DRIVER:
+        setattr(torch.cuda, name, lambda device=None: 0)
+    for name in OF_STREAMS:
+        setattr(torch.cpu, name, getattr(torch.cuda, name))
+    stand_ins.profile_host_only()
 
 
 def _mode(torch: Any) -> Any:
@@ -69,6 +100,39 @@ def _mode(torch: Any) -> Any:
     return OnCpu()
 
 
+def _differentiate_in(mode: Any) -> None:
+    """Run backward passes inside *mode*, which torch leaves during a call: recomputation needs it."""
+
+    def around(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward_in_mode(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return run_backward(*args, **kwargs)
+
+        return run_backward_in_mode
+
+    internals.around_backward(around)
+
+
+def _save_in(mode: Any, graph: Any) -> None:
+    """Run saved-tensor hooks inside *mode*, which torch leaves before it calls them."""
+    hooks: Any = graph.saved_tensors_hooks
+    made = hooks.__init__
+
+    def in_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with mode:
+                return hook(*args)
+
+        return run
+
+    def init(self: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        if type(self).__module__ != CHECKPOINTS:  # those recompute, in a backward that is inside the mode
+            pack, unpack = in_mode(pack), in_mode(unpack)
+        made(self, pack, unpack)
+
+    hooks.__init__ = init
+
+
 def _in_threads(mode: Any) -> None:
     """Run threads of Python inside *mode*, which torch keeps for each thread."""
     anywhere: Any = threading.Thread
@@ -83,8 +147,10 @@ def _in_threads(mode: Any) -> None:
 
 
 def _without_mode(torch: Any) -> None:
-    """Replace devices in what torch does not offer to modes: files, storages, generators."""
-    load = torch.load
+    """Replace devices in what torch does not offer to modes: defaults, files, storages, generators."""
+    context: Any = importlib.import_module(internals.DEVICE_MODE).DeviceContext
+    made, load = context.__init__, torch.load
+    context.__init__ = lambda self, device: made(self, placed(device))
 
     @functools.wraps(load)
     def loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -97,6 +163,7 @@ def _without_mode(torch: Any) -> None:
             return super().__new__(cls, placed(device))
 
     torch.load, torch.Generator = loaded, Generator
+    torch.Tensor.record_stream = lambda tensor, stream: None  # is for the allocator only
     for kind in (torch.UntypedStorage, torch.TypedStorage):
         kind.cuda = kind.pin_memory = lambda self, *args, **kwargs: self
 

@@ -52,7 +52,7 @@ def compiler() -> str:
         if found := shutil.which(name):
             return found
     raise RehearsalError(
-        "a rehearsal needs a C++ compiler, once for each version of PyTorch: install g++ "
+        "a GPU that is not there takes a C++ compiler, once for each version of PyTorch: install g++ "
         "(apt install g++, dnf install gcc-c++, conda install gxx), or name one in CXX"
     )
 
@@ -79,7 +79,7 @@ def library(
     found = private_folder(cache_folder(), WHY) / f"{key}.so"
     if not found.exists():
         by = compiler()
-        tell("compiling the GPU of rehearsals, once for this version of PyTorch: about 20 seconds")
+        tell("compiling a GPU that is not there, once for this version of PyTorch: about 20 seconds")
         _compile(by, torch_folder, flags, found)
     if not is_private(found):
         raise RehearsalError(f"{found}: others can write to it, and it would be run: remove it")

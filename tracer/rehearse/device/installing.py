@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from foretrace.tracer import internals
+from foretrace.tracer.importing import Expectation
 from foretrace.tracer.rehearse.device.driver import MOST_DEVICES, Driver, library
 from foretrace.tracer.rehearse.device.kernels import make_mode, register
 from foretrace.tracer.rehearse.errors import RehearsalError
@@ -95,8 +95,6 @@ def install(
     Raises:
         RehearsalError: torch was imported before, *gpu* is not known, there is no compiler, or it fails.
     """
-    if not 0 <= count <= MOST_DEVICES:
-        raise RehearsalError(f"{count} GPUs in one process: at most {MOST_DEVICES} are possible")
     gpu = gpu or Gpu()
     if (gpu.major, gpu.minor) not in CAPABILITIES:
         known = " and ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
@@ -105,10 +103,16 @@ def install(
         )
     if "torch" in sys.modules:
         raise RehearsalError("the device of a rehearsal has to be there before torch is imported")
-    with _Finder(count, gpu, tell) as finder:
+    drivers = list[Driver]()
+    expected = Expectation(internals.C_OF_TORCH, lambda c: drivers.append(fit_out(c, count, gpu, tell)))
+    try:
         import torch
-    if (driver := finder.driver) is None:
+    finally:
+        expected.remove()
+    if not drivers:
         raise RehearsalError("torch has no module of C++ where it used to be")
+    (driver,) = drivers
+    internals.count_by_driver()
     internals.lift_on_host()
     internals.make_generators()
     warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
@@ -127,47 +131,22 @@ def install(
     return Device(driver, mode, gpu, kept)
 
 
-class _Finder(MetaPathFinder):
-    """Finds PyTorch's module of C++, and fits it out when it is loaded, before PyTorch's Python reads it."""
-
-    def __init__(self, count: int, gpu: Gpu, tell: Callable[[str], None]) -> None:
-        self._count, self._gpu, self._tell = count, gpu, tell
-        self.driver: Driver | None = None
-
-    def __enter__(self) -> _Finder:
-        sys.meta_path.insert(0, self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return where the module is, with a loader that is followed by `_fit`."""
-        if name != internals.C_OF_TORCH:
-            return None
-        spec: Any = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                self._fit(module, Path(spec.origin).parent)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-    def _fit(self, c: Any, folder: Path) -> None:
-        gpu, version = self._gpu, sys.modules["torch.version"].__version__
-        numbers = tuple(int(part) for part in version.split(".")[:2])
-        # The newest comes first: the first one that is not newer than this PyTorch counts.
-        wheel = next(wheel for since, wheel in WHEELS.items() if numbers >= since)
-        built = library(folder, new_abi=internals.has_new_abi(c), runtime=wheel.runtime, tell=self._tell)
-        self.driver = Driver(built, self._count, (gpu.major, gpu.minor), wheel.cudnn)
-        internals.become_cuda_build(c, self.driver, gpu, wheel, _refused)
+def fit_out(c: ModuleType, count: int, gpu: Gpu, tell: Callable[[str], None]) -> Driver:
+    """Give PyTorch's C++, just loaded, devices, before PyTorch's Python reads it; as ``install``."""
+    if not 0 <= count <= MOST_DEVICES:
+        raise RehearsalError(f"{count} GPUs in one process: at most {MOST_DEVICES} are possible")
+    numbers = tuple(int(part) for part in sys.modules["torch.version"].__version__.split(".")[:2])
+    # The newest comes first: the first one that is not newer than this PyTorch counts.
+    wheel = next(wheel for since, wheel in WHEELS.items() if numbers >= since)
+    folder, abi = Path(str(c.__file__)).parent, internals.has_new_abi(c)
+    built = library(folder, new_abi=abi, runtime=wheel.runtime, tell=tell)
+    driver = Driver(built, count, (gpu.major, gpu.minor), wheel.cudnn)
+    internals.become_cuda_build(c, driver, gpu, wheel, _refused)
+    return driver
 
 
 def _refused(name: str) -> Exception:
     """Return the error for a function of CUDA that has no answer."""
     return RehearsalError(
-        f"a rehearsed GPU has no {name.lstrip('_')}: the script asks CUDA for more than is rehearsed"
+        f"a GPU that is not there has no {name.lstrip('_')}: the script asks CUDA for more than is imitated"
     )
