@@ -742,7 +742,7 @@ def _of_memory(driver: Any) -> dict[str, Any]:
     def stats(device: int) -> dict[str, Any]:
         found: dict[str, Any] = {"num_alloc_retries": 0, "num_ooms": 0, "num_sync_all_streams": 0}
         found |= {"num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1}
-        told = driver.memory(device)
+        told = driver.meter.told()
         for name in (*_COUNTS, *_BYTES):
             one = dict(zip(("current", "peak", "allocated", "freed"), told.get(name, (0,) * 4), strict=True))
             is_by_pool = not name.startswith("oversize")
@@ -756,14 +756,13 @@ def _of_memory(driver: Any) -> dict[str, Any]:
         "_accelerator_getDeviceStats": stats,
         **dict.fromkeys(
             ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
-            lambda device: driver.reset_peak(device),  # noqa: PLW0108 - a session replaces it, here and below
+            lambda device: driver.meter.reset(),
         ),
         **dict.fromkeys(
             ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_setAllocatorSettings"),
-            lambda text: driver.configure(text),  # noqa: PLW0108
+            driver.meter.configure,
         ),
-        "_cuda_emptyCache": lambda *args: driver.empty_cache(),
-        "_accelerator_emptyCache": driver.empty_cache,
+        **dict.fromkeys(("_cuda_emptyCache", "_accelerator_emptyCache"), lambda *args: driver.meter.empty()),
     }
 
 
@@ -830,7 +829,7 @@ class _Runtime:
 
     def cudaMemGetInfo(self, device: int) -> tuple[int, int]:  # noqa: N802 - as it is called
         """Return the bytes that are free, and those of the device."""
-        return max(self._total - self._driver.memory(device)["reserved_bytes"][0], 0), self._total
+        return max(self._total - self._driver.meter.reserved, 0), self._total
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if name.startswith("__"):
