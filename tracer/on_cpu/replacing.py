@@ -13,6 +13,7 @@ from typing import Any, Final
 from foretrace.tracer import internals
 from foretrace.tracer.guarded import everywhere
 from foretrace.tracer.rehearse.device import compiling, stand_ins
+from foretrace.tracer.rehearse.replacing import replaces
 
 FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
 """Kinds of devices that are replaced by the CPU."""
@@ -115,8 +116,6 @@ def _differentiate_in(mode: Any) -> None:
 
 def _save_in(mode: Any, graph: Any) -> None:
     """Run saved-tensor hooks inside *mode*, which torch leaves before it calls them."""
-    hooks: Any = graph.saved_tensors_hooks
-    made = hooks.__init__
 
     def in_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -125,36 +124,30 @@ def _save_in(mode: Any, graph: Any) -> None:
 
         return run
 
-    def init(self: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
-        if type(self).__module__ != CHECKPOINTS:  # those recompute, in a backward that is inside the mode
-            pack, unpack = in_mode(pack), in_mode(unpack)
-        made(self, pack, unpack)
-
-    hooks.__init__ = init
+    @replaces(graph.saved_tensors_hooks, name="__init__")
+    def init(original: Any, self: Any, *hooks: Callable[..., Any]) -> None:
+        # Those of checkpoints recompute, in a backward that is inside the mode.
+        is_inside = type(self).__module__ == CHECKPOINTS
+        original(self, *(hooks if is_inside else map(in_mode, hooks)))
 
 
 def _in_threads(mode: Any) -> None:
     """Run threads of Python inside *mode*, which torch keeps for each thread."""
-    anywhere: Any = threading.Thread
-    run = anywhere.run
 
-    @functools.wraps(run)
-    def inside(self: Any) -> None:
+    @replaces(threading.Thread)
+    def run(original: Any, self: Any) -> None:
         with mode:
-            run(self)
-
-    anywhere.run = inside
+            original(self)
 
 
 def _without_mode(torch: Any) -> None:
     """Replace devices in what torch does not offer to modes: defaults, files, storages, generators."""
     context: Any = importlib.import_module(internals.DEVICE_MODE).DeviceContext
-    made, load = context.__init__, torch.load
-    context.__init__ = lambda self, device: made(self, placed(device))
+    replaces(context, name="__init__")(lambda original, self, device: original(self, placed(device)))
 
-    @functools.wraps(load)
-    def loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return load(f, _mapped(torch, map_location), *args, **kwargs)
+    @replaces(torch)
+    def load(original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(f, _mapped(map_location), *args, **kwargs)
 
     class Generator(torch.Generator):  # type: ignore[misc]
         """A generator of the processor, whatever device is named."""
@@ -162,13 +155,13 @@ def _without_mode(torch: Any) -> None:
         def __new__(cls, device: Any = "cpu") -> Any:
             return super().__new__(cls, placed(device))
 
-    torch.load, torch.Generator = loaded, Generator
+    torch.Generator = Generator
     torch.Tensor.record_stream = lambda tensor, stream: None  # is for the allocator only
     for kind in (torch.UntypedStorage, torch.TypedStorage):
         kind.cuda = kind.pin_memory = lambda self, *args, **kwargs: self
 
 
-def _mapped(torch: Any, location: Any) -> Any:
+def _mapped(location: Any) -> Any:
     """Return where ``torch.load`` puts what a file holds, for its argument *location*."""
     if location is None:  # where it was, which may be a GPU
         return "cpu"
@@ -286,15 +279,14 @@ def _anywhere(original: Any) -> Any:
 
 def _meshes(module: Any) -> None:
     """Make meshes those of the processor, which use the group of all ranks where those of NCCL do."""
-    kind = module.DeviceMesh
-    made, backend = kind.__init__, module.get_backend
-    module.get_backend = lambda group=None: "nccl" if backend(group) == GLOO else backend(group)
 
-    @functools.wraps(made)
-    def init(self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, str(placed(device_type)), *args, **kwargs)
+    @replaces(module)
+    def get_backend(original: Any, group: Any = None) -> str:
+        return "nccl" if (backend := original(group)) == GLOO else backend
 
-    kind.__init__ = init
+    @replaces(module.DeviceMesh, name="__init__")
+    def init(original: Any, self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, str(placed(device_type)), *args, **kwargs)
 
 
 def replace_wrappers(torch: Any) -> None:
@@ -324,11 +316,10 @@ def _compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
 
 def _given(kind: Any, **values: Any) -> None:
     """Give the constructor of *kind* these *values*, whatever the script says; they are set by name."""
-    made = kind.__init__
-    names = list(inspect.signature(made).parameters)
+    names = list(inspect.signature(kind.__init__).parameters)
 
-    @functools.wraps(made)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @replaces(kind, name="__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         found = list(args)
         for name, value in values.items():
             at = names.index(name) - 1 if name in names else len(found)
@@ -336,6 +327,4 @@ def _given(kind: Any, **values: Any) -> None:
                 found[at] = value
             elif name in names:
                 kwargs[name] = value
-        made(self, *found, **kwargs)
-
-    kind.__init__ = init
+        original(self, *found, **kwargs)
