@@ -38,9 +38,9 @@ def tell(warn: Callable[[str], None]) -> None:
 def install(module: Any) -> None:
     """Replace GPUs in this process, which has just loaded *module*: PyTorch's C++, and later PyTorch."""
     if module.__name__ == internals.C_OF_TORCH:
-        from foretrace.tracer.rehearse.device.installing import Gpu, fit_out
+        from foretrace.tracer.rehearse.device.installing import fit_out
 
-        fit_out(module, n_gpus(), Gpu(), _say).note(is_on=False)
+        fit_out(module, n_gpus(), _say).note(is_on=False)
         return
     importlib.import_module(internals.DYNAMO)  # first: it needs an unchanged torch
     from foretrace.tracer.on_cpu import autocast, replacing

@@ -31,13 +31,9 @@ Source: what the wheels of torch 2.6.0, 2.7.1, 2.8.0, 2.10.0, 2.11.0, 2.12.1 and
 """
 
 
-CAPABILITIES: Final = ((8, 0), (9, 0))
-"""Architectures for which the kernel of attention is known: device.cpp was compared with builds for CUDA."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Properties of a GPU, under the names of ``torch.cuda.get_device_properties``: by default an H100.
+    """Properties of a GPU, under the names of ``torch.cuda.get_device_properties``: those of an H100.
 
     A script may choose by them; the times of its work are those of the cluster that it is simulated on.
     """
@@ -75,36 +71,23 @@ class Device:
     # current devices and streams, memory, and what happened to them, in order (``driver.take``)
     driver: Driver
     mode: Any  # makes all tensors fake while it is active. Those of the device are fake at any time
-    gpu: Gpu  # the properties that the script sees
     _kept: Any
 
 
-def install(
-    count: int,
-    *,
-    gpu: Gpu | None = None,
-    tell: Callable[[str], None] = lambda words: None,
-) -> Device:
+def install(count: int, *, tell: Callable[[str], None] = lambda words: None) -> Device:
     """Import PyTorch with *count* CUDA devices that do not exist.
 
     Args:
         count: devices, from 0 to 120.
-        gpu: the properties of each.
         tell: called with what is done if it takes long.
 
     Raises:
-        RehearsalError: torch was imported before, *gpu* is not known, there is no compiler, or it fails.
+        RehearsalError: torch was imported before, there is no compiler, or it fails.
     """
-    gpu = gpu or Gpu()
-    if (gpu.major, gpu.minor) not in CAPABILITIES:
-        known = " and ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
-        raise RehearsalError(
-            f"compute capability {gpu.major}.{gpu.minor}: what PyTorch does is known for {known} only"
-        )
     if "torch" in sys.modules:
         raise RehearsalError("the device of a rehearsal has to be there before torch is imported")
     drivers = list[Driver]()
-    expected = Expectation(internals.C_OF_TORCH, lambda c: drivers.append(fit_out(c, count, gpu, tell)))
+    expected = Expectation(internals.C_OF_TORCH, lambda c: drivers.append(fit_out(c, count, tell)))
     try:
         import torch
     finally:
@@ -128,10 +111,10 @@ def install(
     kept = register(mode, driver)
     if count:
         internals.start_device()
-    return Device(driver, mode, gpu, kept)
+    return Device(driver, mode, kept)
 
 
-def fit_out(c: ModuleType, count: int, gpu: Gpu, tell: Callable[[str], None]) -> Driver:
+def fit_out(c: ModuleType, count: int, tell: Callable[[str], None]) -> Driver:
     """Give PyTorch's C++, just loaded, devices, before PyTorch's Python reads it; as ``install``."""
     if not 0 <= count <= MOST_DEVICES:
         raise RehearsalError(f"{count} GPUs in one process: at most {MOST_DEVICES} are possible")
@@ -140,6 +123,7 @@ def fit_out(c: ModuleType, count: int, gpu: Gpu, tell: Callable[[str], None]) ->
     wheel = next(wheel for since, wheel in WHEELS.items() if numbers >= since)
     folder, abi = Path(str(c.__file__)).parent, internals.has_new_abi(c)
     built = library(folder, new_abi=abi, runtime=wheel.runtime, tell=tell)
+    gpu = Gpu()
     driver = Driver(built, count, (gpu.major, gpu.minor), wheel.cudnn)
     internals.become_cuda_build(c, driver, gpu, wheel, _refused)
     return driver
