@@ -139,7 +139,7 @@ class RehearsalSession(State):
             from foretrace.tracer.rehearse.tape.repeating import Repeats
             from foretrace.tracer.rehearse.world.pipeline import RehearsedPipeline, StageShapes
 
-            self.pipeline = RehearsedPipeline(self)
+            self.pipeline = RehearsedPipeline(self)  # type: ignore[arg-type]  # that of a rehearsal
             self.shapes = StageShapes(self, known)
             self.shapes.install()
             if repeats:
