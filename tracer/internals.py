@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -201,6 +202,34 @@ buckets = _calling(
 fake_mode_in_force = _calling("torch._guards.detect_fake_mode", "load a checkpoint once")
 
 
+schema_of = attrgetter("_schema")
+"""Name, arguments and results of an operator, and which of them it writes."""
+
+schema_arguments = attrgetter("_schema.arguments")
+"""What an operator declares of each: ``name``, ``type``, ``kwarg_only``, its default."""
+
+redispatch = attrgetter("_handle.redispatch_boxed")
+"""What passes a call of an operator on below some keys: without a function of Python in between."""
+
+destroy_library = methodcaller("_destroy")
+"""Takes back the implementations that a ``torch.library.Library`` has registered."""
+
+time_on_device = methodcaller("_enable_collectives_timing")
+"""Has works of a group tell how long they ran, by an event at their start; RuntimeError: a backend cannot."""
+
+n_microbatches = attrgetter("_n_microbatches")
+"""The micro-batches per step of a pipeline schedule."""
+
+has_new_abi = attrgetter("_GLIBCXX_USE_CXX11_ABI")
+"""Whether ``torch._C`` was compiled with the strings of C++11."""
+
+number_of_storage = attrgetter("_cdata")
+"""Where C++ holds a storage."""
+
+seed_of_loader = attrgetter("_base_seed")
+"""The number that an iterator of ``DataLoader`` has drawn to seed its workers."""
+
+
 def keys_after_backend_select() -> Any:
     """Return the dispatch keys that come after ``BackendSelect``: where an override passes a call on to."""
     import torch
@@ -251,31 +280,9 @@ def async_flag(overload: Any) -> int:
     return next((names.index(name) for name in ("async_op", "asyncOp") if name in names), NO_FLAG)
 
 
-def schema_of(overload: Any) -> Any:
-    """Return name, arguments and results of an operator, and which of them it writes."""
-    return overload._schema
-
-
 def position_of(overload: Any, name: str) -> int:
     """Return which argument of an operator bears *name*."""
     return [argument.name for argument in overload._schema.arguments].index(name)
-
-
-def schema_arguments(overload: Any) -> list[Any]:
-    """Return the arguments that an operator declares: ``name``, ``type``, ``kwarg_only``, its default."""
-    found: list[Any] = overload._schema.arguments
-    return found
-
-
-def redispatch(overload: Any) -> Callable[..., Any]:
-    """Return what passes a call of *overload* on below some keys: without a function of Python in between."""
-    passed: Callable[..., Any] = overload._handle.redispatch_boxed
-    return passed
-
-
-def destroy_library(library: Any) -> None:
-    """Take back the implementations that a ``torch.library.Library`` has registered."""
-    library._destroy()
 
 
 def batching() -> tuple[Any, str, str]:
@@ -329,15 +336,6 @@ def call_numbers() -> dict[str, int]:
             if backend.name() == "gloo":
                 found[group.group_name] = int(backend._get_sequence_number_for_group())
     return found
-
-
-def time_on_device(process_group: Any) -> None:
-    """Have the works of a group tell how long they ran: each gets an event at its start, too.
-
-    Raises:
-        RuntimeError: its backend cannot do that.
-    """
-    process_group._enable_collectives_timing()
 
 
 TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -494,11 +492,6 @@ def on_custom_actions(told: Callable[[], None]) -> None:
         register(schedule, *args, **kwargs)
 
     kind.register_custom_function = registered
-
-
-def n_microbatches(schedule: Any) -> int:
-    """Return the micro-batches per step of a pipeline schedule."""
-    return int(schedule._n_microbatches)
 
 
 def n_chunks(stage: Any) -> int:
@@ -930,17 +923,6 @@ def is_below_fakes() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python))
 
 
-def has_new_abi(c: Any) -> bool:
-    """Whether ``torch._C`` was compiled with the strings of C++11."""
-    return bool(c._GLIBCXX_USE_CXX11_ABI)
-
-
-def number_of_storage(storage: Any) -> int:
-    """Return where C++ holds a storage."""
-    number: int = storage._cdata
-    return number
-
-
 # ---- What a rehearsal asks of torch (tracer.rehearse) ----------------------------------------------------
 
 
@@ -948,7 +930,9 @@ def saved_tensor_hooks() -> Any:
     """Return the hooks to which autograd gives what it saves, as those of a checkpoint; None: it has none."""
     import torch
 
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003 - has no name
+    # torch 2.6 does not tell: a compiled checkpoint counts as what is around it.
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top and top(True)  # noqa: FBT003 - has no name
 
 
 def is_composite(overload: Any) -> bool:
@@ -1115,11 +1099,6 @@ def gradient_forms(stage: Any) -> Any:
 def know_fake_groups() -> None:
     """Have torch know the backend of process groups that send nothing."""
     import_module("torch.testing._internal.distributed.fake_pg")
-
-
-def seed_of_loader(iterator: Any) -> int:
-    """Return the number that an *iterator* of ``DataLoader`` has drawn to seed its workers."""
-    return int(iterator._base_seed)
 
 
 METHODS_OF_MESH: Final = frozenset({"_get_root_mesh", "_is_current_rank_part_of_mesh"})
