@@ -47,7 +47,7 @@ def install(module: Any) -> None:
 
     internals.count_by_driver()
     internals.make_generators()
-    autocast.install(module, replacing.is_foreign)
+    autocast.install(module)
     replacing.replace_devices(module)
     replacing.replace_groups()
     replacing.replace_wrappers(module)
