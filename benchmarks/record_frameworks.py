@@ -237,13 +237,15 @@ class Witness:
 
 def witness(folder: Path, script: str) -> None:
     """Run *script*, whose arguments are those of this process, under a witness that writes into *folder*."""
+    if os.environ.get("FORETRACE_ON_CPU") and not os.environ.get("FORETRACE_RUN"):
+        from foretrace.tracer.importing import Expectation
+        from foretrace.tracer.on_cpu import install
+
+        for name in ("torch._C", "torch"):
+            Expectation(name, install)
     import numpy as np
     import torch
 
-    if os.environ.get("FORETRACE_ON_CPU") and not os.environ.get("FORETRACE_RUN"):
-        from foretrace.tracer.on_cpu import install
-
-        install(torch)
     random.seed(0)
     default_rng = np.random.default_rng
     np.random.default_rng = lambda seed=None: default_rng(0 if seed is None else seed)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
 from foretrace.door import json_text
-from foretrace.traces.console import stdout
+from foretrace.traces.console import stdout, telling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -278,13 +277,23 @@ def ingest(
     from foretrace.tracer.ingest.explained import lines
     from foretrace.tracer.ingest.ingest import ingest as take_over
     from foretrace.tracer.ingest.joining import said
+    from foretrace.traces.report.format import format_share, format_si
 
-    with _Bar(paths, quiet=as_json) as bar:
+    total, done = _size(paths), 0
+
+    def read(name: str, n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        if tell is not None:
+            share = format_share(min(done / max(total, 1), 1.0), ".0f")
+            tell(f"{escape(Path(name).name[:40])}: {share} of {format_si(total, 'B')}")
+
+    with telling("reading", quiet=as_json) as tell:
         info = take_over(
             paths,
             output,
             name=name,
-            progress=bar.advance,
+            progress=read,
             communicates=comm_kernels,
             explain=explain,
             describe_device=describe_device,
@@ -327,36 +336,6 @@ def _document(output: str, info: RunInfo, evidence: list[str]) -> dict[str, Any]
         "dropped": dict(info.dropped),
         "warnings": list(info.warnings),
     }
-
-
-class _Bar:
-    """A bar over the stored bytes of all files, on stderr; nothing where nobody looks at it."""
-
-    def __init__(self, paths: tuple[str, ...], *, quiet: bool) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(),
-            TimeRemainingColumn(),
-        )
-        console = Console(stderr=True)
-        self._progress = Progress(
-            *columns, console=console, transient=True, disable=quiet or not console.is_terminal
-        )
-        self._task = self._progress.add_task("reading", total=_size(paths) or None)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def advance(self, name: str, n_bytes: int) -> None:
-        """Note that *n_bytes* more of the file *name* have been read."""
-        self._progress.update(self._task, advance=n_bytes, description=Path(name).name[:40])
 
 
 def _size(paths: tuple[str, ...]) -> int:

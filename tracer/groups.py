@@ -111,19 +111,13 @@ class Groups:
         self.by_object.pop(number, None)
         self._lives.pop(number, None)
 
-    def name_axis(self, process_group: Any, axis: str, *, certain: bool = False) -> None:
-        """Note that *process_group* serves *axis*.
+    def name_axis(self, process_group: Any, axis: str) -> None:
+        """Note that *process_group* serves *axis*, one of AXES, unless it has one already."""
+        self.name_known(self.of(process_group), axis)
 
-        Args:
-            process_group: the group.
-            axis: one of AXES, or the name of a mesh dimension.
-            certain: also where the group has an axis already.
-        """
-        self.name_known(self.of(process_group), axis, certain=certain)
-
-    def name_known(self, info: GroupInfo, axis: str, *, certain: bool = False) -> None:
+    def name_known(self, info: GroupInfo, axis: str) -> None:
         """Note that the group of *info* serves *axis*; as `name_axis`."""
-        if (certain or info.axis not in AXES) and info.axis != axis:
+        if info.axis not in AXES and info.axis != axis:
             info.axis = axis
             self.n_changes += 1
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -50,7 +51,7 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch._fused_adamw_": "stand for the optimizer of a library",
     "torch.utils._foreach_utils._foreach_supported_types": "let optimizers update fake tensors together",
     "torch.ops.aten.add.Tensor._schema": "know what operators are called, take and write",
-    "torch._C._get_accelerator": "say that a script for GPUs on processors has one",
+    "torch._C._get_accelerator": "say that a rehearsal without GPUs has none",
     "torch.jit._builtins._register_builtin": "let torch.jit know what is replaced",
     "torch.overrides._get_current_function_mode_stack": "rehearse what other threads do",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "rehearse what other threads do",
@@ -65,8 +66,8 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch._C._get_dispatch_mode": "make a fake tensor again that was made before",
     "torch._C._set_throw_on_mutable_data_ptr": "make a fake tensor again that was made before",
     "torch.testing._internal.distributed.fake_pg": "join a world of ranks that are not there",
-    "torch.utils._device": "know torch's default device before it is replaced",
-    "torch.cuda._exchange_device": "run a script for GPUs on processors",
+    "torch.utils._device": "have the processor where a script says what its default device is",
+    "torch.cuda._device_count_nvml": "count devices that do not exist",
     "torch.nn.parallel.distributed.DistributedDataParallel._post_forward": "see the outputs of DDP",
     "torch.cuda._lazy_init": "start the rehearsed device when it is first used",
     "torch.distributed.checkpoint.state_dict._broadcast_state_dict": "load states that one rank has read",
@@ -173,8 +174,6 @@ batch_norm = _named("torch.nn.modules.batchnorm._BatchNorm", "run norms that are
 tensors_of_ddp = _named(
     "torch.nn.parallel.distributed._find_tensors", "find the tensors in what a model under DDP returns"
 )
-c_of_torch: Callable[[], Any] = partial(_follow, "torch._C")
-c_of_modules = _named("torch._C._nn", "move modules without a GPU")
 fsdp_building = _named("torch.distributed.fsdp._init_utils", "shard without a GPU")
 state_dict_of_users: Callable[[], Any] = partial(_follow, "torch.distributed.checkpoint.state_dict")
 as_strided = _named("torch.ops.aten.as_strided.default", "make views of a memory for the partitioner")
@@ -201,6 +200,34 @@ buckets = _calling(
     "torch.distributed._compute_bucket_assignment_by_size", "send buffers of DDP in as many parts as torch"
 )
 fake_mode_in_force = _calling("torch._guards.detect_fake_mode", "load a checkpoint once")
+
+
+schema_of = attrgetter("_schema")
+"""Name, arguments and results of an operator, and which of them it writes."""
+
+schema_arguments = attrgetter("_schema.arguments")
+"""What an operator declares of each: ``name``, ``type``, ``kwarg_only``, its default."""
+
+redispatch = attrgetter("_handle.redispatch_boxed")
+"""What passes a call of an operator on below some keys: without a function of Python in between."""
+
+destroy_library = methodcaller("_destroy")
+"""Takes back the implementations that a ``torch.library.Library`` has registered."""
+
+time_on_device = methodcaller("_enable_collectives_timing")
+"""Has works of a group tell how long they ran, by an event at their start; RuntimeError: a backend cannot."""
+
+n_microbatches = attrgetter("_n_microbatches")
+"""The micro-batches per step of a pipeline schedule."""
+
+has_new_abi = attrgetter("_GLIBCXX_USE_CXX11_ABI")
+"""Whether ``torch._C`` was compiled with the strings of C++11."""
+
+number_of_storage = attrgetter("_cdata")
+"""Where C++ holds a storage."""
+
+seed_of_loader = attrgetter("_base_seed")
+"""The number that an iterator of ``DataLoader`` has drawn to seed its workers."""
 
 
 def keys_after_backend_select() -> Any:
@@ -253,31 +280,9 @@ def async_flag(overload: Any) -> int:
     return next((names.index(name) for name in ("async_op", "asyncOp") if name in names), NO_FLAG)
 
 
-def schema_of(overload: Any) -> Any:
-    """Return name, arguments and results of an operator, and which of them it writes."""
-    return overload._schema
-
-
 def position_of(overload: Any, name: str) -> int:
     """Return which argument of an operator bears *name*."""
     return [argument.name for argument in overload._schema.arguments].index(name)
-
-
-def schema_arguments(overload: Any) -> list[Any]:
-    """Return the arguments that an operator declares: ``name``, ``type``, ``kwarg_only``, its default."""
-    found: list[Any] = overload._schema.arguments
-    return found
-
-
-def redispatch(overload: Any) -> Callable[..., Any]:
-    """Return what passes a call of *overload* on below some keys: without a function of Python in between."""
-    passed: Callable[..., Any] = overload._handle.redispatch_boxed
-    return passed
-
-
-def destroy_library(library: Any) -> None:
-    """Take back the implementations that a ``torch.library.Library`` has registered."""
-    library._destroy()
 
 
 def batching() -> tuple[Any, str, str]:
@@ -331,15 +336,6 @@ def call_numbers() -> dict[str, int]:
             if backend.name() == "gloo":
                 found[group.group_name] = int(backend._get_sequence_number_for_group())
     return found
-
-
-def time_on_device(process_group: Any) -> None:
-    """Have the works of a group tell how long they ran: each gets an event at its start, too.
-
-    Raises:
-        RuntimeError: its backend cannot do that.
-    """
-    process_group._enable_collectives_timing()
 
 
 TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -496,11 +492,6 @@ def on_custom_actions(told: Callable[[], None]) -> None:
         register(schedule, *args, **kwargs)
 
     kind.register_custom_function = registered
-
-
-def n_microbatches(schedule: Any) -> int:
-    """Return the micro-batches per step of a pipeline schedule."""
-    return int(schedule._n_microbatches)
 
 
 def n_chunks(stage: Any) -> int:
@@ -744,7 +735,7 @@ def _of_memory(driver: Any) -> dict[str, Any]:
     def stats(device: int) -> dict[str, Any]:
         found: dict[str, Any] = {"num_alloc_retries": 0, "num_ooms": 0, "num_sync_all_streams": 0}
         found |= {"num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1}
-        told = driver.memory(device)
+        told = driver.meter.told()
         for name in (*_COUNTS, *_BYTES):
             one = dict(zip(("current", "peak", "allocated", "freed"), told.get(name, (0,) * 4), strict=True))
             is_by_pool = not name.startswith("oversize")
@@ -758,14 +749,13 @@ def _of_memory(driver: Any) -> dict[str, Any]:
         "_accelerator_getDeviceStats": stats,
         **dict.fromkeys(
             ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
-            lambda device: driver.reset_peak(device),  # noqa: PLW0108 - a session replaces it, here and below
+            lambda device: driver.meter.reset(),
         ),
         **dict.fromkeys(
             ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_setAllocatorSettings"),
-            lambda text: driver.configure(text),  # noqa: PLW0108
+            driver.meter.configure,
         ),
-        "_cuda_emptyCache": lambda *args: driver.empty_cache(),
-        "_accelerator_emptyCache": driver.empty_cache,
+        **dict.fromkeys(("_cuda_emptyCache", "_accelerator_emptyCache"), lambda *args: driver.meter.empty()),
     }
 
 
@@ -832,7 +822,7 @@ class _Runtime:
 
     def cudaMemGetInfo(self, device: int) -> tuple[int, int]:  # noqa: N802 - as it is called
         """Return the bytes that are free, and those of the device."""
-        return max(self._total - self._driver.memory(device)["reserved_bytes"][0], 0), self._total
+        return max(self._total - self._driver.meter.reserved, 0), self._total
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if name.startswith("__"):
@@ -897,6 +887,13 @@ def make_generators() -> None:
     anywhere.Generator = anywhere._C.Generator = Generator
 
 
+def count_by_driver() -> None:
+    """Have ``torch.cuda`` ask the driver alone how many devices there are: the machine may have real ones."""
+    import torch
+
+    torch.cuda._device_count_nvml = lambda: -1
+
+
 def start_device() -> None:
     """Have PyTorch's C++ start CUDA; for its Python it has not yet, as when a script begins."""
     import torch
@@ -926,17 +923,6 @@ def is_below_fakes() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python))
 
 
-def has_new_abi(c: Any) -> bool:
-    """Whether ``torch._C`` was compiled with the strings of C++11."""
-    return bool(c._GLIBCXX_USE_CXX11_ABI)
-
-
-def number_of_storage(storage: Any) -> int:
-    """Return where C++ holds a storage."""
-    number: int = storage._cdata
-    return number
-
-
 # ---- What a rehearsal asks of torch (tracer.rehearse) ----------------------------------------------------
 
 
@@ -944,7 +930,9 @@ def saved_tensor_hooks() -> Any:
     """Return the hooks to which autograd gives what it saves, as those of a checkpoint; None: it has none."""
     import torch
 
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003 - has no name
+    # torch 2.6 does not tell: a compiled checkpoint counts as what is around it.
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top and top(True)  # noqa: FBT003 - has no name
 
 
 def is_composite(overload: Any) -> bool:
@@ -1113,11 +1101,6 @@ def know_fake_groups() -> None:
     import_module("torch.testing._internal.distributed.fake_pg")
 
 
-def seed_of_loader(iterator: Any) -> int:
-    """Return the number that an *iterator* of ``DataLoader`` has drawn to seed its workers."""
-    return int(iterator._base_seed)
-
-
 METHODS_OF_MESH: Final = frozenset({"_get_root_mesh", "_is_current_rank_part_of_mesh"})
 """Methods of a mesh, where torch has them, that make no tensor."""
 
@@ -1129,20 +1112,6 @@ GROUPED_PRODUCT: Final = "_meta_grouped_mm_common"
 
 DEVICE_MODE: Final = "torch.utils._device"
 """Module of the mode behind ``torch.set_default_device``."""
-
-
-ACCELERATOR: Final = "_get_accelerator"
-"""Function of ``torch._C`` that tells on which kind of device a program may run."""
-
-
-def replace_devices(count: Callable[[], int], exchange: Callable[[int], int]) -> None:
-    """Have ``torch.cuda`` *count* devices and *exchange* the current one so; it has not started."""
-    import torch
-
-    cuda: Any = torch.cuda
-    cuda.device_count = cuda._device_count_nvml = count
-    cuda._exchange_device = cuda._maybe_exchange_device = exchange
-    cuda._initialized = False
 
 
 # ---- Asking PyTorch's partitioner (tracer.rehearse.tape.compiled_memory) ---------

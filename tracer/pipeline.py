@@ -79,7 +79,7 @@ class PipelineHook(Replacements):
     def announced(self, kind: str, tensor: Any) -> tuple[Position, Block]:
         """Return stage and micro-batch of a transfer that is being issued, and what it carries."""
         session = self._session
-        found = self._upcoming.pop((kind, tensor.data_ptr()), None) if self._upcoming else None
+        found = self._upcoming.pop((kind, self._key(tensor)), None) if self._upcoming else None
         if found is None:
             return session.position, session.lane.block
         found[0].step = session.position.step
@@ -178,7 +178,13 @@ class PipelineHook(Replacements):
             self._upcoming.clear()
         for transfer in transfers:
             position = Position(-1, *_numbers(stage, microbatch))
-            self._upcoming[(kind, transfer.tensor.data_ptr())] = position, content
+            self._upcoming[(kind, self._key(transfer.tensor))] = position, content
+
+    @staticmethod
+    def _key(tensor: Any) -> int:
+        """Return what tells a *tensor* that is to be sent or received from others."""
+        address: int = tensor.data_ptr()
+        return address
 
     def _noting(self, note: Callable[[Any], Any], original: Any) -> Any:
         """Wrap a constructor: *note* is told of what it has made."""

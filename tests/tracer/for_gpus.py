@@ -54,6 +54,8 @@ def train(how: str, rank: int) -> None:
     assert torch.cuda.device_count() == 2 == dist.get_world_size()
     assert torch.cuda.current_device() == rank
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    with device:
+        assert torch.ones(1).numel() == 1
     model: Any = torch.compile(wrapped(how, rank))
     data = TensorDataset(torch.randn(64, WIDTH), torch.randint(WIDTH, (64,)))
     batches = DataLoader(data, ROWS, sampler=DistributedSampler(data), pin_memory=True, num_workers=1)

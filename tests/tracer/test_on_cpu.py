@@ -13,7 +13,6 @@ from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.cli import record
 from foretrace.tracer.on_cpu import SAID, VARIABLE
-from foretrace.tracer.on_cpu.devices import Gpus
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.join import join_spans
@@ -69,13 +68,11 @@ def test_what_a_script_for_gpus_sends_is_what_its_rehearsal_says(how: str, tmp_p
     assert sum(found.a.values()) > 2
 
 
-def test_a_gpu_that_is_not_there_is_refused_as_by_cuda() -> None:
-    gpus = Gpus(2)
-    for device, number in ((1, 1), ("cuda:0", 0), (torch.device("cuda", 1), 1), ("cuda", 1), (-1, 1)):
-        gpus.choose(device)
-        assert gpus.chosen == number
-    with pytest.raises(RuntimeError, match="invalid device ordinal 2: --on-cpu says that there are 2 GPUs"):
-        gpus.choose(2)
+def test_a_gpu_that_is_not_there_is_refused_as_by_cuda(tmp_path: Path) -> None:
+    env = Runner.env(tmp_path / "real") | {VARIABLE: "2"}
+    ended = Runner.run([sys.executable, str(SCRIPT), "ordinal"], env, loads_torch=True)
+    assert all(ended.status)
+    assert ended.errors.count("CUDA error: invalid device ordinal") == 2
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two"])

@@ -8,7 +8,7 @@ import pytest
 from tests.rehearsals import rehearse
 from tests.tracer import chosen_device, old_names
 
-from foretrace.tracer.rehearse.device.host import LARGE_BYTES
+from foretrace.tracer.rehearse.device.host import WORKSPACE_BYTES
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.words import explain
@@ -87,7 +87,7 @@ def test_what_did_not_fit_is_held_by_nobody(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TOO_LARGE)
     found = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run")
-    assert found.memory["0"]["reserved_bytes"] < 2**24 + 2 * LARGE_BYTES
+    assert found.memory["0"]["reserved_bytes"] < 2**24 + 2 * WORKSPACE_BYTES
 
 
 NUMBERED = """

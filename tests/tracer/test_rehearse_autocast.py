@@ -1,10 +1,13 @@
 """Autocast of a GPU has the state that torch keeps for CUDA: fp16 at first, and its own dtype in a region."""
 
+import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import Runner
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.on_cpu import VARIABLE
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import rehearsal_folder
 
@@ -70,10 +73,18 @@ def _printed(folder: Path, *, has_gpu: bool) -> list[str]:
     return log.read_text().replace("torch.", "").splitlines()
 
 
+SAID = [*(f"{what} {product} {told} {told}" for what, (product, told) in ON_GPU.items()), "cpu bfloat16"]
+
+
 def test_autocast_of_a_gpu_keeps_its_own_dtype(tmp_path: Path) -> None:
-    lines = _printed(tmp_path, has_gpu=True)
-    assert lines[:-1] == [f"{what} {product} {told} {told}" for what, (product, told) in ON_GPU.items()]
-    assert lines[-1] == "cpu bfloat16"
+    assert _printed(tmp_path, has_gpu=True) == SAID
+
+
+def test_autocast_on_processors_is_that_of_a_gpu(tmp_path: Path) -> None:
+    env = Runner.env(tmp_path / "run") | {VARIABLE: "1"}
+    ended = Runner.run([sys.executable, "-c", SCRIPT], env, loads_torch=True)
+    assert ended.status == (0, 0), ended.errors
+    assert set(ended.output.replace("torch.", "").splitlines()) == set(SAID)
 
 
 def test_autocast_of_a_gpu_is_off_where_there_is_none(tmp_path: Path) -> None:

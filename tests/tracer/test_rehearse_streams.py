@@ -17,7 +17,6 @@ WAITS = {
         [(MARK, 0), (MARK, 1), (WAIT_MARK, 2)],
     ),
     "the host": ([("synchronize_stream", 3, 0)], [(HOST_WAIT, 3)]),
-    "memory": ([("allocate", 0, 1 << 40), ("used_by", 1, 1 << 40), ("free", 0, 1 << 40)], []),
 }
 """What happens: kind, stream, number; and what is written down of it: kind of event and stream."""
 
@@ -30,7 +29,7 @@ def test_a_wait_is_written_down_where_it_holds_something_up(what: str) -> None:
     tape = Tape(lane, Position())
     driver: Any = SimpleNamespace(take=lambda: [coming.pop(0) for _ in coming[:]], stream=lambda device: 3)
     streams = Streams(tape, lane, driver)
-    coming += [Entry(kind, 0, stream, number, 0) for kind, stream, number in happens]
+    coming += [Entry(kind, stream, number) for kind, stream, number in happens]
     streams.follow()
     rows = tape.rows_from(0).tolist()
     assert [(row[0], row[3]) for row in rows] == expected

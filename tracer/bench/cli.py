@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 
 from foretrace.door import json_text
 from foretrace.tracer.errors import RecordError, need_torch
+from foretrace.traces.console import telling
 from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ def kernels(
     device = device or _default_device()
     if against:
         _promised(ctx, against, ())  # an unknown device is refused before anything is measured
-    measured = measure(
-        device,
-        dtype or ("bf16" if device == "cuda" else "fp32"),
-        lasting_s=(1.0 if device == "cuda" else 0.0) if lasting_s is None else lasting_s,
-        threads=threads,
-        tell=_tell,
-    )
-    _tell("")
+    with telling("timing", quiet=as_json) as tell:
+        measured = measure(
+            device,
+            dtype or ("bf16" if device == "cuda" else "fp32"),
+            lasting_s=(1.0 if device == "cuda" else 0.0) if lasting_s is None else lasting_s,
+            threads=threads,
+            tell=tell or (lambda _: None),
+        )
     _write(measured, output, device_file)
     promised = _promised(ctx, against or measured.hardware, measured.kernels, is_asked=bool(against))
     if as_json:
@@ -125,12 +125,6 @@ def _write(measured: Bench, output: Path | None, device_file: Path | None) -> No
         write_table(measured, output)
     if device_file:
         write_atomically(device_file, to_toml(measured))
-
-
-def _tell(what: str) -> None:
-    """Show in one line of a terminal what is being timed."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\033[K{what}", nl=False, err=True)
 
 
 def _default_device() -> str:

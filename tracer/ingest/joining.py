@@ -258,9 +258,9 @@ def numbered_in_order(table: pa.Table) -> pa.Table:
     return table.set_column(table.column_names.index("sequence"), "sequence", pa.array(sequence))
 
 
-def collectives(table: pa.Table, kinds: tuple[str, ...] = SYMMETRIC) -> dict[int, Ends]:
-    """Return the numbered collectives of *kinds* in *table*, by group."""
-    chosen: BoolArray = is_one_of(table, "category", ("collective",)) & is_one_of(table, "kind", kinds)
+def collectives(table: pa.Table) -> dict[int, Ends]:
+    """Return the numbered collectives in *table* that end everywhere at once, by group."""
+    chosen: BoolArray = is_one_of(table, "category", ("collective",)) & is_one_of(table, "kind", SYMMETRIC)
     rows = np.flatnonzero(chosen & (int64(table, "sequence") >= 0) & (int64(table, "group") >= 0))
     picked = table.take(rows)
     group, sequence, start = (int64(picked, name) for name in ("group", "sequence", "start_ns"))

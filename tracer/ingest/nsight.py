@@ -84,13 +84,13 @@ class _Database:
         self._left -= 1
         return self._left < 0
 
-    def rows(self, table: str, columns: Sequence[str], where: str = "") -> Iterator[tuple[Any, ...]]:
+    def rows(self, table: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Yield *columns* of *table*, None in those that it lacks; nothing if there is no such table."""
         known = self.columns.get(table, set())
         if not known:
             return
         asked = ", ".join(_quoted(one) if one in known else "NULL" for one in columns)
-        yield from self._database.execute(f"SELECT {asked} FROM {_quoted(table)} {where}")
+        yield from self._database.execute(f"SELECT {asked} FROM {_quoted(table)}")
 
 
 def _quoted(name: str) -> str:

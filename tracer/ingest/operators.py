@@ -331,7 +331,7 @@ class _Writer:
         tables = RankTables(
             _table(events, EVENTS), works.table(WORKS), messages.table(MESSAGES), places.table(PLACES)
         )
-        return Issued(tables, _table(measured, MEASURED), self._facts(issues, steps, host_ns, pauses))
+        return Issued(tables, _table(measured, MEASURED), self._facts(issues, steps))
 
     def _steps(self) -> list[int]:
         """Return the steps of which all that ran was launched within what was recorded; one if unmarked."""
@@ -477,9 +477,7 @@ class _Writer:
             pauses.append(int(sum(ns for ns in own if ns >= limit)))
         return host, pauses
 
-    def _facts(
-        self, issues: Sequence[_Issue], steps: Sequence[int], host_ns: Sequence[int], pauses: Sequence[int]
-    ) -> dict[str, Any]:
+    def _facts(self, issues: Sequence[_Issue], steps: Sequence[int]) -> dict[str, Any]:
         """Return what a reader should know: the step that was measured, and how much of it is explained."""
         rows = self._rows
         own = np.array(sorted({row for one in issues for row in one.rows}))
@@ -510,7 +508,6 @@ class _Writer:
             "step_s": windows,
             "idle_s": idle,
             "explained": known_ns / max(int(self._duration[own].sum()), 1),
-            "paused_s": sum(pauses) / 1e9,
         }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -35,14 +36,22 @@ def tell(warn: Callable[[str], None]) -> None:
 
 
 def install(module: Any) -> None:
-    """Replace GPUs in this process, which has just imported torch, the *module*."""
-    importlib.import_module(internals.DYNAMO)  # first: it needs an unchanged torch
-    from foretrace.tracer.on_cpu import autocast
-    from foretrace.tracer.on_cpu.devices import Gpus, is_foreign
-    from foretrace.tracer.on_cpu.replacing import replace_devices, replace_groups, replace_wrappers
+    """Replace GPUs in this process, which has just loaded *module*: PyTorch's C++, and later PyTorch."""
+    if module.__name__ == internals.C_OF_TORCH:
+        from foretrace.tracer.rehearse.device.installing import fit_out
 
-    Gpus(n_gpus()).install(module)
-    autocast.install(module, is_foreign)
-    replace_devices(module)
-    replace_groups()
-    replace_wrappers(module)
+        fit_out(module, n_gpus(), _say).note(is_on=False)
+        return
+    importlib.import_module(internals.DYNAMO)  # first: it needs an unchanged torch
+    from foretrace.tracer.on_cpu import autocast, replacing
+
+    internals.count_by_driver()
+    internals.make_generators()
+    autocast.install(module)
+    replacing.replace_devices(module)
+    replacing.replace_groups()
+    replacing.replace_wrappers(module)
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"foretrace: {words}\n")

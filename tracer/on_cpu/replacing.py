@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping
@@ -11,29 +12,60 @@ from typing import Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.guarded import everywhere
-from foretrace.tracer.on_cpu import devices
 from foretrace.tracer.rehearse.device import compiling, stand_ins
+from foretrace.tracer.rehearse.replacing import replaces
 
-OWN_PLACE: Final = ("cuda", "pin_memory", "is_pinned", "record_stream")
+FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
+"""Kinds of devices that are replaced by the CPU."""
+
+CHECKPOINTS: Final = "torch.utils.checkpoint"
+"""Module of the saved-tensor hooks that recompute."""
+
+OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+"""Functions of ``torch.cuda`` that ask a real driver, in per cent, degrees, mW and MHz: all return 0."""
+
+OF_STREAMS: Final = ("Stream", "Event", "stream", "current_stream", "synchronize")
+"""What FSDP and others ask the module of their device for: that is the CPU, whose own of older torches lack
+some methods."""
+
+OWN_PLACE: Final = ("cuda", "pin_memory", "is_pinned")
 """Methods of tensors that have nothing to do where there is one memory."""
+
+
+def is_foreign(device: Any) -> bool:
+    """Whether *device* is one that is replaced by ``cpu``; a bare number means a GPU.
+
+    ``cpu:0``, which Accelerate uses, is replaced too.
+    """
+    if isinstance(device, bool) or device is None:
+        return False
+    if isinstance(device, int):
+        return True
+    kind, _, number = str(device).partition(":")
+    return kind in FOREIGN or (kind == "cpu" and bool(number))
 
 
 def placed(device: Any) -> Any:
     """Return *device*, or the processor if it names a GPU, a bare number included."""
     import torch
 
-    is_named = isinstance(device, str | int | torch.device) and devices.is_foreign(device)
+    is_named = isinstance(device, str | int | torch.device) and is_foreign(device)
     return torch.device("cpu") if is_named else device
 
 
 def replace_devices(torch: Any) -> None:
     """Replace devices in all that this process asks of *torch*, in all its threads."""
     mode = _mode(torch)
-    devices.differentiate_in(mode)
-    devices.save_in(mode, torch.autograd.graph)
+    _differentiate_in(mode)
+    _save_in(mode, torch.autograd.graph)
     mode.__enter__()
     _in_threads(mode)
     _without_mode(torch)
+    for name in OF_THE_DRIVER:
+        setattr(torch.cuda, name, lambda device=None: 0)
+    for name in OF_STREAMS:
+        setattr(torch.cpu, name, getattr(torch.cuda, name))
+    stand_ins.profile_host_only()
 
 
 def _mode(torch: Any) -> Any:
@@ -69,26 +101,53 @@ def _mode(torch: Any) -> Any:
     return OnCpu()
 
 
+def _differentiate_in(mode: Any) -> None:
+    """Run backward passes inside *mode*, which torch leaves during a call: recomputation needs it."""
+
+    def around(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward_in_mode(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return run_backward(*args, **kwargs)
+
+        return run_backward_in_mode
+
+    internals.around_backward(around)
+
+
+def _save_in(mode: Any, graph: Any) -> None:
+    """Run saved-tensor hooks inside *mode*, which torch leaves before it calls them."""
+
+    def in_mode(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with mode:
+                return hook(*args)
+
+        return run
+
+    @replaces(graph.saved_tensors_hooks, name="__init__")
+    def init(original: Any, self: Any, *hooks: Callable[..., Any]) -> None:
+        # Those of checkpoints recompute, in a backward that is inside the mode.
+        is_inside = type(self).__module__ == CHECKPOINTS
+        original(self, *(hooks if is_inside else map(in_mode, hooks)))
+
+
 def _in_threads(mode: Any) -> None:
     """Run threads of Python inside *mode*, which torch keeps for each thread."""
-    anywhere: Any = threading.Thread
-    run = anywhere.run
 
-    @functools.wraps(run)
-    def inside(self: Any) -> None:
+    @replaces(threading.Thread)
+    def run(original: Any, self: Any) -> None:
         with mode:
-            run(self)
-
-    anywhere.run = inside
+            original(self)
 
 
 def _without_mode(torch: Any) -> None:
-    """Replace devices in what torch does not offer to modes: files, storages, generators."""
-    load = torch.load
+    """Replace devices in what torch does not offer to modes: defaults, files, storages, generators."""
+    context: Any = importlib.import_module(internals.DEVICE_MODE).DeviceContext
+    replaces(context, name="__init__")(lambda original, self, device: original(self, placed(device)))
 
-    @functools.wraps(load)
-    def loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return load(f, _mapped(torch, map_location), *args, **kwargs)
+    @replaces(torch)
+    def load(original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(f, _mapped(map_location), *args, **kwargs)
 
     class Generator(torch.Generator):  # type: ignore[misc]
         """A generator of the processor, whatever device is named."""
@@ -96,12 +155,13 @@ def _without_mode(torch: Any) -> None:
         def __new__(cls, device: Any = "cpu") -> Any:
             return super().__new__(cls, placed(device))
 
-    torch.load, torch.Generator = loaded, Generator
+    torch.Generator = Generator
+    torch.Tensor.record_stream = lambda tensor, stream: None  # is for the allocator only
     for kind in (torch.UntypedStorage, torch.TypedStorage):
         kind.cuda = kind.pin_memory = lambda self, *args, **kwargs: self
 
 
-def _mapped(torch: Any, location: Any) -> Any:
+def _mapped(location: Any) -> Any:
     """Return where ``torch.load`` puts what a file holds, for its argument *location*."""
     if location is None:  # where it was, which may be a GPU
         return "cpu"
@@ -219,15 +279,14 @@ def _anywhere(original: Any) -> Any:
 
 def _meshes(module: Any) -> None:
     """Make meshes those of the processor, which use the group of all ranks where those of NCCL do."""
-    kind = module.DeviceMesh
-    made, backend = kind.__init__, module.get_backend
-    module.get_backend = lambda group=None: "nccl" if backend(group) == GLOO else backend(group)
 
-    @functools.wraps(made)
-    def init(self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, str(placed(device_type)), *args, **kwargs)
+    @replaces(module)
+    def get_backend(original: Any, group: Any = None) -> str:
+        return "nccl" if (backend := original(group)) == GLOO else backend
 
-    kind.__init__ = init
+    @replaces(module.DeviceMesh, name="__init__")
+    def init(original: Any, self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, str(placed(device_type)), *args, **kwargs)
 
 
 def replace_wrappers(torch: Any) -> None:
@@ -257,11 +316,10 @@ def _compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
 
 def _given(kind: Any, **values: Any) -> None:
     """Give the constructor of *kind* these *values*, whatever the script says; they are set by name."""
-    made = kind.__init__
-    names = list(inspect.signature(made).parameters)
+    names = list(inspect.signature(kind.__init__).parameters)
 
-    @functools.wraps(made)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @replaces(kind, name="__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         found = list(args)
         for name, value in values.items():
             at = names.index(name) - 1 if name in names else len(found)
@@ -269,6 +327,4 @@ def _given(kind: Any, **values: Any) -> None:
                 found[at] = value
             elif name in names:
                 kwargs[name] = value
-        made(self, *found, **kwargs)
-
-    kind.__init__ = init
+        original(self, *found, **kwargs)

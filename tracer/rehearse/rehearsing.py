@@ -348,8 +348,6 @@ class _Acted:
                 "rows_given": {rank: outcomes[rank]["part"].get("given") for rank in sorted(outcomes)},
                 "first_step": first["first_step"],
                 "steps": first["steps"],
-                "rehearsing_s": max(one["process_s"] for one in outcomes.values()),
-                "rehearsing_bytes": max(one["memory_used_bytes"] for one in outcomes.values()),
             },
             memory={str(rank): outcomes[rank]["memory"] for rank in sorted(outcomes)},
             stated=tuple(dict.fromkeys(told for one in outcomes.values() for told in one["stated"])),

@@ -110,7 +110,7 @@ class RehearsalSession(State):
         super().__init__(rank, world_size, stated)
         self.kept, self.tell = Kept(self, warmup, steps), tell
         self.host, self.fused = Host(self, device), Fused(self)
-        self.meter.tell(device.driver)
+        device.driver.meter = self.meter
         self.streams = Streams(self.tape, self.lane, device.driver)
         self.tape.follow = self.streams.follow
         self.backends, self.trainings, self.apart = Backends(self), Trainings(self), Apart(self)
@@ -139,7 +139,7 @@ class RehearsalSession(State):
             from foretrace.tracer.rehearse.tape.repeating import Repeats
             from foretrace.tracer.rehearse.world.pipeline import RehearsedPipeline, StageShapes
 
-            self.pipeline = RehearsedPipeline(self)
+            self.pipeline = RehearsedPipeline(self)  # type: ignore[arg-type]  # that of a rehearsal
             self.shapes = StageShapes(self, known)
             self.shapes.install()
             if repeats:

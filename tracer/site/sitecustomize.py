@@ -24,13 +24,13 @@ def _attach(module: object) -> None:
 
 
 def _take_for_gpus(module: object) -> None:
-    """Have the process take processors for GPUs; *module* is torch, just imported."""
+    """Have the process take processors for GPUs; *module* is torch, or its part in C++, just imported."""
     try:
         from foretrace.tracer.on_cpu import install
 
         install(module)
     except Exception as error:
-        sys.stderr.write(f"foretrace: --on-cpu does not work with this torch: {error!r}\n")
+        sys.stderr.write(f"foretrace: --on-cpu does not work here: {error}\n")
         raise SystemExit(2) from error
 
 
@@ -53,7 +53,7 @@ class _Finder:
     def __init__(self) -> None:
         self.expected = {"torch.distributed.distributed_c10d": _attach}
         if os.environ.get("FORETRACE_ON_CPU"):
-            self.expected["torch"] = _take_for_gpus
+            self.expected |= {"torch._C": _take_for_gpus, "torch": _take_for_gpus}
         self.is_watching = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:

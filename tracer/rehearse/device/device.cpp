@@ -3,7 +3,7 @@
 // Nothing is computed and no memory is held: operators run on fake tensors. What is here is the rest, at the
 // three places where a build for CUDA puts its own: the device guard (current device, streams, events), the
 // CUDA hooks (devices, generators, cuDNN, pinned memory), and the kernels that operators choose inside of
-// PyTorch (attention, recurrent layers). What streams, events and storages go through is noted in order.
+// PyTorch (attention, recurrent layers). What streams and events go through is noted in order.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -38,27 +38,20 @@ struct Told {
 // ---- the log -------------------------------------------------------------------------------------------------
 
 // In the order of `device.driver.KINDS`.
-enum Kind : int64_t {
-  RECORD, WAIT, SWITCH, SYNC_STREAM, SYNC_EVENT, SYNC_DEVICE, ALLOCATE, FREE, USED_BY
-};
+enum Kind : int64_t { RECORD, WAIT, SYNC_STREAM, SYNC_EVENT, SYNC_DEVICE };
 
 struct Entry {
-  int64_t kind, device, stream, number, bytes;
+  int64_t kind, stream, number;
 };
 
-struct Bytes {
-  int64_t now, peak, allocated, freed;
-};
-
-std::mutex noting;  // guards the four below; who holds it never asks for Python's lock
+std::mutex noting;  // guards the three below; who holds it never asks for Python's lock
 std::vector<Entry> entries;
-std::array<Bytes, MOST_DEVICES> memory{};
 std::map<uintptr_t, size_t> pinned;  // real memory that a script has pinned: begin and size
 bool is_noting = true;
 
-void note(Kind kind, int64_t device, int64_t stream, int64_t number, int64_t bytes = 0) {
+void note(Kind kind, int64_t stream, int64_t number) {
   std::lock_guard<std::mutex> hold(noting);
-  if (is_noting) entries.push_back({kind, device, stream, number, bytes});
+  if (is_noting) entries.push_back({kind, stream, number});
 }
 
 // ---- the current device, streams and events ------------------------------------------------------------------
@@ -98,32 +91,27 @@ struct Guard final : impl::DeviceGuardImplInterface {
   Stream getNewStream(Device of, int) const override { return stream_of(index_of(of), next_stream++); }
   Stream exchangeStream(Stream to) const noexcept override {
     auto before = getStream(to.device());
-    if (before.id() != to.id()) {
-      streams[index_of(to.device())] = to.id();
-      note(SWITCH, index_of(to.device()), to.id(), 0);
-    }
+    streams[index_of(to.device())] = to.id();
     return before;
   }
   void* getStreamNativeHandle(const Stream of) const { return reinterpret_cast<void*>(of.id()); }
   bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream& on) const override { note(SYNC_STREAM, on.device_index(), on.id(), 0); }
-  void synchronizeDevice(const DeviceIndex device) const override { note(SYNC_DEVICE, device, 0, 0); }
+  void synchronizeStream(const Stream& on) const override { note(SYNC_STREAM, on.id(), 0); }
+  void synchronizeDevice(const DeviceIndex) const override { note(SYNC_DEVICE, 0, 0); }
 
   void record(void** event, const Stream& on, const DeviceIndex, const EventFlag) const override {
     if (!*event) *event = reinterpret_cast<void*>(next_event++);
-    note(RECORD, on.device_index(), on.id(), reinterpret_cast<int64_t>(*event));
+    note(RECORD, on.id(), reinterpret_cast<int64_t>(*event));
   }
   void block(void* event, const Stream& on) const override {
-    if (event) note(WAIT, on.device_index(), on.id(), reinterpret_cast<int64_t>(event));
+    if (event) note(WAIT, on.id(), reinterpret_cast<int64_t>(event));
   }
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void* event) const override {
-    if (event) note(SYNC_EVENT, current, streams[current], reinterpret_cast<int64_t>(event));
+    if (event) note(SYNC_EVENT, streams[current], reinterpret_cast<int64_t>(event));
   }
   double elapsedTime(void*, void*, const DeviceIndex) const override { return 1.0; }  // there is no clock
-  void recordDataPtrOnStream(const DataPtr& data, const Stream& on) const override {
-    note(USED_BY, on.device_index(), on.id(), reinterpret_cast<int64_t>(data.get()));
-  }
+  void recordDataPtrOnStream(const DataPtr&, const Stream&) const override {}
 };
 Guard guard;
 
@@ -134,26 +122,10 @@ constexpr int64_t FIRST_ADDRESS = int64_t{1} << 40, FIRST_PINNED = int64_t{1} <<
 std::atomic<int64_t> next_address{FIRST_ADDRESS}, next_pinned{FIRST_PINNED};
 
 struct Block {
-  int64_t address, bytes;
   DeviceIndex device;  // -1: pinned memory of the host
 };
 
-void count(const Block& block, int64_t bytes) {
-  auto& one = memory[block.device];
-  one.now += bytes;
-  one.peak = std::max(one.peak, one.now);
-  (bytes > 0 ? one.allocated : one.freed) += std::abs(bytes);
-}
-
-void end(void* context) {
-  auto* block = static_cast<Block*>(context);
-  if (block->device >= 0 && block->bytes) {
-    std::lock_guard<std::mutex> hold(noting);
-    count(*block, -block->bytes);
-    if (is_noting) entries.push_back({FREE, block->device, 0, block->address, block->bytes});
-  }
-  delete block;
-}
+void end(void* context) { delete static_cast<Block*>(context); }
 
 // Gives *storage* an address unless it has one; returns it, 0 for a storage of no bytes.
 int64_t place(StorageImpl* storage, DeviceIndex device) {
@@ -162,20 +134,14 @@ int64_t place(StorageImpl* storage, DeviceIndex device) {
   auto size = storage->sym_nbytes().maybe_as_int();
   if (!size) return 0;
   if (*size == 0) {  // its device is kept: it may grow
-    storage->set_data_ptr_noswap({nullptr, new Block{0, 0, device}, &end, storage->device()});
+    storage->set_data_ptr_noswap({nullptr, new Block{device}, &end, storage->device()});
     return 0;
   }
   const int64_t bytes = (*size + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
   auto& next = device < 0 ? next_pinned : next_address;
-  auto* block = new Block{next.fetch_add(bytes), bytes, device};
-  auto* address = reinterpret_cast<void*>(block->address);
-  storage->set_data_ptr_noswap({address, block, &end, storage->device()});
-  if (device >= 0) {
-    std::lock_guard<std::mutex> hold(noting);
-    count(*block, bytes);
-    if (is_noting) entries.push_back({ALLOCATE, device, streams[device], block->address, bytes});
-  }
-  return block->address;
+  const int64_t address = next.fetch_add(bytes);
+  storage->set_data_ptr_noswap({reinterpret_cast<void*>(address), new Block{device}, &end, storage->device()});
+  return address;
 }
 
 // ---- pinned memory that is real: of tensors that are not fake --------------------------------------------------
@@ -232,7 +198,7 @@ struct Hooks final : at::CUDAHooksInterface {
   void setCurrentDevice(DeviceIndex to) const override { exchange(checked(to)); }
   DeviceIndex exchangeDevice(DeviceIndex to) const override { return exchange(checked(to)); }
   DeviceIndex maybeExchangeDevice(DeviceIndex to) const override { return exchange(checked(to)); }
-  void deviceSynchronize(DeviceIndex device) const override { note(SYNC_DEVICE, device, 0, 0); }
+  void deviceSynchronize(DeviceIndex) const override { note(SYNC_DEVICE, 0, 0); }
 
   bool hasCUDA() const override { return true; }
   bool hasCUDART() const override { return true; }
@@ -491,7 +457,7 @@ void device_set_stream(int64_t device, int64_t stream) {
   guard.exchangeStream(stream_of(static_cast<DeviceIndex>(device), stream));
 }
 
-void device_synchronize() { note(SYNC_DEVICE, current, 0, 0); }
+void device_synchronize() { note(SYNC_DEVICE, 0, 0); }
 
 int64_t device_place(void* storage, int64_t device) {
   return place(static_cast<StorageImpl*>(storage), static_cast<DeviceIndex>(device));
@@ -507,20 +473,6 @@ void device_resized(void* storage) {
 }
 
 int64_t device_is_pinned(void* storage) { return is_pinned(static_cast<StorageImpl*>(storage)->data_ptr().get()); }
-
-void device_used_by(void* storage, int64_t device, int64_t stream) {
-  note(USED_BY, device, stream, reinterpret_cast<int64_t>(static_cast<StorageImpl*>(storage)->data_ptr().get()));
-}
-
-void device_memory(int64_t device, Bytes* out) {
-  std::lock_guard<std::mutex> hold(noting);
-  *out = memory[device];
-}
-
-void device_reset_peak(int64_t device) {
-  std::lock_guard<std::mutex> hold(noting);
-  memory[device].peak = memory[device].now;
-}
 
 void device_log(int64_t is_on) {
   std::lock_guard<std::mutex> hold(noting);

@@ -1,4 +1,4 @@
-"""The compiled part of the device, with types; and what its streams and storages went through, in order."""
+"""The compiled part of the device, with types; and what its streams went through, in order."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from foretrace.tracer import internals
+from foretrace.tracer.rehearse.device.memory import Meter
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.traces.private import is_private, private_folder
 from foretrace.traces.replacing import scratch_folder
@@ -52,7 +53,7 @@ def compiler() -> str:
         if found := shutil.which(name):
             return found
     raise RehearsalError(
-        "a rehearsal needs a C++ compiler, once for each version of PyTorch: install g++ "
+        "a GPU that is not there takes a C++ compiler, once for each version of PyTorch: install g++ "
         "(apt install g++, dnf install gcc-c++, conda install gxx), or name one in CXX"
     )
 
@@ -79,7 +80,7 @@ def library(
     found = private_folder(cache_folder(), WHY) / f"{key}.so"
     if not found.exists():
         by = compiler()
-        tell("compiling the GPU of rehearsals, once for this version of PyTorch: about 20 seconds")
+        tell("compiling a GPU that is not there, once for this version of PyTorch: about 20 seconds")
         _compile(by, torch_folder, flags, found)
     if not is_private(found):
         raise RehearsalError(f"{found}: others can write to it, and it would be run: remove it")
@@ -109,11 +110,8 @@ def _compile(by: str, torch_folder: Path, flags: tuple[str, ...], target: Path) 
         made.replace(target)
 
 
-KINDS: Final = (
-    *("record", "wait", "switch", "synchronize_stream", "synchronize_event", "synchronize_device"),
-    *("allocate", "free", "used_by"),
-)
-"""What happens to streams and storages, as device.cpp numbers it."""
+KINDS: Final = ("record", "wait", "synchronize_stream", "synchronize_event", "synchronize_device")
+"""What happens to streams, as device.cpp numbers it."""
 
 MOST_DEVICES: Final = 120
 """Devices of a process, as device.cpp has room for them."""
@@ -125,15 +123,11 @@ _ROOM: Final = 1024
 
 
 class Entry(NamedTuple):
-    """Something that happened to a stream, an event or a storage."""
+    """Something that happened to a stream or an event."""
 
     kind: str  # one of `KINDS`
-    device: int  # number of the device
-    # number of the stream: that which records or waits, the new current one, or the current one of an
-    # allocation; 0 is the default stream
-    stream: int
-    number: int  # of the event, or the address of the storage
-    n_bytes: int  # of the storage, as the caching allocator rounds them
+    stream: int  # number of the stream that records or waits; 0 is the default stream
+    number: int  # of the event
 
 
 class Driver:
@@ -146,32 +140,21 @@ class Driver:
         cudnn: version of cuDNN as a number.
 
     Attributes:
-        memory_of: returns bytes of a device: now, most, ever allocated, ever freed.
-        reserved: returns what the allocator of a device holds now and at most, in bytes; by default what is
-            allocated. A session that models the allocator puts its own here.
-        configure: takes a text as the settings of that allocator.
-        reset_peak: looks for the most bytes of a device from now on.
+        meter: what a script is told of memory; a session, which follows that, puts its own here.
     """
 
     def __init__(self, library: Path, count: int, capability: tuple[int, int], cudnn: int) -> None:
         self._library = ctypes.PyDLL(
             str(library)
         )  # keeps Python's lock: each call takes less than giving it up
-        self._entries = (ctypes.c_int64 * (5 * _ROOM))()
-        self._count = count
-        self.memory_of: Callable[[int], tuple[int, int, int, int]] = self._placed
-        self.reset_peak: Callable[[int], None] = lambda device: self._call("reset_peak", device)
-        self.reserved: Callable[[int], tuple[int, int]] = lambda device: self.memory_of(device)[:2]
-        self.configure: Callable[[str], None] = lambda text: None
-        self.give_back: Callable[[], None] = lambda: None  # empties the cache of that allocator
+        self._entries = (ctypes.c_int64 * (len(Entry._fields) * _ROOM))()
+        self._count, self.meter = count, Meter(lambda: 0)
         self._call("install", count, *capability, cudnn)
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         self._place = self._function("place", number, pointer, number)
         self._take = self._function("take", number, pointer, number)
         self._resized = self._function("resized", None, pointer)
         self._is_pinned = self._function("is_pinned", number, pointer)
-        self._used_by = self._function("used_by", None, pointer, number, number)
-        self._memory = self._function("memory", None, number, pointer)
         self._exchange = self._function("exchange", number, number)
         self._stream = self._function("stream", number, number)
         tensors = (pointer,) * 4
@@ -219,10 +202,11 @@ class Driver:
 
     def take(self) -> Iterator[Entry]:
         """Yield what has happened since the last call, in order."""
+        width = len(Entry._fields)
         while n := self._take(self._entries, _ROOM):
-            rows = self._entries[: 5 * n]
-            for at in range(0, 5 * n, 5):
-                yield Entry(KINDS[rows[at]], *rows[at + 1 : at + 5])
+            rows = self._entries[: width * n]
+            for at in range(0, width * n, width):
+                yield Entry(KINDS[rows[at]], *rows[at + 1 : at + width])
 
     def place(self, storage: Any, device: int) -> int:
         """Give *storage* an address on *device* unless it has one; return it, 0 for a storage of no bytes."""
@@ -237,10 +221,6 @@ class Driver:
         """Whether *storage* is pinned memory of the host."""
         return bool(self._is_pinned(internals.number_of_storage(storage)))
 
-    def used_by(self, storage: Any, stream: Any) -> None:
-        """Note that *stream* uses *storage*, whose memory must not be used again before it has done so."""
-        self._used_by(internals.number_of_storage(storage), stream.device_index, stream.stream_id)
-
     def takes(self, kernel: int, *of: Any) -> bool:
         """Whether a kernel of attention takes tensors (where C++ holds them), a rate of dropout and flags.
 
@@ -251,20 +231,3 @@ class Driver:
         if found < 0:
             raise RehearsalError("the shapes of an attention do not tell which kernel a GPU takes for it")
         return bool(found)
-
-    def _placed(self, device: int) -> tuple[int, int, int, int]:
-        """Return bytes of the storages that have an address, as ``memory_of``."""
-        found = (ctypes.c_int64 * 4)()
-        self._memory(device, found)
-        now, most, allocated, freed = found
-        return now, most, allocated, freed
-
-    def memory(self, device: int) -> Mapping[str, tuple[int, int, int, int]]:
-        """Return the same by kind, as ``torch.cuda.memory_stats`` names them."""
-        used, (now, most) = self.memory_of(device), self.reserved(device)
-        same = dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), used)
-        return {**same, "reserved_bytes": (now, most, now, 0)}
-
-    def empty_cache(self) -> None:
-        """Give back what the allocator holds and nobody uses."""
-        self.give_back()

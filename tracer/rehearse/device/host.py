@@ -16,7 +16,7 @@ from typing import Any, Final
 from foretrace.tracer import internals
 from foretrace.tracer.operators import dtype_name, tensor_bytes
 from foretrace.tracer.rehearse.device import driver
-from foretrace.tracer.rehearse.device.installing import Device, Gpu
+from foretrace.tracer.rehearse.device.installing import Device
 from foretrace.tracer.rehearse.device.memory import Memory
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.tape.calls import Kernel, tensors_in
@@ -197,15 +197,9 @@ def _is_returned(tensor: Any) -> bool:
 SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
 """Environment variable that says how large a workspace is, as pairs ``:KIB:COUNT``."""
 
-# Both sizes: ``parseChosenWorkspaceSize`` in ATen/cuda/CublasHandlePool.cpp.
-LARGE_BYTES: Final = 32 * 2**20
-"""Size on Hopper and Blackwell, if nothing else is said."""
-
-SMALL_BYTES: Final = 2 * 4096 * 2**10 + 8 * 16 * 2**10
-"""Size on any other GPU: ``:4096:2:16:8``."""
-
-LARGE_ON: Final = frozenset({9, 10, 11, 12})
-"""Major compute capabilities of Hopper and Blackwell."""
+WORKSPACE_BYTES: Final = 32 * 2**20
+"""Size on a Hopper, as the rehearsed GPU is one, if nothing else is said: ``parseChosenWorkspaceSize`` in
+ATen/cuda/CublasHandlePool.cpp."""
 
 PRODUCTS: Final = frozenset(
     {
@@ -216,16 +210,14 @@ PRODUCTS: Final = frozenset(
 """Operators whose kernels on CUDA come from cuBLAS or cuBLASLt."""
 
 
-def workspace_bytes(major: int, environment: Mapping[str, str]) -> int:
-    """Return the size of a workspace on a GPU of compute capability *major*.
+def workspace_bytes(environment: Mapping[str, str]) -> int:
+    """Return the size of a workspace.
 
-    >>> workspace_bytes(9, {}), workspace_bytes(8, {}), workspace_bytes(9, {SETTING: ":4096:2:16:8"})
-    (33554432, 8519680, 8519680)
+    >>> workspace_bytes({}), workspace_bytes({SETTING: ":4096:2:16:8"})
+    (33554432, 8519680)
     """
     pairs = re.findall(r":([0-9]+):([0-9]+)", environment.get(SETTING, ""))
-    if pairs:
-        return sum(int(kib) * 2**10 * int(count) for kib, count in pairs)
-    return LARGE_BYTES if major in LARGE_ON else SMALL_BYTES
+    return sum(int(kib) * 2**10 * int(count) for kib, count in pairs) if pairs else WORKSPACE_BYTES
 
 
 class Workspaces:
@@ -256,4 +248,4 @@ class Workspaces:
         thread = 0 if self._is_in_backward() else threading.get_ident()
         if (thread, stream) not in self._taken:
             self._taken.add((thread, stream))
-            self._session.memory.reserve(workspace_bytes(Gpu().major, os.environ), stream)
+            self._session.memory.reserve(workspace_bytes(os.environ), stream)

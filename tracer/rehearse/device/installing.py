@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from foretrace.tracer import internals
+from foretrace.tracer.importing import Expectation
 from foretrace.tracer.rehearse.device.driver import MOST_DEVICES, Driver, library
 from foretrace.tracer.rehearse.device.kernels import make_mode, register
 from foretrace.tracer.rehearse.errors import RehearsalError
@@ -31,13 +31,9 @@ Source: what the wheels of torch 2.6.0, 2.7.1, 2.8.0, 2.10.0, 2.11.0, 2.12.1 and
 """
 
 
-CAPABILITIES: Final = ((8, 0), (9, 0))
-"""Architectures for which the kernel of attention is known: device.cpp was compared with builds for CUDA."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Properties of a GPU, under the names of ``torch.cuda.get_device_properties``: by default an H100.
+    """Properties of a GPU, under the names of ``torch.cuda.get_device_properties``: those of an H100.
 
     A script may choose by them; the times of its work are those of the cluster that it is simulated on.
     """
@@ -75,40 +71,31 @@ class Device:
     # current devices and streams, memory, and what happened to them, in order (``driver.take``)
     driver: Driver
     mode: Any  # makes all tensors fake while it is active. Those of the device are fake at any time
-    gpu: Gpu  # the properties that the script sees
     _kept: Any
 
 
-def install(
-    count: int,
-    *,
-    gpu: Gpu | None = None,
-    tell: Callable[[str], None] = lambda words: None,
-) -> Device:
+def install(count: int, *, tell: Callable[[str], None] = lambda words: None) -> Device:
     """Import PyTorch with *count* CUDA devices that do not exist.
 
     Args:
         count: devices, from 0 to 120.
-        gpu: the properties of each.
         tell: called with what is done if it takes long.
 
     Raises:
-        RehearsalError: torch was imported before, *gpu* is not known, there is no compiler, or it fails.
+        RehearsalError: torch was imported before, there is no compiler, or it fails.
     """
-    if not 0 <= count <= MOST_DEVICES:
-        raise RehearsalError(f"{count} GPUs in one process: at most {MOST_DEVICES} are possible")
-    gpu = gpu or Gpu()
-    if (gpu.major, gpu.minor) not in CAPABILITIES:
-        known = " and ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
-        raise RehearsalError(
-            f"compute capability {gpu.major}.{gpu.minor}: what PyTorch does is known for {known} only"
-        )
     if "torch" in sys.modules:
         raise RehearsalError("the device of a rehearsal has to be there before torch is imported")
-    with _Finder(count, gpu, tell) as finder:
+    drivers = list[Driver]()
+    expected = Expectation(internals.C_OF_TORCH, lambda c: drivers.append(fit_out(c, count, tell)))
+    try:
         import torch
-    if (driver := finder.driver) is None:
+    finally:
+        expected.remove()
+    if not drivers:
         raise RehearsalError("torch has no module of C++ where it used to be")
+    (driver,) = drivers
+    internals.count_by_driver()
     internals.lift_on_host()
     internals.make_generators()
     warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
@@ -124,50 +111,26 @@ def install(
     kept = register(mode, driver)
     if count:
         internals.start_device()
-    return Device(driver, mode, gpu, kept)
+    return Device(driver, mode, kept)
 
 
-class _Finder(MetaPathFinder):
-    """Finds PyTorch's module of C++, and fits it out when it is loaded, before PyTorch's Python reads it."""
-
-    def __init__(self, count: int, gpu: Gpu, tell: Callable[[str], None]) -> None:
-        self._count, self._gpu, self._tell = count, gpu, tell
-        self.driver: Driver | None = None
-
-    def __enter__(self) -> _Finder:
-        sys.meta_path.insert(0, self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return where the module is, with a loader that is followed by `_fit`."""
-        if name != internals.C_OF_TORCH:
-            return None
-        spec: Any = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                self._fit(module, Path(spec.origin).parent)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-    def _fit(self, c: Any, folder: Path) -> None:
-        gpu, version = self._gpu, sys.modules["torch.version"].__version__
-        numbers = tuple(int(part) for part in version.split(".")[:2])
-        # The newest comes first: the first one that is not newer than this PyTorch counts.
-        wheel = next(wheel for since, wheel in WHEELS.items() if numbers >= since)
-        built = library(folder, new_abi=internals.has_new_abi(c), runtime=wheel.runtime, tell=self._tell)
-        self.driver = Driver(built, self._count, (gpu.major, gpu.minor), wheel.cudnn)
-        internals.become_cuda_build(c, self.driver, gpu, wheel, _refused)
+def fit_out(c: ModuleType, count: int, tell: Callable[[str], None]) -> Driver:
+    """Give PyTorch's C++, just loaded, devices, before PyTorch's Python reads it; as ``install``."""
+    if not 0 <= count <= MOST_DEVICES:
+        raise RehearsalError(f"{count} GPUs in one process: at most {MOST_DEVICES} are possible")
+    numbers = tuple(int(part) for part in sys.modules["torch.version"].__version__.split(".")[:2])
+    # The newest comes first: the first one that is not newer than this PyTorch counts.
+    wheel = next(wheel for since, wheel in WHEELS.items() if numbers >= since)
+    folder, abi = Path(str(c.__file__)).parent, internals.has_new_abi(c)
+    built = library(folder, new_abi=abi, runtime=wheel.runtime, tell=tell)
+    gpu = Gpu()
+    driver = Driver(built, count, (gpu.major, gpu.minor), wheel.cudnn)
+    internals.become_cuda_build(c, driver, gpu, wheel, _refused)
+    return driver
 
 
 def _refused(name: str) -> Exception:
     """Return the error for a function of CUDA that has no answer."""
     return RehearsalError(
-        f"a rehearsed GPU has no {name.lstrip('_')}: the script asks CUDA for more than is rehearsed"
+        f"a GPU that is not there has no {name.lstrip('_')}: the script asks CUDA for more than is imitated"
     )

@@ -138,7 +138,7 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
     aten: Any = torch.ops.aten
 
     def record_stream(tensor: Any, stream: Any) -> None:
-        driver.used_by(tensor.untyped_storage(), stream)
+        """Do nothing: the allocator is not told when a stream is done with memory."""
 
     def is_pinned(tensor: Any, device: Any = None) -> bool:
         return bool(tensor.device.type == "cpu" and driver.is_pinned(tensor.untyped_storage()))

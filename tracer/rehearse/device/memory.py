@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 from foretrace.tracer.rehearse.device.allocator import Reserved, set_by_script
-from foretrace.tracer.rehearse.device.driver import Driver
 
 # What a script is told of the memory of its device, and that it is full.
 
@@ -46,13 +45,11 @@ class Meter:
         self.now = self.peak = self.reserved = self.most_reserved = 0
         self._empty_cache, self._is_full = empty_cache, False
 
-    def tell(self, driver: Driver) -> None:
-        """Have what a script asks *driver* for answered by this meter."""
-        # The driver counts storages that have an address, which remembered tensors have not.
-        driver.memory_of = lambda device: (self.now, self.peak, self.now, 0)
-        driver.reserved = lambda device: (self.reserved, self.most_reserved)
-        driver.reset_peak, driver.give_back = self.reset, self.empty
-        driver.configure = set_by_script
+    def told(self) -> Mapping[str, tuple[int, int, int, int]]:
+        """Return bytes now, at most, ever taken and ever freed by kind, as ``memory_stats`` names them."""
+        used = self.now, self.peak, self.now, 0
+        same = dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), used)
+        return {**same, "reserved_bytes": (self.reserved, self.most_reserved, self.reserved, 0)}
 
     def changed(self, n_bytes: int, reserved_bytes: int) -> None:
         """Take note of *n_bytes* in all, and of what the allocator holds for them.
@@ -64,7 +61,9 @@ class Meter:
         self.now, self.reserved = n_bytes, max(n_bytes, min(reserved_bytes, CAPACITY_BYTES))
         self.peak, self.most_reserved = max(self.peak, n_bytes), max(self.most_reserved, self.reserved)
 
-    def reset(self, device: Any = None) -> None:
+    configure = staticmethod(set_by_script)  # takes a text as the settings of the allocator
+
+    def reset(self) -> None:
         """Look for the most from now on."""
         self.peak, self.most_reserved = self.now, self.reserved
 

@@ -25,7 +25,7 @@ from foretrace.tracer.rehearse.tape.remembered import Memo
 from foretrace.tracer.rehearse.tape.tape import HOST_WAIT
 from foretrace.tracer.rehearse.tape.works import BY_NUMBERS, SILENT, Work
 from foretrace.tracer.rehearse.world import communicating
-from foretrace.tracer.rehearse.world.communicating import FUNCTIONAL, Communications
+from foretrace.tracer.rehearse.world.communicating import Communications, kind_of
 from foretrace.traces.rehearsal import ON_HOST, TO_HOST
 
 # What comes with an operator besides its kernel: writes of what it reads or keeps, waits of the host.
@@ -410,7 +410,7 @@ class Watcher:
         if namespace in COMMUNICATING:
             if name == "wait_tensor":
                 return self._communications.wait_tensor
-            return self._communications.functional(FUNCTIONAL[name]) if name in FUNCTIONAL else _through
+            return self._communications.functional(kind) if (kind := kind_of(name)) else _through
         if namespace == "prim":
             return _through
         if namespace == "profiler":

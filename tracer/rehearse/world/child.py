@@ -12,12 +12,10 @@ import faulthandler
 import gc
 import json
 import os
-import resource
 import runpy
 import select
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -189,7 +187,6 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     Raises:
         RehearsalError: the script cannot be rehearsed, or did not do a step.
     """
-    began = time.process_time()
     os.chdir(spec["cwd"])
     # A rehearsal may be a task of SLURM itself: none of its ranks is that task.
     for name in launchers.inherited(os.environ):
@@ -229,7 +226,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
             "stepped, so it is unknown where its steps are; if it trains in another way, call "
             f"foretrace.step() at the end of each step; {_noted(session)}its output is in {spec['log']}"
         )
-    return _written(spec, session, world) | {"process_s": time.process_time() - began}
+    return _written(spec, session, world)
 
 
 def _noted(session: Any) -> str:
@@ -359,6 +356,4 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
         **session.trainings.loaded.told(session.job),
         "versions": versions(),
         "n_events": session.tape.n_events,
-        # Linux tells it in KiB.
-        "memory_used_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

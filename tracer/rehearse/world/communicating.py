@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -459,23 +459,14 @@ def by_parts(session: State, mode: Any, func: Any) -> Any:
     return handler
 
 
-FUNCTIONAL: Final[Mapping[str, str]] = {
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_reduce_coalesced_": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
-    "broadcast_": "broadcast",
-    "shard_dim_alltoall": "all_to_all",
-}
-"""Functional collectives, and the kind of each."""
+_FUNCTIONAL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+"""Kinds of functional collectives, with which their names begin; `_dtensor` has one more."""
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of the functional collective of that *name*, "" if it is none."""
+    name = name.replace("shard_dim_alltoall", "all_to_all")
+    return next((kind for kind in _FUNCTIONAL if name.startswith(kind)), "")
 
 
 _OPS: Final = frozenset(

@@ -16,22 +16,16 @@ from foretrace.tracer.rehearse.state import State
 class RehearsedPipeline(PipelineHook):
     """The recorder's hook for pipelines, for tensors that have no address."""
 
-    def __init__(self, session: State) -> None:
-        super().__init__(session)  # type: ignore[arg-type]
-        self._transfers: dict[tuple[str, int], tuple[Position, Block]] = {}
-
     def announced(self, kind: str, tensor: Any) -> tuple[Position, Block]:
         """Return stage and micro-batch of a transfer that is being issued, and what is sent."""
-        found = self._transfers.pop((kind, id(tensor)), None)
-        if found is None:
-            return self._session.position, self._session.lane.block
-        found[0].step = max(self._session.position.step, 0)  # of the first step, if before its first forward
+        found = super().announced(kind, tensor)
+        if found[0].step < 0 and found[0] is not self._session.position:
+            found[0].step = 0  # of the first step, if before its first forward
         return found
 
-    def _announce(self, kind: str, content: Block, stage: Any, microbatch: int, transfers: Any) -> None:
-        numbers = (stage.stage_index, stage.stage_index // stage.group_size, microbatch)
-        for transfer in transfers:
-            self._transfers[(kind, id(transfer.tensor))] = Position(-1, *numbers), content
+    @staticmethod
+    def _key(tensor: Any) -> int:
+        return id(tensor)
 
 
 class StageShapes:
