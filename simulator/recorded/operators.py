@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from foretrace.simulator.compute.timing import COPY_START_S, ComputeModel, factor_of, fixed_s, link_s
 from foretrace.simulator.errors import CalibrationError
-from foretrace.simulator.network.collectives import KINDS
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Int64Array
 from foretrace.simulator.recorded.calibrate import Calibrated, Error, check_device
@@ -84,6 +83,7 @@ STEP: Final = "step"
 HOST: Final = "copies to and from the host"
 UNKNOWN: Final = "operators of unknown work"
 COMMUNICATION_PART: Final = "communication"
+UNTOLD: Final = "communication with ranks that the trace lacks"
 LAUNCHING: Final = "host launches"
 PAUSES: Final = "host pauses"
 NOTHING: Final = "nothing runs"
@@ -243,12 +243,18 @@ class Trace:
         # An operator that never ran has no mean; its zero time counts for nothing.
         return Timed(kinds, design, calls, took / np.maximum(calls, 1), kernels)
 
+    @property
+    def _communication(self) -> str:
+        """Name of the part of a step that communicates; with ranks that are missing it takes what it took."""
+        return COMMUNICATION_PART if len(self.tables) == self.rehearsal.world_size else UNTOLD
+
     def measured_parts(self, compute: ComputeModel) -> dict[str, float]:
         """Return the seconds of a step and of its parts, mean over ranks and steps."""
         found: dict[str, float] = defaultdict(float)
         facts = self.rehearsal.job["traced"]
         found[STEP] = float(np.mean([np.median(one["step_s"]) for one in facts.values()]))
         n = len(self.tables) * self.n_steps
+        communication = self._communication
         for rank, tables in self.tables.items():
             timed = self.timed(rank, compute)
             for kind, calls, took in zip(timed.kinds, timed.calls, timed.device_s, strict=True):
@@ -258,7 +264,7 @@ class Trace:
                 measured[name].to_numpy() for name in ("event", "device_ns", "host_ns", "pause_ns")
             )
             what = tables.events["what"].to_numpy()[event]
-            found[COMMUNICATION_PART] += float(device_ns[what == COMMUNICATION].sum()) / 1e9 / n
+            found[communication] += float(device_ns[what == COMMUNICATION].sum()) / 1e9 / n
             found[LAUNCHING] += float(host_ns.sum()) / 1e9 / n
             found[PAUSES] += float(pause_ns.sum()) / 1e9 / n
         found[NOTHING] = float(np.mean([np.mean(one["idle_s"]) for one in facts.values()]))
@@ -283,17 +289,19 @@ class Trace:
             )
         spans = simulation.spans
         seconds = int64(spans, "duration_ns") / 1e9
-        first = int64(spans, "rank") == self.rehearsal.ranks[0]
+        own = [int64(spans, "rank") == rank for rank in self.rehearsal.ranks]
         for name, kinds, value in (
-            (COMMUNICATION_PART, "category", ("collective", "p2p")),
+            (self._communication, "category", ("collective", "p2p")),
             (LAUNCHING, "kind", ("launch",)),
             (PAUSES, "kind", ("pause",)),
         ):
-            found[name] = float(seconds[first & is_one_of(spans, kinds, value)].sum()) / self.n_steps
+            # Ranks that are stood for are in the simulation, too, but not in the trace.
+            found[name] = float(seconds[np.any(own, axis=0) & is_one_of(spans, kinds, value)].sum()) / n
         found[STEP] = float(simulation.summary["step_time_s"])
-        runs = first & is_one_of(spans, "category", ("compute", "copy", "collective", "p2p"))
+        runs = is_one_of(spans, "category", ("compute", "copy", "collective", "p2p"))
         # Nothing runs where no span covers a moment; of overlapping streams each moment counts once.
-        found[NOTHING] = max(found[STEP] - _covered_s(spans, runs) / self.n_steps, 0.0)
+        covered_s = sum(_covered_s(spans, runs & one) for one in own) / n
+        found[NOTHING] = max(found[STEP] - covered_s, 0.0)
         return found
 
 
@@ -433,40 +441,19 @@ def _link(trace: Trace, timed: Sequence[Timed], compute: ComputeModel) -> dict[s
 
 
 def _network(run: Run, trace: Trace, machine: Cluster) -> Communication:
-    """Return the factors on communication: of all ranks, or of those that the trace holds."""
+    """Return the factors on communication, if the trace holds all ranks."""
     world_size = trace.rehearsal.world_size
     if world_size == 1:
         return Communication({}, [])
-    network = Network(machine, place(world_size, machine))
     if len(trace.tables) == world_size:
+        network = Network(machine, place(world_size, machine))
         steps = np.unique(int64(run.spans([run.stored_ranks[0]]), "step")).tolist()
         return network_factors(run, network, world_size, steps)
-    members = {group.id: group.ranks for group in trace.rehearsal.groups}
-    wanted: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for rank, tables in trace.tables.items():
-        messages = tables.messages.to_pylist()
-        event, device_ns = (trace.measured_of[rank][name].to_numpy() for name in ("event", "device_ns"))
-        what, item = (tables.events[name].to_numpy()[event] for name in ("what", "item"))
-        for number, ns in zip(item[what == COMMUNICATION], device_ns[what == COMMUNICATION], strict=True):
-            message = messages[number]
-            ranks = members.get(message["group"], ())
-            if message["kind"] in KINDS and message["peer"] < 0 and len(ranks) > 1:
-                cost = network.collective(message["kind"], message["size_bytes"], ranks)
-                link = "near" if network.shape(ranks).n_domains == 1 else "far"
-                wanted[f"{link}.{message['kind']}"].append(((cost.latency_ns + cost.wire_ns) / 1e9, ns / 1e9))
-    # all that one rank saw beyond the catalogue may be waiting: so large is the error
-    factors: dict[str, Factor] = {}
-    for name, pairs in wanted.items():
-        expected_s, took_s = (sum(column) for column in zip(*pairs, strict=True))
-        if expected_s > 0 and took_s > 0:
-            value = took_s / expected_s
-            one = Factor(value, abs(value - 1))
-            factors |= {f"{name}.latency": one, f"{name}.wire": one}
     waiting = (
-        f"waiting and transfer of communication: the trace holds {len(trace.tables)} of {world_size} ranks, "
-        "so that its factors hold both; they are of this run, not of the links"
+        f"waiting and transfer of communication: the trace holds {len(trace.tables)} of {world_size} ranks; "
+        "the catalogue is used, and like this run communication takes what it took"
     )
-    return Communication(factors, [waiting] if factors else [])
+    return Communication({}, [waiting])
 
 
 def errors_of(path: str, machine: Cluster, simulation: Simulation) -> tuple[Error, ...]:

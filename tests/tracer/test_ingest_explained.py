@@ -14,7 +14,7 @@ from foretrace.simulator.compute.timing import COPY_START_S, ComputeModel
 from foretrace.simulator.errors import CalibrationError
 from foretrace.simulator.recorded.calibrate import Calibrated
 from foretrace.simulator.recorded.calibration import read_calibration
-from foretrace.simulator.recorded.operators import Trace, calibrate_traced
+from foretrace.simulator.recorded.operators import COMMUNICATION_PART, PAUSES, UNTOLD, Trace, calibrate_traced
 from foretrace.simulator.rehearsed.works import op_of
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.ingest.ingest import ingest
@@ -392,17 +392,43 @@ def test_one_rank_of_several_cannot_tell_waiting_from_transfer(tmp_path: Path) -
     assert read_rehearsal(run).layout is not None
     found = calibrated(run)
     assert any("1 of 2 ranks" in said for said in found.calibration.not_identified)
-    wire = found.calibration.network["near.all_reduce.wire"]
-    assert wire.error >= 0.9 * (wire.value - 1)  # all of it may be waiting
+    assert not found.calibration.network  # all of it may be waiting: no other job is to be told by it
+    (both,) = (one for one in found.errors if one.name == UNTOLD)
+    assert both.before_s == both.after_s == pytest.approx(both.measured_s) == pytest.approx(400e-6)
     like = ["simulate", "--like", str(run), "--cluster", "dgx-h100", "--json"]
+    own = json.loads(CliRunner().invoke(main, like).stdout)
+    assert any("takes what it took" in one for one in own["rests_on"])
     wider = json.loads(CliRunner().invoke(main, [*like, "--dp", "16", "--gpus", "16"]).stdout)
     assert wider["world_size"] == 16
-    for line in (f"calibrated: {name} x" for name in found.calibration.network):
-        (tmp_path / "cal.toml").write_text(found.calibration.to_toml())
-        own = json.loads(
-            CliRunner().invoke(main, [*like, "--calibration", str(tmp_path / "cal.toml")]).stdout
-        )
-        assert any(one.startswith(line) for one in own["rests_on"])
+    assert not any("takes what it took" in one for one in wider["rests_on"])
+    assert wider["step_time_s"] < own["step_time_s"] - 300e-6
+
+
+def late(events: list[Event], us: float) -> list[Event]:
+    """The same, all of it later."""
+    return [one | {"ts": one["ts"] + us} for one in events]
+
+
+@pytest.mark.parametrize("late_us", [0.0, 3000.0])
+def test_ranks_wait_for_one_that_begins_later(tmp_path: Path, late_us: float) -> None:
+    """Of two ranks with equal work the first waits in the all-reduce as long as the other is late."""
+    for rank, ts in enumerate((0.0, late_us)):
+        # The one that comes first is in the all-reduce until the other one is done with it, too.
+        waits = [
+            one | {"dur": one["dur"] + late_us - ts} if one["name"].startswith("nccl") else one
+            for one in replicas()
+        ]
+        text = kineto_text(late(waits, ts), {"deviceProperties": [{"name": "NVIDIA H100"}]} | info(rank, 2))
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    ingest([tmp_path / f"rank{rank}.json" for rank in (0, 1)], tmp_path / "run", explain=True)
+    found = calibrated(tmp_path / "run")
+    errors = {one.name: one for one in found.errors}
+    assert errors["step"].after_s == pytest.approx(errors["step"].measured_s, rel=0.1)
+    for name in (COMMUNICATION_PART, PAUSES) if late_us else (COMMUNICATION_PART,):
+        assert errors[name].after_s == pytest.approx(errors[name].measured_s, rel=0.1), name
+    assert errors[COMMUNICATION_PART].measured_s == pytest.approx((400 + late_us / 2) * 1e-6, rel=0.01)
+    noted = [one for one in simulated(tmp_path / "run")["warnings"] if "apart" in one]
+    assert len(noted) == bool(late_us)
 
 
 def test_ranks_that_issued_unlike_counts_of_operators_meet_in_their_communication(tmp_path: Path) -> None:
@@ -431,6 +457,7 @@ def test_a_trace_that_is_taken_over_again_leaves_no_operators_of_before(tmp_path
         ("fresh/h100_eager_vit_nsfw.json.gz", "dgx-h100"),
         ("fresh/h100_eager_bert_small.json.gz", "dgx-h100"),
         ("tracelens/mi300x8_rank0_resnet_ddp_rccl.json.gz", "mi300x"),
+        ("param_dlrm_v100x8/kineto", "dgx1-v100"),
     ],
 )
 def test_the_loop_closes_on_real_traces(tmp_path: Path, file: str, machine: str) -> None:

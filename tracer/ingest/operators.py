@@ -485,7 +485,7 @@ class _Writer:
         own = np.array(sorted({row for one in issues for row in one.rows}))
         before = np.ones(len(rows.start_ns), np.bool_)
         before[own] = False
-        windows, idle = [], []
+        windows, idle, began = [], [], []
         edges = self._on_device
         for number in steps:
             mine = own[self._step[own] == number]
@@ -500,6 +500,7 @@ class _Writer:
             end = int(rows.end_ns[mine].max())
             if number >= 0:
                 end = max(end, int(edges.end_ns[at]))
+            began.append(begin)
             windows.append((end - begin) / 1e9)
             idle.append((end - begin - _covered_ns(rows, begin, end)) / 1e9)
         known_ns = sum(
@@ -507,6 +508,7 @@ class _Writer:
         )
         return {
             "steps": len(steps),
+            "began_ns": began[0],
             "step_s": windows,
             "idle_s": idle,
             "explained": known_ns / max(int(self._duration[own].sum()), 1),
