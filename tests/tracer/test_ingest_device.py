@@ -22,10 +22,11 @@ from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import CAUSES, gaps
 from foretrace.traces.analysis.kernels import kernels
 from foretrace.traces.analysis.launching import held_memory
-from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.analysis.metrics import assumptions, breakdown, summarize
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.reader import open_run
+from foretrace.traces.report.tables import tables
 from foretrace.traces.run import Run
 from foretrace.traces.sealed import file_options
 
@@ -268,6 +269,44 @@ def test_what_a_file_does_not_tell_is_called_assumed_where_the_figure_is(tmp_pat
     assert len(groups) == 2  # a stream is a communicator
     (said,) = [one.text for one in findings(run) if one.what == "exposed:world"]
     assert "assumed" in said
+
+
+@pytest.mark.parametrize(
+    ("call", "sizes", "group", "n_bytes"),
+    [
+        ("_allgather_base_", [4000, 1000], (4, 5, 6, 7), 4000),
+        ("_reduce_scatter_base_", [1000, 4000], (4, 5, 6, 7), 4000),
+        ("_allgather_base_", [8000, 1000], tuple(range(8)), 8000),
+        ("_allgather_base_", [3000, 1000], tuple(range(8)), 3000),  # of no group in a row: nothing tells it
+    ],
+)
+def test_sizes_of_input_and_output_tell_the_group(
+    tmp_path: Path, call: str, sizes: list[int], group: tuple[int, ...], n_bytes: int
+) -> None:
+    """Rank 5 of 8, of a torch that says no groups; what else is on the stream is of the same communicator."""
+    kinds = {"Input type": ["signed char", "signed char", ""]}
+    around = event(
+        "cpu_op", f"c10d::{call}", 80, 20, 1, **{"Input Dims": [[n] for n in sizes] + [[]]}, **kinds
+    )
+    note = {"Input Dims": [[sizes[1]]], "Input type": ["signed char"]}
+    inner = event("user_annotation", f"nccl:{call.rstrip('_')}", 85, 12, 1, **note)
+    kernels = launched("ncclKernel_AllGather_RING(x)", 100, 50, 20, 1)
+    others = launched("ncclKernel_AllReduce_RING(x)", 200, 50, 20, 2)
+    run = taken(tmp_path, [around, inner, *kernels, *others], info(5, 8))
+    members = {one.id: one.ranks for one in run.info.groups}
+    first, second = rows(run, category="collective")
+    assert (first["size_bytes"], first["dtype"]) == (n_bytes, "int8")
+    assert members[first["group"]] == members[second["group"]] == group
+    assert ("ranks in a row" in assumptions(run).get("group", "")) == (len(group) == 4)
+
+
+def test_what_a_missing_rank_was_waited_for_is_no_transfer(tmp_path: Path) -> None:
+    note = event(
+        "user_annotation", "nccl:all_reduce", 85, 12, 1, **{"Input Dims": [[1000]], "Input type": ["float"]}
+    )
+    run = taken(tmp_path, [note, *launched("ncclKernel_AllReduce(x)", 100, 50, 20, 1)], info(0, 2))
+    (row,) = next(one for one in tables(run, 5) if one.head[0] == "collective").rows
+    assert row[3:6] == ("≤ 50.0 µs", "unknown", "≥ 80 MB/s")
 
 
 def test_a_bandwidth_that_no_link_has_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.tracer.ingest.events import CALL_NAME, LEAST_FRAME_US, whole
+from foretrace.tracer.ingest.events import CALL_NAMES, LEAST_FRAME_US, whole
 from foretrace.tracer.ingest.host import Known, OnDevice
 from foretrace.tracer.ingest.notes import STEP, Flat, flattened
 from foretrace.tracer.ingest.recording import coded, stacked
@@ -220,7 +220,7 @@ class _Doing:
             return np.array([names.setdefault(name, len(names)) for name in said], np.int64)
 
         told = np.flatnonzero(
-            [STEP.fullmatch(note.name) is None and note.name != CALL_NAME for note in notes.notes]
+            [STEP.fullmatch(note.name) is None and note.name not in CALL_NAMES for note in notes.notes]
         )
         long = np.flatnonzero(frames.end_ns - frames.start_ns >= LEAST_PART * window)
         said = [launches.names[launches.code[i]] for i in calls]

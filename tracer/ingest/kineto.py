@@ -187,8 +187,12 @@ def _note(result: Recording, trace: Trace, on_host: Steps, steps: Steps, groups:
             if ahead_ns
             else ""
         )
-    if groups.sources:
-        result.evidence["group"] = "; ".join(sorted(groups.sources))
+    told = sorted(groups.sources)
+    if groups.assumed:
+        told += [f"assumed: {'; '.join(sorted(groups.assumed))}"]
+        result.facts["assumed"] = {"group": told[-1]}
+    if told:
+        result.evidence["group"] = "; ".join(told)
     if trace.cut:
         result.warnings.append(f"{trace.cut}; what was complete is shown")
 
@@ -211,7 +215,7 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-ASSUMED_WORLD: Final = "assumed: the file names no process group, all communication is taken as of all ranks"
+ASSUMED_WORLD: Final = "the file names no process group, what tells none is taken as of all ranks"
 LIKE_OTHERS: Final = "like all others of its stream"
 LEAST_SILENT: Final = 0.01
 """Share of the time from which on a stream that does nothing known is worth a warning."""
@@ -632,8 +636,7 @@ def _everyone(known: Known, place: int) -> Group | None:
             result.evidence["group of untold communication"] = "the only process group in the header"
             return groups.add(name, description, ranks)
     if groups.world_size > 1 and not groups.configured and not groups.sources:
-        result.evidence["group"] = ASSUMED_WORLD
-        result.facts["assumed"] = {"group": ASSUMED_WORLD}
+        groups.assumed.add(ASSUMED_WORLD)
         return groups.add(f"stream {place}" if place else "", "world", tuple(range(groups.world_size)))
     return None
 

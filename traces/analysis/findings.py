@@ -220,6 +220,8 @@ def _slow(
     What it costs is at most what is exposed along their axis, whichever of its collectives that is.
     """
     said = []
+    # Waiting for a missing rank counts as transfer.
+    least = "at least " if run.missing_ranks else ""
     for row in moved:
         share = row["share_of_limit"]
         if share is None or share >= SLOW_SHARE or row["size_bytes"] < SMALL_BYTES:
@@ -229,7 +231,7 @@ def _slow(
         )
         size = format_si(row["size_bytes"], "B")
         text = (
-            f"{row['kind']} of about {size} {_along(run, row['axis'])} reaches {reached} "
+            f"{row['kind']} of about {size} {_along(run, row['axis'])} reaches {least}{reached} "
             f"of the {limit} of its links"
         )
         # At the limit the same bytes would take *share* of this time.

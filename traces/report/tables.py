@@ -86,16 +86,18 @@ def _collective(row: dict[str, Any], *, is_whole: bool) -> tuple[str, ...]:
     rate, refused, share = (
         row[name] for name in ("median_busbw_bytes_per_s", "refused_bytes_per_s", "share_of_limit")
     )
-    reached = [format_si(rate, "B/s")] if rate else []
+    # What a rank that is missing was waited for counts as transfer.
+    bounds = ("", "") if is_whole else ("≤ ", "≥ ")
+    reached = [bounds[1] + format_si(rate, "B/s")] if rate else []
     reached += [f"refused: {format_si(refused, 'B/s')}"] if refused else []
     return (
         f"{row['kind']} {row['axis']}",
         format_si(row["size_bytes"], "B") if row["size_bytes"] else "unknown",
         f"{row['count']:,}",
-        format_time(row["transfer_s"]),
+        bounds[0] + format_time(row["transfer_s"]),
         format_time(row["waiting_s"]) if is_whole else "unknown",
         ", ".join(reached),
-        "" if share is None else format_share(share, ".0f"),
+        "" if share is None else bounds[1] + format_share(share, ".0f"),
     )
 
 
