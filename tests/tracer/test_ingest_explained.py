@@ -517,3 +517,40 @@ def test_what_only_one_of_two_traces_has_comes_last(tmp_path: Path) -> None:
     for side in ("a", "b"):
         total = sum(row[f"{side}_s"] for row in rows)
         assert total == pytest.approx(20e-6 * len(more if side == "a" else other), rel=0.01)
+
+
+def test_kernels_of_two_vendors_are_compared_by_their_kind(tmp_path: Path) -> None:
+    """Only one of the two says its operators, and no kernel has a name in common."""
+    ours = named(traced(transformer(), lambda _: 20.0), "ampere_sgemm")
+    bare = [
+        one | {"args": {}} if one["cat"] == "cpu_op" else one for one in traced(transformer(), lambda _: 40.0)
+    ]
+    runs = []
+    for name, events in (("a", ours), ("b", named(bare, "Cijk_Ailk"))):
+        (tmp_path / name).mkdir()
+        runs.append(str(taken(tmp_path / name, events)))
+    found = json.loads(CliRunner().invoke(main, ["compare", *runs, "--json"]).stdout)
+    (gemm,) = found["kernels"]
+    assert (gemm["name"], gemm["a_calls"], gemm["b_calls"]) == (
+        "gemm",
+        len(transformer()),
+        len(transformer()),
+    )
+    assert gemm["b_s"] == pytest.approx(2 * gemm["a_s"])
+    assert not found["operators"]
+    assert "operators are not compared" in CliRunner().invoke(main, ["compare", *runs]).output
+
+
+def test_copies_over_the_link_are_joined_whatever_their_size(tmp_path: Path) -> None:
+    sides = []
+    for size in (1 << 20, 3 << 20):
+        events = traced(transformer(), lambda _: 20.0)
+        where = {"device": 0, "stream": 7, "correlation": 900, "bytes": size}
+        events += [
+            event("cuda_runtime", "cudaMemcpyAsync", 200, 4, correlation=900),
+            event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5000, 50, 7, **where),
+        ]
+        sides.append(events)
+    (copies,) = (row for row in compared(tmp_path, *sides) if row["name"] == "copy.to_device")
+    assert (copies["a_calls"], copies["b_calls"]) == (1, 1)
+    assert copies["joined_by"]

@@ -19,8 +19,9 @@ GROUPS: Final = (
     ("attention", r"flash|fmha|attention|sdpa|softmax_warp|mla_"),
     ("convolution", r"conv|winograd|implicit_con|dgrad|wgrad|im2col|miopen"),
     ("normalization", r"norm|bn_fw|bn_bw|batch_?norm"),
-    ("optimizer", r"adam|sgd|adagrad|multi_tensor_apply|lamb"),
+    # Backward passes of tables hold the name of the optimizer that they apply.
     ("embedding", r"embedding|permute_sparse|index_select|gather_kernel"),
+    ("optimizer", r"adam|sgd|adagrad|multi_tensor_apply|lamb"),
     ("softmax and loss", r"softmax|cross_entropy|nll_loss|loss"),
     ("reduction", r"reduce|sum_kernel|argmax|topk|sort|scan"),
     ("dropout and random", r"dropout|philox|distribution|uniform|random"),
