@@ -309,6 +309,43 @@ def test_what_a_missing_rank_was_waited_for_is_no_transfer(tmp_path: Path) -> No
     assert row[3:6] == ("≤ 50.0 µs", "unknown", "≥ 80 MB/s")
 
 
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_what_runs_in_a_lone_step_and_is_of_none_is_told(tmp_path: Path, n_steps: int) -> None:
+    """A second step begins behind what was launched before it; the only one is the window of the host."""
+    steps = [event("user_annotation", f"ProfilerStep#{i}", 1000.0 * i, 1000) for i in range(1, n_steps + 1)]
+    call = event("cuda_runtime", "cudaLaunchKernel", 900, 4, correlation=1)
+    early = event("kernel", "gemm", 950, 250, 7, device=0, stream=7, correlation=1)
+    run = taken(tmp_path, [*steps, call, early, *launched("gemm", 1300, 700, 7, 2)], info(0, 1))
+    told = [one for one in run.info.warnings if "before the step" in one]
+    assert len(told) == (n_steps == 1)
+    assert all("until 200.0 µs after its begin" in one and "800.0 µs" in one for one in told)
+
+
+def test_kernels_without_launches_have_their_tables_and_unknown_ranks_are_waited_for(tmp_path: Path) -> None:
+    """A tool that records kernels alone: nothing tells of other ranks, and yet there is communication."""
+    names = ("ampere_sgemm", "ncclDevKernel_Generic(x)")
+    kernels_ = [
+        event("kernel", name, 100.0 + 100 * i, 50, 7, device=0, stream=7) for i, name in enumerate(names)
+    ]
+    run = taken(tmp_path, kernels_)
+    shown = {one.head[0].partition(",")[0]: one.rows for one in tables(run, 5)}
+    assert [row[0] for row in shown["kernel"]] == ["ampere_sgemm"]
+    assert [row[0:1] + row[3:5] for row in shown["collective"]] == [("communication", "≤ 50.0 µs", "unknown")]
+    (said,) = [one.text for one in findings(run) if one.what.startswith("exposed")]
+    assert said.startswith(
+        "communication among unknown ranks while nobody computes, be it transfer or waiting"
+    )
+
+
+def test_a_step_in_which_no_device_runs_is_not_without_a_finding(tmp_path: Path) -> None:
+    run = taken(
+        tmp_path,
+        [event("cpu_op", "aten::add", 100, 900), event("user_annotation", "ProfilerStep#1", 0, 1000)],
+    )
+    (one,) = findings(run)
+    assert (one.what, one.share) == ("untold", 1.0)
+
+
 def test_a_bandwidth_that_no_link_has_is_refused(tmp_path: Path) -> None:
     note = event(
         "user_annotation",

@@ -218,7 +218,7 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
 ASSUMED_WORLD: Final = "the file names no process group, what tells none is taken as of all ranks"
 LIKE_OTHERS: Final = "like all others of its stream"
 LEAST_SILENT: Final = 0.01
-"""Share of the time from which on a stream that does nothing known is worth a warning."""
+"""Share of the time from which on a stream of unknown purpose, or work of no step, is worth a warning."""
 
 GRAIN_NS: Final = 1_000
 """Up to torch 2.2, times are whole microseconds: neighbours of a stream may overlap by one."""
@@ -267,6 +267,7 @@ def device_rows(
     )
     # From here on *steps* are on the device's clock; those of *known* stay on the host's.
     step, steps = steps_on_device(known.steps, rows, launches, known.device_notes)
+    _tell_earlier(rows, step, steps, result)
     communication = np.array([k.category == "collective" for k in what], np.bool_)[of_event]
     calls = communication_calls(
         table, communication, launch, known, [what[i] for i in of_event[communication]]
@@ -546,6 +547,22 @@ def _like_others(calls: list[Call], stream: Int64Array) -> list[Call]:
                     if getattr(calls[i], name) == unknown and calls[i].kind != PEER:
                         calls[i] = replace(calls[i], **{name: value}, source=calls[i].source or LIKE_OTHERS)
     return calls
+
+
+def _tell_earlier(rows: OnDevice, step: NDArray[np.int32], steps: Steps, result: Recording) -> None:
+    """Warn of what was launched before the only step and runs first in it: it is none of its work."""
+    if len(steps.number) != 1:
+        return
+    begin, end = int(steps.start_ns[0]), int(steps.end_ns[0])
+    first = int(rows.start_ns[step >= 0].min(initial=end))
+    early = (step < 0) & (rows.end_ns > begin) & (rows.start_ns < first)
+    until = int(rows.end_ns[early].max(initial=begin))
+    if until - begin >= LEAST_SILENT * (end - begin):
+        result.warnings.append(
+            f"{int(early.sum()):,} kernels and copies launched before the step run until "
+            f"{format_time((until - begin) / 1e9)} after its begin: without them it takes the device "
+            f"{format_time((end - until) / 1e9)}"
+        )
 
 
 def _tell_silent_streams(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
 from foretrace.traces.analysis.gaps import CAUSES, HELD_BACK, ON_ITS_WAY, UNNAMED, gaps
 from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.launching import launching_share
@@ -97,9 +97,11 @@ def findings(
     said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_on_host(summary)]
     said += _launching(run)
     said += _unlike(run) if replay else []
+    idle = _idle(run)
     moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
     said += [
-        *_idle(run),
+        *idle,
+        *_untold(run, summary, sum(share for _, _, share in idle)),
         *_small(run, moved, averaged_s, len(averaged)),
         *_slow(run, moved, summary, averaged_s),
     ]
@@ -161,10 +163,9 @@ def _is_even(run: Run) -> bool:
 def _exposed(run: Run, summary: dict[str, Any]) -> list[tuple[str, str, float]]:
     """Say where data moves and nobody computes; with ranks missing, that it may as well be waiting."""
     text = "data moves {} while nobody computes"
-    if run.missing_ranks:
-        text = "communication {} while nobody computes, be it transfer or waiting for a missing rank"
+    either = "communication {} while nobody computes, be it transfer or waiting for a missing rank"
     return [
-        (f"exposed:{axis}", text.format(_along(run, axis)), share)
+        (f"exposed:{axis}", (either if lacks_ranks(run, axis) else text).format(_along(run, axis)), share)
         for axis, share in summary["exposed_by_axis"].items()
     ]
 
@@ -201,6 +202,14 @@ def _idle(run: Run) -> list[tuple[str, str, float]]:
     ]
 
 
+def _untold(run: Run, summary: dict[str, Any], told: float) -> list[tuple[str, str, float]]:
+    """Say how much of a run that other tools traced nothing explains, but for the share that is *told*."""
+    if run.info.origin != "ingested":
+        return []
+    text = "nothing runs on a device as far as the files tell, nor do they tell why"
+    return [("untold", text, summary["shares"].get("other", 0.0) - told)]
+
+
 def _doing(shares: Mapping[str, float]) -> str:
     """Return what the host did most of the time, of shares of the steps by what it did."""
     total = sum(shares.values())
@@ -220,10 +229,9 @@ def _slow(
     What it costs is at most what is exposed along their axis, whichever of its collectives that is.
     """
     said = []
-    # Waiting for a missing rank counts as transfer.
-    least = "at least " if run.missing_ranks else ""
     for row in moved:
         share = row["share_of_limit"]
+        least = "at least " if lacks_ranks(run, row["axis"]) else ""
         if share is None or share >= SLOW_SHARE or row["size_bytes"] < SMALL_BYTES:
             continue
         reached, limit = (

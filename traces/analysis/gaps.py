@@ -162,6 +162,11 @@ def gaps(run: Run) -> list[dict[str, Any]]:
     ]
 
 
+def has_idle(run: Run) -> bool:
+    """Whether the run says of any rank when its device was idle, and why: a trace of a device does."""
+    return any(run.once(_has_idle, rank) for rank in run.stored_ranks)
+
+
 def _has_idle(table: pa.Table) -> bool:
     return bool(is_one_of(table, "stream", ("idle",)).any())
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
+from foretrace.traces.analysis.gaps import has_idle
 from foretrace.traces.analysis.kernels import kernels
 from foretrace.traces.analysis.launching import held_memory, launches
-from foretrace.traces.report.format import format_share, format_si, format_time
+from foretrace.traces.report.format import called, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
 SHOWN_LETTERS: Final = 60
@@ -25,16 +26,17 @@ class Shown(NamedTuple):
 
 
 def tables(run: Run, n_rows: int, limit_bytes_per_s: float | None = None) -> list[Shown]:
-    """Return the tables of a run whose reader knew launches, *n_rows* of each; none of any other run."""
-    if not n_rows or run.is_timeless or not (told := launches(run)):
+    """Return the tables of a run of which kernels of devices are known, *n_rows* of each; else none."""
+    if not n_rows or run.is_timeless or not has_idle(run):
         return []
+    told = launches(run)
     moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
     return [
         _work("kernel", kernels(run, copies=False), n_rows),
         _work("copy", kernels(run, copies=True), n_rows),
         Shown(
             ("collective", "size", "calls", "transfer", "waiting", "bus bandwidth", "of link"),
-            [_collective(row, is_whole=not run.missing_ranks) for row in moved[:n_rows]],
+            [_collective(row, is_whole=not lacks_ranks(run, row["axis"])) for row in moved[:n_rows]],
             REFUSED if any(row["refused_bytes_per_s"] for row in moved) else "",
         ),
         Shown(
@@ -91,7 +93,7 @@ def _collective(row: dict[str, Any], *, is_whole: bool) -> tuple[str, ...]:
     reached = [bounds[1] + format_si(rate, "B/s")] if rate else []
     reached += [f"refused: {format_si(refused, 'B/s')}"] if refused else []
     return (
-        f"{row['kind']} {row['axis']}",
+        called(row["kind"], row["axis"]),
         format_si(row["size_bytes"], "B") if row["size_bytes"] else "unknown",
         f"{row['count']:,}",
         bounds[0] + format_time(row["transfer_s"]),
