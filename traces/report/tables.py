@@ -27,9 +27,9 @@ class Shown(NamedTuple):
 
 def tables(run: Run, n_rows: int, limit_bytes_per_s: float | None = None) -> list[Shown]:
     """Return the tables of a run of which kernels of devices are known, *n_rows* of each; else none."""
-    if not n_rows or run.is_timeless or not has_idle(run):
-        return []
     told = launches(run)
+    if not n_rows or run.is_timeless or not (told or has_idle(run)):
+        return []
     moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
     return [
         _work("kernel", kernels(run, copies=False), n_rows),
