@@ -337,6 +337,17 @@ def test_kernels_without_launches_have_their_tables_and_unknown_ranks_are_waited
     )
 
 
+def test_what_files_warn_of_alike_is_told_once(tmp_path: Path) -> None:
+    for rank in range(3):
+        step = event("user_annotation", "ProfilerStep#1", 1000, 1000)
+        early = event("kernel", "gemm", 950, 250.0 + 700 * rank, 7, device=0, stream=7)
+        text = kineto_text([step, early, *launched("gemm", 2700, 10, 8, 2)], info(rank, 3))
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    paths = [tmp_path / f"rank{rank}.json" for rank in range(3)]
+    (told,) = (one for one in ingest(paths, tmp_path / "run").warnings if "before the step" in one)
+    assert told.startswith(f"{paths[0]} (and 2 alike): 1 kernels")
+
+
 def test_a_step_in_which_no_device_runs_is_not_without_a_finding(tmp_path: Path) -> None:
     run = taken(
         tmp_path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     _tell_ranks_by_folder(recordings)
     for recording in recordings:
         _add(parts, recording)
+    parts.warnings += _told_once([(one.name, text) for one in recordings for text in one.warnings])
     if not all(recording.numbered for recording in recordings):
         parts.tables = {rank: numbered_in_order(table) for rank, table in parts.tables.items()}
     rounding_ns = max((recording.rounding_ns for recording in recordings), default=0)
@@ -163,7 +165,6 @@ def _add(parts: _Parts, recording: Recording) -> None:
         parts.issued.setdefault(min(split), recording.issued)
     parts.groups |= {group.id: group for group in recording.groups}
     parts.lost.update(recording.lost)
-    parts.warnings += [f"{recording.name}: {warning}" for warning in recording.warnings]
     parts.evidence |= recording.evidence
     launches = recording.facts.pop("launches", None)
     parts.facts |= recording.facts
@@ -172,6 +173,16 @@ def _add(parts: _Parts, recording: Recording) -> None:
     members = (rank for group in recording.groups for rank in group.ranks)
     highest = max(max(members, default=0), *parts.tables) + 1
     parts.world_size = max(parts.world_size, recording.world_size or 1, highest)
+
+
+def _told_once(warnings: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield *warnings* with their files; of those that differ only in numbers, the first, and how many."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for name, text in warnings:
+        alike.setdefault(re.sub(r"\d[\d.,]*( [nµm]?s\b)?", "0", text), []).append((name, text))
+    for (name, text), *others in alike.values():
+        more = f" (and {len(others)} alike)" if others else ""
+        yield f"{name}{more}: {text}"
 
 
 def _tell_ranks_by_folder(recordings: Sequence[Recording]) -> None:
