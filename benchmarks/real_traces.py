@@ -144,7 +144,7 @@ def beside(pythons: dict[str, Path], files: list[Path]) -> None:
     theirs: dict[str, list[dict[str, Any]]] = {}
     for tool, python in pythons.items():
         names = "\n".join(map(str, files))
-        command = [python, "-c", TOOLS[tool] + READS]
+        command = [str(python), "-c", TOOLS[tool] + READS]
         done = subprocess.run(command, input=names, capture_output=True, text=True, check=False)
         theirs[tool] = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
     less = {

@@ -80,18 +80,18 @@ def main() -> None:
                 for one in found.operators
                 if of_class.get(kind := one.name.partition(",")[0], 0.0) >= LEAST_SHARE * step.measured_s
             ]
-            cells = (
+            cells = [
                 what,
                 f"{1e3 * step.measured_s:.3g} ms",
                 percent(step.off_after),
                 percent(step.off_before),
-            )
+            ]
             taken = [
                 f"{one.name.partition(' with ')[0]} {percent(one.measured_s / step.measured_s).lstrip('+')}"
                 for one in found.errors
                 if one.name in AS_IT_TOOK and one.measured_s >= LEAST_SHARE * step.measured_s
             ]
-            cells += (percent(part.off_after), ", ".join(held) or "—", ", ".join(taken) or "—")
+            cells += [percent(part.off_after), ", ".join(held) or "—", ", ".join(taken) or "—"]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

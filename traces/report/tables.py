@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
 from foretrace.traces.analysis.gaps import has_idle
 from foretrace.traces.analysis.kernels import kernels
 from foretrace.traces.analysis.launching import held_memory, launches
+from foretrace.traces.analysis.metrics import assumptions
 from foretrace.traces.report.format import called, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
 SHOWN_LETTERS: Final = 60
 """Letters of a kernel's name that a person reads; the JSON has all."""
+
+NAMESPACE: Final = re.compile(r"(?:\(anonymous namespace\)|\b\w+)::")
 
 REFUSED: Final = "refused: above what the links allow, so that size or group are not what they seem"
 
@@ -37,7 +42,7 @@ def tables(run: Run, n_rows: int, limit_bytes_per_s: float | None = None) -> lis
         Shown(
             ("collective", "size", "calls", "transfer", "waiting", "bus bandwidth", "of link"),
             [_collective(row, is_whole=not lacks_ranks(run, row["axis"])) for row in moved[:n_rows]],
-            REFUSED if any(row["refused_bytes_per_s"] for row in moved) else "",
+            "; ".join(_doubts(run, moved)),
         ),
         Shown(
             ("launches", "calls", "started", "a call takes", "until a start", "queue", "longest", "empty"),
@@ -50,6 +55,14 @@ def tables(run: Run, n_rows: int, limit_bytes_per_s: float | None = None) -> lis
     ]
 
 
+def _doubts(run: Run, moved: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what to know of the bandwidths of a run, *moved*."""
+    if any(row["refused_bytes_per_s"] for row in moved):
+        yield REFUSED
+    if moved and (said := assumptions(run).get("group")):
+        yield f"groups are {said}"
+
+
 def _work(title: str, rows: list[dict[str, Any]], n_rows: int) -> Shown:
     """Return the table of kernels or copies."""
     head = (f"{title}, {len(rows)} kinds", "of step", "calls", "total", "mean", "reaches", "of peak")
@@ -57,7 +70,8 @@ def _work(title: str, rows: list[dict[str, Any]], n_rows: int) -> Shown:
 
 
 def _one(row: dict[str, Any]) -> tuple[str, ...]:
-    name, of_peak = str(row["name"]), row["of_peak"]
+    # Namespaces would leave no room for what tells two kernels apart.
+    name, of_peak = NAMESPACE.sub("", str(row["name"])), row["of_peak"]
     if row["flops_per_s"]:
         reached = format_si(row["flops_per_s"], "FLOP/s")
     else:
