@@ -19,7 +19,7 @@ from foretrace.simulator.compute.timing import COPY_START_S, ComputeModel, facto
 from foretrace.simulator.errors import CalibrationError
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Int64Array
-from foretrace.simulator.recorded.calibrate import Calibrated, Error, check_device
+from foretrace.simulator.recorded.calibrate import Calibrated, Error, check_device, known_device
 from foretrace.simulator.recorded.calibration import Calibration, Factor, constants_of
 from foretrace.simulator.recorded.least_squares import Floats, fit_factors
 from foretrace.simulator.recorded.network import Communication, network_factors
@@ -27,9 +27,7 @@ from foretrace.simulator.rehearsed.rank import COMMUNICATION, OP
 from foretrace.simulator.rehearsed.run import OPERATIONS_PER_KERNEL, simulate_rehearsal
 from foretrace.simulator.rehearsed.works import op_of, precision_of
 from foretrace.simulator.simulate import Simulation
-from foretrace.topologies.catalog import device_named
 from foretrace.topologies.cluster import Cluster
-from foretrace.topologies.errors import TopologyError
 from foretrace.topologies.placement import place
 from foretrace.traces.columns import BoolArray, int64, is_one_of
 from foretrace.traces.errors import RunError
@@ -469,9 +467,6 @@ def errors_of(path: str, machine: Cluster, simulation: Simulation) -> tuple[Erro
 
 
 def is_same_device(run: Run, machine: Cluster) -> bool:
-    """Whether the trace is of the device of *machine*, as far as its name tells."""
-    name = ((run.info.cluster or {}).get("device") or {}).get("name", "")
-    try:
-        return bool(name) and device_named(name).name == machine.device.name
-    except TopologyError:
-        return False
+    """Whether the trace is of the device of *machine*, as far as its name and memory tell."""
+    known = known_device(run)
+    return known is not None and known.name == machine.device.name

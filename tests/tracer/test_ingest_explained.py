@@ -469,6 +469,13 @@ def test_the_loop_closes_on_real_traces(tmp_path: Path, file: str, machine: str)
             assert part.after_s == pytest.approx(part.measured_s, rel=0.2), part.name
 
 
+@pytest.mark.parametrize("machine", ["mi300x", "h100-pcie-8"])
+def test_no_machine_with_another_device_is_calibrated(tmp_path: Path, machine: str) -> None:
+    run = taken(tmp_path, traced(transformer(), lambda _: 20.0))
+    with pytest.raises(CalibrationError, match=f"ran on NVIDIA H100, {machine} has"):
+        calibrated(run, machine)
+
+
 def test_what_a_trace_holds_is_read_back(tmp_path: Path) -> None:
     trace = Trace.read(str(taken(tmp_path, traced(transformer(), lambda _: 20.0))))
     compute = trace.compute_on(load_cluster("dgx-h100", 1))
