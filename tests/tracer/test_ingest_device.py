@@ -349,6 +349,17 @@ def test_kernels_without_launches_have_their_tables_and_unknown_ranks_are_waited
     )
 
 
+def test_what_is_captured_is_not_launched(tmp_path: Path) -> None:
+    """Between two kernels the host captures a graph for 300 µs of 350, and is only slow for the others."""
+    calls = [("cudaStreamBeginCapture", 220), ("cudaLaunchKernel", 300), ("cudaStreamEndCapture", 510)]
+    captured = [event("cuda_runtime", name, ts, 10, correlation=i + 5) for i, (name, ts) in enumerate(calls)]
+    run = taken(tmp_path, [*launched("gemm", 100, 100, 7, 1), *captured, *launched("gemm", 560, 50, 7, 2)])
+    by_cause = Counter[str]()
+    for row in gaps(run):
+        by_cause[row["cause"]] += round(row["total_s"] * 1e6)
+    assert by_cause == {"capture": 300, "host": 50, "launch": 10}
+
+
 def test_what_files_warn_of_alike_is_told_once(tmp_path: Path) -> None:
     for rank in range(3):
         step = event("user_annotation", "ProfilerStep#1", 1000, 1000)

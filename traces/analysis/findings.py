@@ -37,6 +37,9 @@ MOST_DOING: Final = 3
 LEAST_DOING: Final = 0.05
 """What the host did in idle time, of one cause: most that a sentence tells, and least share of it."""
 
+LONGEST_DOING: Final = 80
+"""Letters of what the host did that a sentence tells."""
+
 SELF_EVIDENT: Final = ("", ON_ITS_WAY, HELD_BACK)
 """Names of idle time that say no more than its cause."""
 
@@ -202,6 +205,10 @@ def _idle(run: Run) -> list[tuple[str, str, float]]:
     ]
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_DOING else f"{name[: LONGEST_DOING - 1]}…"
+
+
 def _untold(run: Run, summary: dict[str, Any], told: float) -> list[tuple[str, str, float]]:
     """Say how much of a run that other tools traced nothing explains, but for the share that is *told*."""
     if run.info.origin != "ingested":
@@ -214,7 +221,7 @@ def _doing(shares: Mapping[str, float]) -> str:
     """Return what the host did most of the time, of shares of the steps by what it did."""
     total = sum(shares.values())
     said = [
-        f"{format_share(share, '.0f')} {'in code that nothing names' if name == UNNAMED else name}"
+        f"{format_share(share, '.0f')} {'in code that nothing names' if name == UNNAMED else _short(name)}"
         for name, share in list(shares.items())[:MOST_DOING]
         if name not in SELF_EVIDENT and share >= max(LEAST_SHARE, total * LEAST_DOING)
     ]

@@ -63,6 +63,11 @@ CAUSES: Final[Mapping[str, Cause]] = MappingProxyType(
             "the host loads data, and nothing is queued",
             "more loader workers, prefetching, or preprocessing beforehand",
         ),
+        "capture": Cause(
+            "capturing a graph",
+            "the host captures a graph: what it launches meanwhile is not run",
+            "capture once, before what is measured",
+        ),
         "launch": Cause(
             "launching",
             "kernels are on their way from the launch to the start",
