@@ -272,15 +272,21 @@ def test_what_a_file_does_not_tell_is_called_assumed_where_the_figure_is(tmp_pat
     assert "assumed" in next(one.note for one in tables(run, 5) if one.head[0] == "collective")
 
 
-def test_kernels_that_differ_behind_their_namespaces_have_different_rows(tmp_path: Path) -> None:
-    long = "at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::{}<float>, Array>"
-    events = [
-        one for i, f in enumerate("ab") for one in launched(long.format(f), 100.0 + 100 * i, 50, 7, i + 1)
-    ]
+@pytest.mark.parametrize(
+    ("long", "short"),
+    [
+        ("at::native::elementwise_kernel<4, at::native::{}<float>>", "elementwise_kernel<4, {}<float>>"),
+        ("x::{}::(anonymous namespace)::y::Gemm<z::{}::Tile>", "y::Gemm<{}::Tile>"),
+        ("x::{}::" + "y::" * 30 + "Gemm", "y::Gemm, kernel"),
+    ],
+)
+def test_kernels_have_names_that_differ_without_their_namespaces(
+    tmp_path: Path, long: str, short: str
+) -> None:
+    names = [long.replace("{}", one) for one in "ab"]
+    events = [one for i, name in enumerate(names) for one in launched(name, 100.0 + 100 * i, 50, 7, i + 1)]
     shown = next(one.rows for one in tables(taken(tmp_path, events), 5) if one.head[0].startswith("kernel"))
-    assert sorted(row[0] for row in shown) == [
-        f"vectorized_elementwise_kernel<4, {name}<float>, Array>" for name in "ab"
-    ]
+    assert sorted(row[0] for row in shown) == [short.replace("{}", one) for one in "ab"]
 
 
 @pytest.mark.parametrize(

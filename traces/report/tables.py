@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +18,9 @@ from foretrace.traces.run import Run
 SHOWN_LETTERS: Final = 60
 """Letters of a kernel's name that a person reads; the JSON has all."""
 
-NAMESPACE: Final = re.compile(r"(?:\(anonymous namespace\)|\b\w+)::")
+NAMESPACES: Final = re.compile(r"(?:\(anonymous namespace\)|\b\w+)::")
+OUTER: Final = re.compile(rf"{NAMESPACES.pattern}(?={NAMESPACES.pattern})")
+"""Namespaces, and those that hold another."""
 
 REFUSED: Final = "refused: above what the links allow, so that size or group are not what they seem"
 
@@ -66,18 +69,37 @@ def _doubts(run: Run, moved: list[dict[str, Any]]) -> Iterator[str]:
 def _work(title: str, rows: list[dict[str, Any]], n_rows: int) -> Shown:
     """Return the table of kernels or copies."""
     head = (f"{title}, {len(rows)} kinds", "of step", "calls", "total", "mean", "reaches", "of peak")
-    return Shown(head, [_one(row) for row in rows[:n_rows]])
+    shown = rows[:n_rows]
+    return Shown(head, [_one(row, name) for row, name in zip(shown, _names(shown), strict=True)])
 
 
-def _one(row: dict[str, Any]) -> tuple[str, ...]:
-    # Namespaces would leave no room for what tells two kernels apart.
-    name, of_peak = NAMESPACE.sub("", str(row["name"])), row["of_peak"]
+def _names(rows: list[dict[str, Any]]) -> list[str]:
+    """Return names that a person reads, without namespaces as far as that leaves them different."""
+    said = [(str(row["name"]), str(row["kind"])) for row in rows]
+    ways = [
+        [_cut(NAMESPACES.sub("", name)) for name, _ in said],
+        [_cut(OUTER.sub("", name)) for name, _ in said],
+        [f"{_cut(OUTER.sub('', name), SHOWN_LETTERS - len(kind) - 2)}, {kind}" for name, kind in said],
+    ]
+    counts = [Counter(way) for way in ways]
+    return [
+        next((way[at] for way, n in zip(ways, counts, strict=True) if n[way[at]] == 1), ways[-1][at])
+        for at in range(len(rows))
+    ]
+
+
+def _cut(name: str, letters: int = SHOWN_LETTERS) -> str:
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"
+
+
+def _one(row: dict[str, Any], name: str) -> tuple[str, ...]:
+    of_peak = row["of_peak"]
     if row["flops_per_s"]:
         reached = format_si(row["flops_per_s"], "FLOP/s")
     else:
         reached = format_si(row["bytes_per_s"], "B/s") if row["bytes_per_s"] else ""
     return (
-        name if len(name) <= SHOWN_LETTERS else f"{name[: SHOWN_LETTERS - 1]}…",
+        name,
         format_share(row["share"]),
         f"{row['count']:,}",
         format_time(row["total_s"]),
