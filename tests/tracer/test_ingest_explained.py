@@ -327,6 +327,12 @@ def test_a_trace_without_tokens_is_advised_what_it_can_follow(tmp_path: Path) ->
     assert simulated(run, "--tokens-per-step", "4096")["tokens_per_step"] == 4096
 
 
+def test_what_wraps_a_model_is_not_its_name(tmp_path: Path) -> None:
+    within = [(f"Wrapper_0/{path}", op) for path, op in transformer()]
+    run = taken(tmp_path, traced([("Wrapper_0", added(8, 8)), *within], lambda _: 20.0))
+    assert (open_run(run).info.model or {})["name"] == "Net"
+
+
 @pytest.mark.parametrize(
     ("mark", "told", "missing"),
     [
