@@ -18,6 +18,7 @@ from foretrace.simulator.recorded.operators import COMMUNICATION_PART, PAUSES, U
 from foretrace.simulator.rehearsed.works import op_of
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.analysis.kernels import kernels
 from foretrace.traces.rehearsal import (
     WHAT,
     RankTables,
@@ -325,6 +326,22 @@ def test_a_trace_without_tokens_is_advised_what_it_can_follow(tmp_path: Path) ->
     assert "--tokens-per-step" in said
     assert "script" not in said
     assert simulated(run, "--tokens-per-step", "4096")["tokens_per_step"] == 4096
+
+
+def test_operators_tell_what_their_kernels_reach(tmp_path: Path) -> None:
+    """A sum reads two arrays and writes one; the device is known by the name that the file has."""
+    source = tmp_path / "trace.json"
+    device = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
+    source.write_text(kineto_text(traced([("", added(1024, 1024))] * 3, lambda _: 20.0), device))
+    for flags, rate in (((), None), (("--explain",), 3 * 2 * 1024**2 / 20e-6)):
+        asked = ["ingest", str(source), "-o", str(tmp_path / f"run{len(flags)}"), *flags]
+        assert CliRunner().invoke(main, asked).exit_code == 0
+        (row,) = kernels(open_run(asked[3]), copies=False)
+        assert row["bytes_per_s"] == (rate and pytest.approx(rate))
+        assert row["of_peak"] == (
+            rate and pytest.approx(rate / load_cluster("dgx-h100", 1).device.memory_bytes_per_s)
+        )
+        assert (row["nearest"], row["dtype"]) == (("bytes_per_s", "bf16") if rate else (None, ""))
 
 
 def test_what_wraps_a_model_is_not_its_name(tmp_path: Path) -> None:

@@ -288,7 +288,9 @@ def device_rows(
 
         # By these numbers ranks meet, as in the timeline, which is numbered when all ranks are known.
         numbered = spans if result.numbered else numbered_in_order(spans)
-        result.issued = issued(trace.operators, rows, numbered, known, steps)
+        result.issued, counted = issued(trace.operators, rows, numbered, known, steps)
+        for name in ("flops", "bytes_moved", "dtype"):
+            spans = spans.set_column(spans.column_names.index(name), spans.schema.field(name), counted[name])
     return stacked([spans, idle]), steps
 
 

@@ -75,7 +75,7 @@ def _work(title: str, rows: list[dict[str, Any]], n_rows: int) -> Shown:
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
     """Return names that a person reads, without namespaces as far as that leaves them different."""
-    said = [(str(row["name"]), str(row["kind"])) for row in rows]
+    said = [(str(row["name"]), f"{row['kind']} {row['dtype']}".strip()) for row in rows]
     ways = [
         [_cut(NAMESPACES.sub("", name)) for name, _ in said],
         [_cut(OUTER.sub("", name)) for name, _ in said],
@@ -94,10 +94,8 @@ def _cut(name: str, letters: int = SHOWN_LETTERS) -> str:
 
 def _one(row: dict[str, Any], name: str) -> tuple[str, ...]:
     of_peak = row["of_peak"]
-    if row["flops_per_s"]:
-        reached = format_si(row["flops_per_s"], "FLOP/s")
-    else:
-        reached = format_si(row["bytes_per_s"], "B/s") if row["bytes_per_s"] else ""
+    of = row["nearest"]
+    reached = format_si(row[of], {"flops_per_s": "FLOP/s", "bytes_per_s": "B/s"}[of]) if of else ""
     return (
         name,
         format_share(row["share"]),
