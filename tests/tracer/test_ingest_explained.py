@@ -259,6 +259,7 @@ def test_the_model_is_told_by_shapes_and_modules(tmp_path: Path) -> None:
 def test_a_model_that_is_not_told_is_unknown(tmp_path: Path, changed: Any, why: str) -> None:
     run = open_run(taken(tmp_path, traced([changed(*one) for one in transformer()], lambda _: 20.0)))
     assert "n_layers" not in (run.info.model or {})
+    assert ("name" in (run.info.model or {})) == (why != "no names of modules")
     looked_up = 1 if why == "no fused attention" else None  # its tokens are there all the same
     assert (run.info.job or {}).get("forwards_per_step") == looked_up
     assert any(why in said for said in (run.info.job or {})["explained"]["not_told"])

@@ -118,7 +118,7 @@ class _Told:
             ((dtype, most),) = flops.most_common(1)
             share = format_share(most / sum(flops.values()))
             self.sources["precision"] = f"{dtype} (type of {share} of the FLOPs)"
-            self.model = {**(self.model or {"name": "model"}), "dtype": dtype}
+            self.model = {**(self.model or {}), "dtype": dtype}
 
     def _passes(self, places: Sequence[Mapping[str, Any]]) -> None:
         kinds = {place["kind"] for place in places}
