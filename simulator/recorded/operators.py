@@ -28,6 +28,7 @@ from foretrace.simulator.rehearsed.run import OPERATIONS_PER_KERNEL, simulate_re
 from foretrace.simulator.rehearsed.works import op_of, precision_of
 from foretrace.simulator.simulate import Simulation
 from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.device import Device
 from foretrace.topologies.placement import place
 from foretrace.traces.columns import BoolArray, int64, is_one_of
 from foretrace.traces.errors import RunError
@@ -137,7 +138,8 @@ def calibrate_traced(run: Run, cluster: Callable[[int], Cluster]) -> Calibrated:
     trace.check_explained()
     compute = trace.compute_on(machine)
     timed = [trace.timed(rank, compute) for rank in trace.rehearsal.ranks]
-    factors, said, held_back = _operators(timed)
+    factors, failed, said, held_back = _operators(timed)
+    own = _impossible(factors, machine.device) | failed
     network = _network(run, trace, machine)
     calibration = Calibration(
         run=run.info.name or run.path,
@@ -147,10 +149,20 @@ def calibrate_traced(run: Run, cluster: Callable[[int], Cluster]) -> Calibrated:
         constants=constants_of(machine),
         compute=factors | _launch(trace, timed, compute.device.launch_s) | _link(trace, timed, compute),
         network=network.factors,
-        not_identified=(*said, *network.not_identified),
+        own=tuple(own),
+        not_identified=(
+            *(
+                f"{name}: {why}, so that it holds for the shapes of this run only"
+                for name, why in own.items()
+            ),
+            *said,
+            *network.not_identified,
+        ),
     )
     seen = trace.measured_parts(compute)
-    before, after = (trace.predicted_parts(one) for one in (machine, calibration.applied(machine)))
+    before, after = (
+        trace.predicted_parts(one) for one in (machine, calibration.applied(machine, like=calibration.run))
+    )
     errors = tuple(
         Error(name=name, before_s=before[name], after_s=after[name], measured_s=seen[name])
         for name in seen
@@ -320,8 +332,32 @@ def _class_of(row: Mapping[str, Any], compute: ComputeModel) -> str:
     return factor_of(op_of(row, compute.device)) if row["is_known"] else ""
 
 
-def _operators(timed: Sequence[Timed]) -> tuple[dict[str, Factor], list[str], tuple[Error, ...]]:
-    """Return factors on classes of operators, what is not identified, and errors of those held back."""
+def _impossible(factors: Mapping[str, Factor], device: Device) -> dict[str, str]:
+    """Return the classes whose factor would take *device* beyond what it can do, and that as a sentence.
+
+    Operators of these shapes are faster than the catalogue has them: small ones stay in a cache, or a kernel
+    has no need of what slows others. Others are not.
+    """
+    tiles = device.gemm_tiles
+    reached = {
+        "products": device.training_clock_fraction * (tiles.efficiency if tiles else device.gemm_efficiency),
+        "attention": device.training_clock_fraction * device.attention_efficiency_forward,
+        "memory": device.memory_bound_fraction,
+    }
+    return {
+        name: f"its factor is {format_share(share / factors[name].value, '.0f')} of what the device can do"
+        for name, share in reached.items()
+        if name in factors and share > factors[name].value
+    }
+
+
+def _operators(
+    timed: Sequence[Timed],
+) -> tuple[dict[str, Factor], dict[str, str], list[str], tuple[Error, ...]]:
+    """Return factors on classes of operators, why some fail, what else is not identified, and errors.
+
+    Errors are those of operators that were held back; on them a factor may fail.
+    """
     kinds = np.array([kind for one in timed for kind in one.kinds])
     calls = np.concatenate([one.calls for one in timed]).astype(np.float64)
     # Of each distinct operator all its calls together.
@@ -329,7 +365,8 @@ def _operators(timed: Sequence[Timed]) -> tuple[dict[str, Factor], list[str], tu
     took = np.concatenate([one.device_s for one in timed]) * calls
     known = np.isin(kinds, COLUMNS) & (took > 0)
     fold = np.full(len(kinds), -1)
-    said = []
+    said: list[str] = []
+    failed: dict[str, str] = {}
     for kind in COLUMNS:
         own = np.flatnonzero(known & (kinds == kind))
         # Long and short ones in turns, so that both halves have as much of each.
@@ -360,13 +397,11 @@ def _operators(timed: Sequence[Timed]) -> tuple[dict[str, Factor], list[str], tu
             one = factors[kind]
             factors[kind] = Factor(one.value, max(one.error, one.value * abs(worse.off_after)))
             if abs(worse.off_after) > OTHERS_SHAPES:
-                said.append(
-                    f"{kind}: operators that were held back are {format_share(worse.off_after, '+.0f')} off, "
-                    "so that its factor holds for the shapes of this run only"
-                )
+                off = format_share(worse.off_after, "+.0f")
+                failed[kind] = f"with its factor operators that were held back are {off} off"
         elif not own.any() and kind in NAMED:
             said.append(f"{kind}: no such operator in the trace; the catalogue is used")
-    return factors, said, tuple(errors)
+    return factors, failed, said, tuple(errors)
 
 
 def _fitted(design: Floats, took: Floats) -> dict[str, Factor]:

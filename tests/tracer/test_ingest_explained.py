@@ -205,9 +205,25 @@ def test_operators_that_differ_from_others_of_their_class_are_told(tmp_path: Pat
     us = {add: 3.0 * 10**at for at, add in enumerate((HIDDEN, WIDE, 2 * HIDDEN))}
     sizes = [op[1][0][-1] if op[0] == "aten::add" else 0 for _, op in transformer()]
     run = taken(tmp_path, traced(transformer(), lambda at: us.get(sizes[at], 50.0)))
-    assert any(
-        "holds for the shapes of this run only" in said for said in calibrated(run).calibration.not_identified
-    )
+    found = calibrated(run).calibration
+    assert any("holds for the shapes of this run only" in said for said in found.not_identified)
+    assert "memory" in found.own
+
+
+@pytest.mark.parametrize(("each_us", "own"), [(60.0, False), (20.0, True)])
+def test_a_factor_that_takes_a_device_beyond_its_peak_is_of_its_run_alone(
+    tmp_path: Path, each_us: float, own: bool
+) -> None:
+    """A product of 34 GFLOP takes an H100 35 µs at least."""
+    cluster, operators = load_cluster("dgx-h100", 1), [product(2048, 1024 * n, 8192) for n in range(1, 8)]
+    run = taken(tmp_path, traced([("", one) for one in operators], lambda at: each_us * (at + 1)))
+    (tmp_path / "cal.toml").write_text(calibrated(run).calibration.to_toml())
+    found = read_calibration(tmp_path / "cal.toml")
+    assert ("products" in found.own) == own
+    elsewhere, here = found.applied(cluster), found.applied(cluster, like=found.run)
+    assert ("products" in elsewhere.device.factors) == (not own)
+    assert "products" in here.device.factors
+    assert any(one.startswith("not calibrated: products") for one in elsewhere.calibrated) == own
 
 
 def test_without_shapes_nothing_is_told(tmp_path: Path) -> None:
