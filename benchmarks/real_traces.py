@@ -6,10 +6,11 @@ The sum knows nothing of the reader: it decodes a file with ``json`` in decimal 
 steps by the correlation of their launches, and adds up unions of intervals. The causes of idle time are held
 against the idle time of the sum.
 
-    python benchmarks/real_traces.py --hta-python VENV/bin/python ../shared/real_traces/fresh > table.md
+    python benchmarks/real_traces.py --hta PYTHON --tracelens PYTHON ../shared/real_traces > table.md
 
 holds idle and compute time of the device, from its first event to its last, against Holistic Trace Analysis
-(VENV: ``pip install HolisticTraceAnalysis``), which reads all files in one process.
+and TraceLens (each the Python of an environment that has it: ``pip install HolisticTraceAnalysis``, ``pip
+install git+https://github.com/AMD-AGI/TraceLens``), each of which reads all files in one process.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ Interval = tuple[int, int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="+", type=Path, help="trace files, or folders of them")
-    parser.add_argument("--hta-python", type=Path, help="Python of an environment with HolisticTraceAnalysis")
+    for tool in TOOLS:
+        parser.add_argument(f"--{tool}", type=Path, metavar="PYTHON", help=f"of an environment with {tool}")
     args = parser.parse_args()
     files = [one for path in args.paths for one in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    if args.hta_python is not None:
-        beside_hta(args.hta_python, [one for one in files if one.name.endswith((".json", ".json.gz"))])
+    if pythons := {tool: python for tool in TOOLS if (python := getattr(args, tool)) is not None}:
+        beside(pythons, [one for one in files if one.name.endswith((".json", ".json.gz"))])
         return
     print(
         "| file | steps: windows, ms | by the sum | kernels of each | by the sum | busy | by the sum | "
@@ -70,52 +72,115 @@ def main() -> None:
     sys.exit(worst > 0)
 
 
-HTA = """
-import contextlib, io, json, os, sys, time, warnings, logging
+READS = """
+import contextlib, io, json, sys, time, warnings
 warnings.simplefilter("ignore")
-from hta.trace_analysis import TraceAnalysis
 for path in sys.stdin.read().split():
-    begun, found = time.process_time(), {}
+    begun = time.process_time()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            one = TraceAnalysis(trace_files={0: path}, trace_dir="", include_last_profiler_step=True)
-            row = one.get_temporal_breakdown(visualize=False).to_dict("records")[0]
-        found = {name: float(row[f"{name}_time(us)"]) for name in ("idle", "compute", "kernel")}
+            found = read(path)
     except BaseException as error:
         found = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:60]}
     print("FOUND" + json.dumps(found | {"s": time.process_time() - begun}), flush=True)
 """
-"""What HTA says of the device of each file that stdin names, in µs, or how it fails."""
+"""What a tool's ``read`` says of the device of each file that stdin names, in µs, or how it fails."""
+
+TOOLS = {
+    "hta": """
+from hta.trace_analysis import TraceAnalysis
+def read(path):
+    one = TraceAnalysis(trace_files={0: path}, trace_dir="", include_last_profiler_step=True)
+    row = one.get_temporal_breakdown(visualize=False).to_dict("records")[0]
+    return {name: float(row[f"{name}_time(us)"]) for name in ("idle", "compute")}
+""",
+    "tracelens": """
+from TraceLens import TreePerfAnalyzer
+def read(path):
+    table = TreePerfAnalyzer.from_file(path, include_unlinked_kernels=True).get_df_gpu_timeline()
+    us = dict(zip(table["type"], 1e3 * table["time ms"]))
+    return {"idle": us["idle_time"], "compute": us["computation_time"]}
+""",
+}
 
 
-def beside_hta(python: Path, files: list[Path]) -> None:
-    """Print a table of idle and compute time, ours and HTA's, with what they differ by."""
-    names = "\n".join(map(str, files))
-    done = subprocess.run([python, "-c", HTA], input=names, capture_output=True, text=True, check=False)
-    found = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    print(
-        "| file | idle, ms | HTA less ours | compute, ms | HTA less ours | CPU s | HTA |\n"
-        "|---|---|---|---|---|---|---|",
-    )
-    for file, theirs in zip(files, found, strict=True):
+RULED = {"hta": "idle", "tracelens": "compute"}
+"""What of each tool differs from ours for reasons that ``by_rules`` has."""
+
+
+def by_rules(tool: str, events: list[dict[str, Any]]) -> int:
+    """Return what *tool* would say of *events* if the reasons why it differs are right, in ns.
+
+    TraceLens counts setting of memory as compute. HTA counts all that has
+    a stream as a kernel, waits and operators of the host, too; it rounds begins up and ends down to
+    microseconds where any time has more digits; and of several steps it leaves out what nothing launched.
+    """
+    if tool == "tracelens":
+        kinds = ("kernel", "gpu_memset", "mtia_ccp_events")
+        spans = [_span(e) for e in events if e.get("cat") in kinds and "nccl" not in e["name"].lower()]
+        return covered(spans, _around(spans))
+    own = [e for e in events if isinstance(e.get("args", {}).get("stream"), int) and e["args"]["stream"] >= 0]
+    steps = {e["name"] for e in events if re.fullmatch(r"ProfilerStep#\d+", str(e["name"]))}
+    if len(steps) > 1:
+        launched = {e["args"].get("correlation") for e in events if e.get("cat") in HOST} - {None}
+        own = [e for e in own if e["args"].get("correlation") in launched]
+    spans = [_span(e) for e in own]
+    if any(Decimal(e["ts"]) % 1 or Decimal(e["dur"]) % 1 for e in events):
+        spans = [(-(-a // 1000) * 1000, b // 1000 * 1000) for a, b in spans]
+    window = _around(spans)
+    return window[1] - window[0] - covered(spans, window)
+
+
+def _span(event: dict[str, Any]) -> Interval:
+    return ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])
+
+
+def _around(spans: list[Interval]) -> Interval:
+    return min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
+
+
+def beside(pythons: dict[str, Path], files: list[Path]) -> None:
+    """Print a table of idle and compute time, ours and those of each tool, with what they differ by."""
+    theirs: dict[str, list[dict[str, Any]]] = {}
+    for tool, python in pythons.items():
+        names = "\n".join(map(str, files))
+        command = [str(python), "-c", TOOLS[tool] + READS]
+        done = subprocess.run(command, input=names, capture_output=True, text=True, check=False)
+        theirs[tool] = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    less = {
+        what: [
+            f"{tool} less {of}"
+            for tool in pythons
+            for of in ("ours", "its rules")[: 1 + (RULED[tool] == what)]
+        ]
+        for what in ("idle", "compute")
+    }
+    heads = ["file", "idle, ms", *less["idle"], "compute, ms", *less["compute"], "CPU s", *pythons]
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    for at, file in enumerate(files):
         name = file.name.removesuffix(".gz").removesuffix(".json")
         with tempfile.TemporaryDirectory() as scratch:
             begun = time.process_time()
             try:
                 ingest([file], f"{scratch}/run")
-                ours = device_times(open_run(f"{scratch}/run"))[0]
-            except (IngestError, IndexError) as error:
-                said = "refused" if isinstance(error, IngestError) else "no device"
-                print(f"| {name} | {said} || | | | {theirs.get('error', 'reads it')} |")
-                continue
+                device = device_times(open_run(f"{scratch}/run"))[0]
+                ours = {"idle": device.idle_ns / 1e6, "compute": device.compute_ns / 1e6}
+            except (IngestError, IndexError):
+                ours = {}
             took = time.process_time() - begun
-        cells = [f"{ours.idle_ns / 1e6:.3f}", "", f"{ours.compute_ns / 1e6:.3f}", "", f"{took:.2f}"]
-        if "error" in theirs:
-            print(f"| {name} | {' | '.join(cells)} | {theirs['error']} |")
-            continue
-        cells[1] = f"{theirs['idle'] / 1e3 - ours.idle_ns / 1e6:+.3f}"
-        cells[3] = f"{theirs['compute'] / 1e3 - ours.compute_ns / 1e6:+.3f}"
-        print(f"| {name} | {' | '.join(cells)} | {theirs['s']:.2f} |", flush=True)
+        events = events_of(file)
+        ruled = {tool: by_rules(tool, events) for tool in pythons}
+        cells = []
+        for what in ("idle", "compute"):
+            cells.append(f"{ours[what]:.3f}" if ours else "none")
+            for tool in pythons:
+                said = theirs[tool][at].get(what) if ours else None
+                cells.append("" if said is None else f"{said / 1e3 - ours[what]:+.3f}")
+                if RULED[tool] == what:
+                    cells.append("" if said is None else f"{(said * 1e3 - ruled[tool]) / 1e6:+.3f}")
+        said_of = [theirs[tool][at] for tool in pythons]
+        cells += [f"{took:.2f}", *(one.get("error", f"{one['s']:.2f}") for one in said_of)]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def compared(file: Path) -> tuple[str, int]:
@@ -164,10 +229,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def summed(file: Path) -> dict[str, Any] | None:
     """Return the same of the events of *file*; None if it has no device."""
-    opener = gzip.open if file.name.endswith(".gz") else open
-    with opener(file, "rb") as stream:
-        document = json.loads(stream.read(), parse_float=Decimal)
-    events = [e for e in document.get("traceEvents", ()) if isinstance(e, dict) and e.get("ph") == "X"]
+    events = events_of(file)
     device = [e for e in events if e.get("cat") in DEVICE]
     if not device:
         return None
@@ -212,6 +274,33 @@ def summed(file: Path) -> dict[str, Any] | None:
         "kernels": [kernels[k] for k in kept],
         "busy_ns": sum(covered(spans, (edges[k], edges[k + 1])) for k in kept),
     }
+
+
+def events_of(file: Path) -> list[dict[str, Any]]:
+    """Return the events of a *file* of Kineto or rocprofv3 that last, times in decimal arithmetic."""
+    opener = gzip.open if file.name.endswith(".gz") else open
+    with opener(file, "rb") as stream:
+        document = json.loads(stream.read(), parse_float=Decimal)
+    document = document if isinstance(document, dict) else {}
+    events = document.get("traceEvents", ())
+    if "rocprofiler-sdk-tool" in document:
+        (process,) = document["rocprofiler-sdk-tool"]
+        names = {one["kernel_id"]: one["formatted_kernel_name"] for one in process["kernel_symbols"]}
+        times = [
+            (one["dispatch_info"]["kernel_id"], one["start_timestamp"], one["end_timestamp"])
+            for one in process["buffer_records"]["kernel_dispatch"]
+        ]
+        return [
+            {
+                "cat": "kernel",
+                "name": names[what],
+                "args": {},
+                "ts": Decimal(a) / 1000,
+                "dur": Decimal(b - a) / 1000,
+            }
+            for what, a, b in times
+        ]
+    return [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
 
 
 def ns(us: Any) -> int:

@@ -204,7 +204,8 @@ def _against(
     # Other replicas than those that ran: the trace measured no such step.
     if "dp" in given:
         return ()
-    machine = machine_of(given["cluster"], calibration, given.get("gpus", simulation.info.world_size))
+    name, n_gpus = open_run(like_run).info.name, given.get("gpus", simulation.info.world_size)
+    machine = machine_of(given["cluster"], calibration, n_gpus, like=name)
     if calibration is None and not is_same_device(open_run(like_run), machine):
         return ()
     return errors_of(like_run, machine, simulation)

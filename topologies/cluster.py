@@ -65,6 +65,7 @@ class Cluster:
         time_slice_s: how long a process holds a core that others wait for.
         transfer_factors: how many times as long communication takes here as the links say, out of a
             calibration: by link, kind and part, ``"near.all_reduce.wire"``; kind ``others`` is for the rest.
+        uncalibrated: kinds of operators whose factor a calibration has for its own run alone.
         price_usd_per_gpu_hour: what one device costs, if known.
         node_power_w: what a node draws at most, GPUs included, if known.
         node_memory_bytes: memory of the host of a node, if known.
@@ -89,6 +90,7 @@ class Cluster:
     cores: int = 0
     time_slice_s: float = 0.0
     transfer_factors: Mapping[str, float] = field(default_factory=dict, hash=False)
+    uncalibrated: tuple[str, ...] = ()
     price_usd_per_gpu_hour: float | None = None
     node_power_w: float | None = None
     node_memory_bytes: int | None = None
@@ -131,8 +133,14 @@ class Cluster:
 
     @property
     def calibrated(self) -> list[str]:
-        """Sentences on the factors of a calibration on communication."""
-        return [f"calibrated: {name} x {factor:.3f}" for name, factor in self.transfer_factors.items()]
+        """Sentences on the factors of a calibration on communication, and on those that are not used."""
+        return [
+            *(f"calibrated: {name} x {factor:.3f}" for name, factor in self.transfer_factors.items()),
+            *(
+                f"not calibrated: {name}, whose factor is of the run's own operators"
+                for name in self.uncalibrated
+            ),
+        ]
 
     @property
     def n_nodes(self) -> int:
@@ -179,6 +187,7 @@ class Cluster:
                 n_gpus=self.n_gpus,
                 fabric_spec=self.fabric_spec,
                 transfer_factors=self.transfer_factors,
+                uncalibrated=self.uncalibrated,
                 device=replace(machine.device, memory_bytes=self.device.memory_bytes),
                 others=(),
             )
@@ -293,7 +302,7 @@ WORDS: Final = frozenset(
 )
 """What a machine and its parts say of themselves that no time depends on."""
 
-CALIBRATED: Final = frozenset({"factors", "transfer_factors"})
+CALIBRATED: Final = frozenset({"factors", "transfer_factors", "uncalibrated"})
 """What a calibration puts on a machine, which stays the same machine."""
 
 LENGTH: Final = 16

@@ -255,7 +255,7 @@ def detect(*, output: Path, processes: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def ingest(
-    describe_device: Callable[[str], Mapping[str, Any]],
+    describe_device: Callable[[str, int], Mapping[str, Any]],
     paths: tuple[str, ...],
     output: str,
     name: str,

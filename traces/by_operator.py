@@ -10,9 +10,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from foretrace.traces.analysis.kernels import group_of
 from foretrace.traces.columns import int64, is_one_of, labels
 from foretrace.traces.errors import RunError
-from foretrace.traces.rehearsal import WHAT, read_measured, read_rank, read_rehearsal, rehearsal_folder
+from foretrace.traces.rehearsal import (
+    HOST_KINDS,
+    WHAT,
+    read_measured,
+    read_rank,
+    read_rehearsal,
+    rehearsal_folder,
+)
 from foretrace.traces.run import Run
 
 _NUMBER: Final = re.compile(r"_\d+(?=/|$)")
@@ -98,6 +106,30 @@ def by_operator(a: Run, b: Run, steps: tuple[int, int]) -> tuple[Pair, ...]:
     return tuple(sorted(pairs, key=lambda one: (not one.joined_by, -abs(one.b_s - one.a_s), one.operator)))
 
 
+def by_kind(a: Run, b: Run, steps: tuple[int, int]) -> tuple[Pair, ...]:
+    """Return what kinds of kernels, as their names tell, took in two traces, the largest difference first.
+
+    Devices of two vendors have no kernel's name in common; a compiled model and an eager one few operators.
+    Nothing is joined if one is no trace. *steps*: of each, the step that stands for it.
+    """
+    if {a.info.origin, b.info.origin} != {"ingested"}:
+        return ()
+    sides = []
+    for run, step in zip((a, b), steps, strict=True):
+        own = kernels_of(run, step)
+        of = _grouped(own, lambda one: (group_of(one.name),))
+        sides.append({kind: _total(own[one] for one in found) for (kind,), found in of.items()})
+    pairs = [
+        Pair(
+            Operator("", kind, ""),
+            "kind",
+            *(side.get(kind, (0.0, 0.0))[at] for at in (0, 1) for side in sides),
+        )
+        for kind in sides[0].keys() | sides[1].keys()
+    ]
+    return tuple(sorted(pairs, key=lambda one: (-abs(one.b_s - one.a_s), one.operator)))
+
+
 def operators_of(run: Run) -> Taken:
     """Return the operators that *run* says it issued; nothing if it says none."""
     try:
@@ -117,7 +149,10 @@ def operators_of(run: Run) -> Taken:
             what, item, place = (column[event] for column in events)
             if what == WHAT.index("op"):
                 path = _NUMBER.sub("", places[place])
-                one = found[Operator(path, works[item]["name"], works[item]["shapes"])]
+                work = works[item]
+                # A copy over the link has a size, which the data of each step may change.
+                shapes = "" if work["kind"] in HOST_KINDS else work["shapes"]
+                one = found[Operator(path, work["name"], shapes)]
                 one[0] += share
                 one[1] += took * share / 1e9
     return {operator: (calls, seconds) for operator, (calls, seconds) in found.items()}

@@ -15,7 +15,7 @@ import pyarrow as pa
 from foretrace.traces.analysis.causes import causes, precedence
 from foretrace.traces.analysis.metrics import left_out, typical_step
 from foretrace.traces.batch import work_of
-from foretrace.traces.by_operator import Pair, by_operator
+from foretrace.traces.by_operator import Pair, by_kind, by_operator
 from foretrace.traces.join import JoinedSpans, join_spans
 from foretrace.traces.notebook import card
 from foretrace.traces.report.format import format_share, format_time
@@ -66,6 +66,7 @@ class Comparison:
             up as the causes do.
         spans: the spans of the two steps, joined one to one.
         operators: of two traces, what each operator took, as ``traces.by_operator.by_operator`` has it.
+        kernels: of two traces, what each kind of kernel took, as ``traces.by_operator.by_kind`` has it.
         warnings: warnings of both runs, and what limits the comparison.
     """
 
@@ -88,6 +89,7 @@ class Comparison:
     details: tuple[Cause, ...]
     spans: JoinedSpans
     operators: tuple[Pair, ...]
+    kernels: tuple[Pair, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -190,6 +192,7 @@ class Comparison:
             "waterfall": self.waterfall(),
             "spans": self.spans.to_dict(),
             "operators": [pair.to_dict() for pair in self.operators],
+            "kernels": [pair.to_dict() for pair in self.kernels],
             "warnings": list(self.warnings),
         }
 
@@ -225,6 +228,7 @@ def compare(a: Run, b: Run) -> Comparison:
         details=_side_by_side(causes(a, a_step, detailed=True), causes(b, b_step, detailed=True)),
         spans=join_spans(a, a_step, b, b_step),
         operators=by_operator(a, b, (a_step, b_step)),
+        kernels=by_kind(a, b, (a_step, b_step)),
         warnings=(*(f"{_name(a)}: {w}" for w in a.warnings), *(f"{_name(b)}: {w}" for w in b.warnings)),
     )
 

@@ -160,12 +160,14 @@ def _stage_ranks(run: Run) -> dict[int, int]:
 
 
 def _step_spans(run: Run, rank: int, step: int) -> pa.Table:
-    """Return the spans that start in *step* on *rank*, by start, with the time each waited and its place."""
+    """Return the work that starts in *step* on *rank*, by start; how long each waited, and its place."""
     window = next((w for w in windows_of(run, rank) if w.step == step), None)
     table = run.spans([rank])
     start = int64(table, "start_ns")
     low, high = (window.start_ns, window.end_ns) if window is not None else (0, 0)
-    inside = (start >= low) & (start < high) & ~is_one_of(table, "category", MARKS)
+    # Why a device idles is no work.
+    is_work = ~is_one_of(table, "category", MARKS) & ~is_one_of(table, "stream", ("idle",))
+    inside = (start >= low) & (start < high) & is_work
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(start[rows], kind="stable")]
     waiting = arrivals(run).last_ns[rank][rows] - start[rows]

@@ -16,6 +16,7 @@ from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
 from foretrace.traces.analysis.gaps import CAUSES, gaps_on_path
 from foretrace.traces.analysis.metrics import Breakdown, breakdown, grouped, in_plural, typical_step
 from foretrace.traces.batch import batch_in
+from foretrace.traces.by_operator import Pair
 from foretrace.traces.compare import Comparison
 from foretrace.traces.console import stdout
 from foretrace.traces.info import rank_list
@@ -289,8 +290,14 @@ def show_comparison(found: Comparison) -> None:
     both = found.spans.communicated
     if both is not None and (said := both.words()):
         console.print(escape(said), style="" if both.differences else "dim", soft_wrap=True)
+    if found.kernels:
+        console.print(_kinds(found))
     if found.operators:
         console.print(_operators(found))
+    elif found.kernels:
+        console.print(
+            "operators are not compared: one of the two does not say its own (ingest --explain)", style="dim"
+        )
     _show_joined(console, found.spans.to_dict())
     show_warnings(console, found.warnings)
 
@@ -306,8 +313,7 @@ def _operators(found: Comparison) -> Table:
     for pair in joined[:SHOWN_OPERATORS]:
         module = "/".join(pair.operator.module.split("/")[-2:])
         words = " ".join(part for part in (pair.operator.name, pair.operator.shapes, module) if part)
-        calls = f"{pair.a_calls:.4g}" + (f", {pair.b_calls:.4g}" if pair.a_calls != pair.b_calls else "")
-        table.add_row(escape(words[:LONGEST_OPERATOR]), calls, *_took(pair.a_s, pair.b_s))
+        table.add_row(escape(words[:LONGEST_OPERATOR]), _calls(pair), *_took(pair.a_s, pair.b_s))
     rest = joined[SHOWN_OPERATORS:]
     only = [pair for pair in alone if pair.a_calls], [pair for pair in alone if pair.b_calls]
     for said, pairs in ((f"{len(rest)} more", rest), ("only in a", only[0]), ("only in b", only[1])):
@@ -317,6 +323,19 @@ def _operators(found: Comparison) -> Table:
             sums = (sum(pair.a_s for pair in pairs), sum(pair.b_s for pair in pairs))
             table.add_row(f"{said}: {escape(names)}" if pairs is not rest else said, calls, *_took(*sums))
     return table
+
+
+def _kinds(found: Comparison) -> Table:
+    """Return the kinds of kernels of two traces."""
+    table = _table("kernels, by their names", "calls", "a", "b", "b - a", "b / a")
+    for pair in found.kernels:
+        table.add_row(pair.operator.name, _calls(pair), *_took(pair.a_s, pair.b_s))
+    return table
+
+
+def _calls(pair: Pair) -> str:
+    """Return how often both call it, once where that is as often."""
+    return f"{pair.a_calls:.4g}" + (f", {pair.b_calls:.4g}" if pair.a_calls != pair.b_calls else "")
 
 
 def _took(a_s: float, b_s: float) -> tuple[str, str, str, str]:

@@ -26,7 +26,10 @@ from foretrace.simulator.recorded.network import network_factors
 from foretrace.simulator.simulate import Simulation, simulate
 from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
 from foretrace.simulator.workload.ops import DTYPE_BYTES, Comm, Op, memory
+from foretrace.topologies.catalog import device_named, device_names
 from foretrace.topologies.cluster import Cluster
+from foretrace.topologies.device import Device
+from foretrace.topologies.errors import TopologyError
 from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from foretrace.traces.columns import int64, labels
 from foretrace.traces.report.format import format_share
@@ -374,11 +377,29 @@ def _assumed(job: Job) -> Iterator[str]:
         yield f"factors are by the conventions of {job.framework}, which nobody said: --framework does"
 
 
+def known_device(run: Run) -> Device | None:
+    """Return the device of the catalogue that *run* ran on, as far as its name and memory tell."""
+    said = (run.info.cluster or {}).get("device") or {}
+    try:
+        return device_named(said["name"], said.get("memory_bytes") or 0) if said.get("name") else None
+    except TopologyError:
+        return None
+
+
 def check_device(run: Run, cluster: Cluster) -> None:
-    """Raise CalibrationError if one of *run* and *cluster* is on a processor and the other on GPUs."""
+    """Raise CalibrationError if *run* and *cluster* are of two devices, as far as the catalogue tells."""
     recorded, device = (run.info.cluster or {}).get("device") or {}, cluster.device
-    if "kind" in recorded and (recorded["kind"] == "cpu") != (device.kind == "cpu"):
-        ran_on = "a processor" if recorded["kind"] == "cpu" else recorded.get("name", "a GPU")
+    known = known_device(run)
+    differ = (
+        known is not None
+        and device.name in device_names()
+        and (
+            (known.peak_flops_per_s, known.memory_bytes_per_s)
+            != (device.peak_flops_per_s, device.memory_bytes_per_s)
+        )
+    )
+    if differ or ("kind" in recorded and (recorded["kind"] == "cpu") != (device.kind == "cpu")):
+        ran_on = "a processor" if recorded.get("kind") == "cpu" else recorded.get("name", "a GPU")
         raise CalibrationError(
             f"{run.path} ran on {ran_on}, {cluster.name} has {device.name}: "
             "give the machine that it ran on, as --cluster here.toml"

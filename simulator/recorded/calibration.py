@@ -60,6 +60,7 @@ class Calibration:
         network: by link (``near`` or ``far``), kind of communication and part, ``"near.all_reduce.wire"``.
         not_identified: what the run cannot say, and why, as sentences.
         only: jobs that the factors hold for, as ``job_kind`` names them; empty: all on that device.
+        own: names of ``compute`` that hold for the operators of the run alone.
         constants: fingerprint of the device's numbers that the factors are on; empty: not known, not checked.
     """
 
@@ -71,6 +72,7 @@ class Calibration:
     network: Mapping[str, Factor] = field(hash=False)
     not_identified: tuple[str, ...] = ()
     only: str = ""
+    own: tuple[str, ...] = ()
     constants: str = ""
 
     def calibrated(self, job: Job) -> Job:
@@ -85,10 +87,11 @@ class Calibration:
             )
         return replace(job, cluster=self.applied(job.cluster))
 
-    def applied(self, cluster: Cluster) -> Cluster:
+    def applied(self, cluster: Cluster, *, like: str = "") -> Cluster:
         """Return *cluster* with these factors on its constants.
 
-        Raises CalibrationError if it has another device than the run had, or one of other numbers.
+        *like*: the run whose operators are simulated. Raises CalibrationError if it has another device than
+        the run had, or one of other numbers.
         """
         if cluster.device.name != self.device:
             raise CalibrationError(
@@ -100,12 +103,15 @@ class Calibration:
                 f"the calibration is on the figures of {self.device} in {self.cluster}, those in "
                 f"{cluster.name} are others; calibrate with --cluster {cluster.name}, or its file"
             )
-        values = {name: factor.value for name, factor in self.compute.items()}
+        left = () if like == self.run else self.own
+        values = {name: factor.value for name, factor in self.compute.items() if name not in left}
         if cluster.device.kind == "cpu" and {"fixed", "launch"} & values.keys():
             values["launch"] = values.get("fixed", 1.0)  # the host is the device: a part of every operation
         device = _with_latencies(cluster.device, values)
         network = {name: factor.value for name, factor in self.network.items()}
-        return replace(cluster, device=replace(device, factors=values), transfer_factors=network)
+        return replace(
+            cluster, device=replace(device, factors=values), transfer_factors=network, uncalibrated=left
+        )
 
     def named(self) -> Iterator[tuple[str, Factor]]:
         """Yield every factor with its name, compute first."""
@@ -124,6 +130,8 @@ class Calibration:
             lines.append(f"constants = {_quoted(self.constants)}")
         if self.only:
             lines.append(f"only = {_quoted(self.only)}")
+        if self.own:
+            lines.append(f"own = [{', '.join(map(_quoted, self.own))}]")
         if self.not_identified:
             lines += ["not_identified = [", *(f"    {_quoted(text)}," for text in self.not_identified), "]"]
         for table, factors in (("compute", self.compute), *_tables(self.network)):
@@ -185,13 +193,14 @@ def _from_document(document: Mapping[str, Any]) -> Calibration:
                 if part not in PARTS:
                     raise CalibrationError(f"network.{link}.{kind}.{part}: one of {', '.join(PARTS)}")
                 network[f"{link}.{kind}.{part}"] = _factor(f"network.{link}.{kind}.{part}", given)
-    said = document.get("not_identified", [])
+    said, own = (document.get(name, []) for name in ("not_identified", "own"))
     return Calibration(
         **{key: document[key] for key in ("run", "cluster", "device", "precision")},
         compute=compute,
         network=network,
         not_identified=tuple(map(str, said)) if isinstance(said, list) else (),
         only=str(document.get("only", "")),
+        own=tuple(map(str, own)) if isinstance(own, list) else (),
         constants=str(document.get("constants", "")),
     )
 

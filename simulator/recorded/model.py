@@ -197,8 +197,9 @@ def recorded_model(description: Mapping[str, Any] | None, where: str) -> Model:
     *description*: as ``run.json`` holds it. Raises LikeError if it does not say enough, or what it says does
     not make up its parameters.
     """
+    untold = f"{where} does not say what model was trained: give --model"
     if not description:
-        raise LikeError(f"{where} does not say what model was trained: give --model")
+        raise LikeError(untold)
     if "n_layers" in description and "hidden" in description:  # a simulated run
         known = {field.name for field in fields(Model)}
         fields_ = {key: value for key, value in description.items() if key in known and value is not None}
@@ -211,7 +212,8 @@ def recorded_model(description: Mapping[str, Any] | None, where: str) -> Model:
             pass  # an architecture that is not known by name may be known by its parameters
     structure = description.get("structure")
     if not isinstance(structure, Mapping) or not structure:
-        raise LikeError(f"{where} names its model, {_name(description)}, but not its shape: give --model")
+        named = f"{where} names its model, {description.get('name')}, but not its shape: give --model"
+        raise LikeError(named if "name" in description else untold)
     return _from_structure(description, structure, where)
 
 

@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from foretrace.simulator.compute.timing import COPY_START_S, ComputeModel, factor_of, fixed_s, link_s
 from foretrace.simulator.errors import CalibrationError
-from foretrace.simulator.network.collectives import KINDS
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.program import Int64Array
-from foretrace.simulator.recorded.calibrate import Calibrated, Error, check_device
+from foretrace.simulator.recorded.calibrate import Calibrated, Error, check_device, known_device
 from foretrace.simulator.recorded.calibration import Calibration, Factor, constants_of
 from foretrace.simulator.recorded.least_squares import Floats, fit_factors
 from foretrace.simulator.recorded.network import Communication, network_factors
@@ -28,9 +27,8 @@ from foretrace.simulator.rehearsed.rank import COMMUNICATION, OP
 from foretrace.simulator.rehearsed.run import OPERATIONS_PER_KERNEL, simulate_rehearsal
 from foretrace.simulator.rehearsed.works import op_of, precision_of
 from foretrace.simulator.simulate import Simulation
-from foretrace.topologies.catalog import device_named
 from foretrace.topologies.cluster import Cluster
-from foretrace.topologies.errors import TopologyError
+from foretrace.topologies.device import Device
 from foretrace.topologies.placement import place
 from foretrace.traces.columns import BoolArray, int64, is_one_of
 from foretrace.traces.errors import RunError
@@ -84,6 +82,7 @@ STEP: Final = "step"
 HOST: Final = "copies to and from the host"
 UNKNOWN: Final = "operators of unknown work"
 COMMUNICATION_PART: Final = "communication"
+UNTOLD: Final = "communication with ranks that the trace lacks"
 LAUNCHING: Final = "host launches"
 PAUSES: Final = "host pauses"
 NOTHING: Final = "nothing runs"
@@ -139,7 +138,8 @@ def calibrate_traced(run: Run, cluster: Callable[[int], Cluster]) -> Calibrated:
     trace.check_explained()
     compute = trace.compute_on(machine)
     timed = [trace.timed(rank, compute) for rank in trace.rehearsal.ranks]
-    factors, said, held_back = _operators(timed)
+    factors, failed, said, held_back = _operators(timed)
+    own = _impossible(factors, machine.device) | failed
     network = _network(run, trace, machine)
     calibration = Calibration(
         run=run.info.name or run.path,
@@ -149,10 +149,20 @@ def calibrate_traced(run: Run, cluster: Callable[[int], Cluster]) -> Calibrated:
         constants=constants_of(machine),
         compute=factors | _launch(trace, timed, compute.device.launch_s) | _link(trace, timed, compute),
         network=network.factors,
-        not_identified=(*said, *network.not_identified),
+        own=tuple(own),
+        not_identified=(
+            *(
+                f"{name}: {why}, so that it holds for the shapes of this run only"
+                for name, why in own.items()
+            ),
+            *said,
+            *network.not_identified,
+        ),
     )
     seen = trace.measured_parts(compute)
-    before, after = (trace.predicted_parts(one) for one in (machine, calibration.applied(machine)))
+    before, after = (
+        trace.predicted_parts(one) for one in (machine, calibration.applied(machine, like=calibration.run))
+    )
     errors = tuple(
         Error(name=name, before_s=before[name], after_s=after[name], measured_s=seen[name])
         for name in seen
@@ -243,12 +253,18 @@ class Trace:
         # An operator that never ran has no mean; its zero time counts for nothing.
         return Timed(kinds, design, calls, took / np.maximum(calls, 1), kernels)
 
+    @property
+    def _communication(self) -> str:
+        """Name of the part of a step that communicates; with ranks that are missing it takes what it took."""
+        return COMMUNICATION_PART if len(self.tables) == self.rehearsal.world_size else UNTOLD
+
     def measured_parts(self, compute: ComputeModel) -> dict[str, float]:
         """Return the seconds of a step and of its parts, mean over ranks and steps."""
         found: dict[str, float] = defaultdict(float)
         facts = self.rehearsal.job["traced"]
         found[STEP] = float(np.mean([np.median(one["step_s"]) for one in facts.values()]))
         n = len(self.tables) * self.n_steps
+        communication = self._communication
         for rank, tables in self.tables.items():
             timed = self.timed(rank, compute)
             for kind, calls, took in zip(timed.kinds, timed.calls, timed.device_s, strict=True):
@@ -258,7 +274,7 @@ class Trace:
                 measured[name].to_numpy() for name in ("event", "device_ns", "host_ns", "pause_ns")
             )
             what = tables.events["what"].to_numpy()[event]
-            found[COMMUNICATION_PART] += float(device_ns[what == COMMUNICATION].sum()) / 1e9 / n
+            found[communication] += float(device_ns[what == COMMUNICATION].sum()) / 1e9 / n
             found[LAUNCHING] += float(host_ns.sum()) / 1e9 / n
             found[PAUSES] += float(pause_ns.sum()) / 1e9 / n
         found[NOTHING] = float(np.mean([np.mean(one["idle_s"]) for one in facts.values()]))
@@ -283,17 +299,19 @@ class Trace:
             )
         spans = simulation.spans
         seconds = int64(spans, "duration_ns") / 1e9
-        first = int64(spans, "rank") == self.rehearsal.ranks[0]
+        own = [int64(spans, "rank") == rank for rank in self.rehearsal.ranks]
         for name, kinds, value in (
-            (COMMUNICATION_PART, "category", ("collective", "p2p")),
+            (self._communication, "category", ("collective", "p2p")),
             (LAUNCHING, "kind", ("launch",)),
             (PAUSES, "kind", ("pause",)),
         ):
-            found[name] = float(seconds[first & is_one_of(spans, kinds, value)].sum()) / self.n_steps
+            # Ranks that are stood for are in the simulation, too, but not in the trace.
+            found[name] = float(seconds[np.any(own, axis=0) & is_one_of(spans, kinds, value)].sum()) / n
         found[STEP] = float(simulation.summary["step_time_s"])
-        runs = first & is_one_of(spans, "category", ("compute", "copy", "collective", "p2p"))
+        runs = is_one_of(spans, "category", ("compute", "copy", "collective", "p2p"))
         # Nothing runs where no span covers a moment; of overlapping streams each moment counts once.
-        found[NOTHING] = max(found[STEP] - _covered_s(spans, runs) / self.n_steps, 0.0)
+        covered_s = sum(_covered_s(spans, runs & one) for one in own) / n
+        found[NOTHING] = max(found[STEP] - covered_s, 0.0)
         return found
 
 
@@ -314,8 +332,32 @@ def _class_of(row: Mapping[str, Any], compute: ComputeModel) -> str:
     return factor_of(op_of(row, compute.device)) if row["is_known"] else ""
 
 
-def _operators(timed: Sequence[Timed]) -> tuple[dict[str, Factor], list[str], tuple[Error, ...]]:
-    """Return factors on classes of operators, what is not identified, and errors of those held back."""
+def _impossible(factors: Mapping[str, Factor], device: Device) -> dict[str, str]:
+    """Return the classes whose factor would take *device* beyond what it can do, and that as a sentence.
+
+    Operators of these shapes are faster than the catalogue has them: small ones stay in a cache, or a kernel
+    has no need of what slows others. Others are not.
+    """
+    tiles = device.gemm_tiles
+    reached = {
+        "products": device.training_clock_fraction * (tiles.efficiency if tiles else device.gemm_efficiency),
+        "attention": device.training_clock_fraction * device.attention_efficiency_forward,
+        "memory": device.memory_bound_fraction,
+    }
+    return {
+        name: f"its factor is {format_share(share / factors[name].value, '.0f')} of what the device can do"
+        for name, share in reached.items()
+        if name in factors and share > factors[name].value
+    }
+
+
+def _operators(
+    timed: Sequence[Timed],
+) -> tuple[dict[str, Factor], dict[str, str], list[str], tuple[Error, ...]]:
+    """Return factors on classes of operators, why some fail, what else is not identified, and errors.
+
+    Errors are those of operators that were held back; on them a factor may fail.
+    """
     kinds = np.array([kind for one in timed for kind in one.kinds])
     calls = np.concatenate([one.calls for one in timed]).astype(np.float64)
     # Of each distinct operator all its calls together.
@@ -323,7 +365,8 @@ def _operators(timed: Sequence[Timed]) -> tuple[dict[str, Factor], list[str], tu
     took = np.concatenate([one.device_s for one in timed]) * calls
     known = np.isin(kinds, COLUMNS) & (took > 0)
     fold = np.full(len(kinds), -1)
-    said = []
+    said: list[str] = []
+    failed: dict[str, str] = {}
     for kind in COLUMNS:
         own = np.flatnonzero(known & (kinds == kind))
         # Long and short ones in turns, so that both halves have as much of each.
@@ -354,13 +397,11 @@ def _operators(timed: Sequence[Timed]) -> tuple[dict[str, Factor], list[str], tu
             one = factors[kind]
             factors[kind] = Factor(one.value, max(one.error, one.value * abs(worse.off_after)))
             if abs(worse.off_after) > OTHERS_SHAPES:
-                said.append(
-                    f"{kind}: operators that were held back are {format_share(worse.off_after, '+.0f')} off, "
-                    "so that its factor holds for the shapes of this run only"
-                )
+                off = format_share(worse.off_after, "+.0f")
+                failed[kind] = f"with its factor operators that were held back are {off} off"
         elif not own.any() and kind in NAMED:
             said.append(f"{kind}: no such operator in the trace; the catalogue is used")
-    return factors, said, tuple(errors)
+    return factors, failed, said, tuple(errors)
 
 
 def _fitted(design: Floats, took: Floats) -> dict[str, Factor]:
@@ -433,40 +474,19 @@ def _link(trace: Trace, timed: Sequence[Timed], compute: ComputeModel) -> dict[s
 
 
 def _network(run: Run, trace: Trace, machine: Cluster) -> Communication:
-    """Return the factors on communication: of all ranks, or of those that the trace holds."""
+    """Return the factors on communication, if the trace holds all ranks."""
     world_size = trace.rehearsal.world_size
     if world_size == 1:
         return Communication({}, [])
-    network = Network(machine, place(world_size, machine))
     if len(trace.tables) == world_size:
+        network = Network(machine, place(world_size, machine))
         steps = np.unique(int64(run.spans([run.stored_ranks[0]]), "step")).tolist()
         return network_factors(run, network, world_size, steps)
-    members = {group.id: group.ranks for group in trace.rehearsal.groups}
-    wanted: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for rank, tables in trace.tables.items():
-        messages = tables.messages.to_pylist()
-        event, device_ns = (trace.measured_of[rank][name].to_numpy() for name in ("event", "device_ns"))
-        what, item = (tables.events[name].to_numpy()[event] for name in ("what", "item"))
-        for number, ns in zip(item[what == COMMUNICATION], device_ns[what == COMMUNICATION], strict=True):
-            message = messages[number]
-            ranks = members.get(message["group"], ())
-            if message["kind"] in KINDS and message["peer"] < 0 and len(ranks) > 1:
-                cost = network.collective(message["kind"], message["size_bytes"], ranks)
-                link = "near" if network.shape(ranks).n_domains == 1 else "far"
-                wanted[f"{link}.{message['kind']}"].append(((cost.latency_ns + cost.wire_ns) / 1e9, ns / 1e9))
-    # all that one rank saw beyond the catalogue may be waiting: so large is the error
-    factors: dict[str, Factor] = {}
-    for name, pairs in wanted.items():
-        expected_s, took_s = (sum(column) for column in zip(*pairs, strict=True))
-        if expected_s > 0 and took_s > 0:
-            value = took_s / expected_s
-            one = Factor(value, abs(value - 1))
-            factors |= {f"{name}.latency": one, f"{name}.wire": one}
     waiting = (
-        f"waiting and transfer of communication: the trace holds {len(trace.tables)} of {world_size} ranks, "
-        "so that its factors hold both; they are of this run, not of the links"
+        f"waiting and transfer of communication: the trace holds {len(trace.tables)} of {world_size} ranks; "
+        "the catalogue is used, and like this run communication takes what it took"
     )
-    return Communication(factors, [waiting] if factors else [])
+    return Communication({}, [waiting])
 
 
 def errors_of(path: str, machine: Cluster, simulation: Simulation) -> tuple[Error, ...]:
@@ -482,9 +502,6 @@ def errors_of(path: str, machine: Cluster, simulation: Simulation) -> tuple[Erro
 
 
 def is_same_device(run: Run, machine: Cluster) -> bool:
-    """Whether the trace is of the device of *machine*, as far as its name tells."""
-    name = ((run.info.cluster or {}).get("device") or {}).get("name", "")
-    try:
-        return bool(name) and device_named(name).name == machine.device.name
-    except TopologyError:
-        return False
+    """Whether the trace is of the device of *machine*, as far as its name and memory tell."""
+    known = known_device(run)
+    return known is not None and known.name == machine.device.name

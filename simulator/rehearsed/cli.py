@@ -33,6 +33,7 @@ def timed(
     Raises click.UsageError if no machine is named, or a setting is the script's to make.
     """
     from foretrace.simulator.rehearsed.run import simulate_rehearsal
+    from foretrace.traces.rehearsal import read_rehearsal
 
     if "cluster" not in settings:
         raise click.UsageError(f"--rehearsal {path}: name a machine, as --cluster dgx-h100")
@@ -43,9 +44,10 @@ def timed(
         )
     # First: what is wrong with the machine is said before the rehearsal is read.
     machine_of(settings["cluster"], calibration)
+    like = read_rehearsal(path).name
     return simulate_rehearsal(
         path,
-        lambda n_gpus: machine_of(settings["cluster"], calibration, settings.get("gpus", n_gpus)),
+        lambda n_gpus: machine_of(settings["cluster"], calibration, settings.get("gpus", n_gpus), like=like),
         tell,
         placement=settings.get("placement", "packed"),
         nccl_algo=settings.get("nccl_algo", ""),
@@ -56,8 +58,10 @@ def timed(
     )
 
 
-def machine_of(name: str, calibration: str | None, n_gpus: int | None = None) -> Cluster:
+def machine_of(name: str, calibration: str | None, n_gpus: int | None = None, *, like: str = "") -> Cluster:
     """Return the machine of that *name*, or file, with the factors of the file *calibration* on it.
+
+    *like*: name of the run whose operators are simulated; factors may hold for those of their own run alone.
 
     Raises:
         click.UsageError: the calibration is of one model, not of a machine.
@@ -73,7 +77,7 @@ def machine_of(name: str, calibration: str | None, n_gpus: int | None = None) ->
     read = read_calibration(calibration)
     if read.only:
         raise click.UsageError(f"--calibration {calibration}: it is of {read.only}, not of a script")
-    return read.applied(found)
+    return read.applied(found, like=like)
 
 
 def time_and_show(

@@ -15,7 +15,7 @@ from foretrace.simulator.rehearsed.rank import OP
 from foretrace.simulator.rehearsed.works import Priced, counts_of
 from foretrace.simulator.simulate import Simulation
 from foretrace.topologies.cluster import Cluster
-from foretrace.topologies.units import format_bytes
+from foretrace.topologies.units import format_bytes, format_time
 from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.batch import batch_in, told
 from foretrace.traces.rehearsal import RankTables, Rehearsal
@@ -228,7 +228,18 @@ def notes(
         *rehearsal.notes,
         *_told(rehearsal.stated),
         *_unknown(rehearsal, tables, costs),
+        *_paused(rehearsal),
     ]
+
+
+def _paused(rehearsal: Rehearsal) -> list[str]:
+    """Return a sentence about what hosts of a trace did beside launching, if they did."""
+    facts = list(rehearsal.job.get("traced", {}).values())
+    paused_s = sum(one["paused_s"] / one["steps"] for one in facts) / max(len(facts), 1)
+    late_s = max((one.get("late_s", 0.0) for one in facts), default=0.0)
+    said = [f"the host pauses for {format_time(paused_s)} a step"] if paused_s else []
+    said += [f"ranks begin up to {format_time(late_s)} apart"] if late_s else []
+    return [f"{' and '.join(said)}, as in the trace, on any machine"] if said else []
 
 
 def _too_full(rehearsal: Rehearsal, machine: Cluster, tables: Mapping[int, RankTables]) -> list[str]:

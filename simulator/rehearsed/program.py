@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,14 +29,22 @@ class RankTasks(NamedTuple):
 class Joiner:
     """Finds who takes part in the same communication, and asks what it costs.
 
-    *representatives*: index rank, value the rehearsed rank that stands for it.
+    *representatives*: index rank, value the rehearsed rank that stands for it. *took_ns*: how long took what
+    has no price, by kind, group, size and peer.
 
-    *keys*: numbers of the communications, by what their participants have in common. *meetings*: of each, the
-    rank that decides about it, and its part.
+    *network*: prices the others. *keys*: numbers of the communications, by what their participants have in
+    common. *meetings*: of each, the rank that decides about it, and its part.
     """
 
-    def __init__(self, network: Network, groups: Mapping[int, Group], representatives: Sequence[int]) -> None:
-        self._network, self._groups, self._stands_for = network, groups, representatives
+    def __init__(
+        self,
+        network: Network,
+        groups: Mapping[int, Group],
+        representatives: Sequence[int],
+        took_ns: Mapping[tuple[str, int, int, int], int] = MappingProxyType({}),
+    ) -> None:
+        self.network, self._groups, self._stands_for = network, groups, representatives
+        self._took_ns = took_ns
         self._places = {
             rank: at for group in groups.values() if group.axis == "pp" for at, rank in enumerate(group.ranks)
         }
@@ -117,7 +126,10 @@ class Joiner:
         return self._costs[key]
 
     def assumed(self) -> list[str]:
-        """Return a sentence about uneven all-to-alls with ranks that were not rehearsed, if there are any."""
+        """Return sentences about communication with ranks that were not rehearsed or traced, if any."""
+        if self._took_ns:
+            words = "communication with ranks of which there is no trace takes what it took, waiting included"
+            return [f"{words}: neither other links nor other work change it"]
         if not self._n_assumed:
             return []
         words = f"{self._n_assumed} all-to-alls are uneven, and ranks that were not rehearsed take part"
@@ -138,21 +150,24 @@ class Joiner:
         key = (ranks, tuple(known.items()))
         if key not in self._costs:
             sent = sent_bytes(ranks, known, self._stands_for)
-            transfer = self._network.all_to_all_v(sent, ranks)
+            transfer = self.network.all_to_all_v(sent, ranks)
             self._costs[key] = self._transfers.setdefault(transfer, len(self._transfers))
         return self._costs[key]
 
     def _transfer(self, rank: int, meeting: Meeting) -> Transfer:
+        key = (meeting.kind, meeting.group, meeting.size_bytes, meeting.peer)
+        if key in self._took_ns:
+            return Transfer(self._took_ns[key], 0, "as it took")
         if meeting.peer >= 0:
             ends = (rank, meeting.peer) if meeting.kind == "send" else (meeting.peer, rank)
-            return self._network.p2p(meeting.size_bytes, *ends)
+            return self.network.p2p(meeting.size_bytes, *ends)
         group = self._groups.get(meeting.group)
         ranks = group.ranks if group is not None else (rank,)
         if meeting.kind == "barrier":
-            return self._network.barrier(ranks)
+            return self.network.barrier(ranks)
         kind = LIKE.get(meeting.kind, meeting.kind)
         # A collective that is not modelled is taken for the simplest: all bytes over each link.
-        return self._network.collective(kind if kind in KINDS else "broadcast", meeting.size_bytes, ranks)
+        return self.network.collective(kind if kind in KINDS else "broadcast", meeting.size_bytes, ranks)
 
 
 def assembled(ranks: Sequence[RankTasks], joiner: Joiner, first_step: int) -> Program:

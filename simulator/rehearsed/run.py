@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from foretrace.simulator.network.nccl import choice
 from foretrace.simulator.program import Int64Array, Program
 from foretrace.simulator.rehearsed.notes import figures, notes, pipeline_of, steps_of
 from foretrace.simulator.rehearsed.program import Joiner, RankTasks, assembled
-from foretrace.simulator.rehearsed.rank import OP, RankTask, RankWriter
+from foretrace.simulator.rehearsed.rank import COMMUNICATION, OP, RankTask, RankWriter
 from foretrace.simulator.rehearsed.works import Priced, precision_of, priced
 from foretrace.simulator.simulate import Progress, Simulation
 from foretrace.topologies.cluster import Cluster
@@ -106,7 +107,11 @@ def simulate_rehearsal(
     tell("building the program")
     measured = {rank: read_measured(folder, rank) for rank in rehearsal.ranks}
     traced = {rank: one for rank, one in measured.items() if one is not None}
-    built = _built(rehearsal, tables, compute, network, traced)
+    groups = {group.id: group for group in rehearsal.groups}
+    # Other replicas than those that ran were waited for by nobody.
+    took_ns = {} if dp is not None else untold(rehearsal, tables, traced)
+    joiner = Joiner(network, groups, rehearsal.representatives, took_ns)
+    built = _built(rehearsal, tables, compute, joiner, traced)
     if not built.program.n_tasks:
         raise JobError(f"{path}: the steps that were kept hold no work; rehearse with --warmup 0")
     tell(f"running {built.program.n_tasks:,} tasks")
@@ -164,6 +169,32 @@ def as_measured(costs: Priced, tables: RankTables, measured: pa.Table) -> Priced
     return replace(costs, seconds=[s if is_known else seen for s, is_known, seen in known])
 
 
+Untold = tuple[str, int, int, int]
+"""Kind, group, size in bytes and peer of a communication."""
+
+
+def untold(
+    rehearsal: Rehearsal, tables: Mapping[int, RankTables], traced: Mapping[int, pa.Table]
+) -> dict[Untold, int]:
+    """Return how long communication took on the mean, in ns, that ranks without a trace took part in.
+
+    How much of it was waiting for them nobody knows.
+    """
+    members = {group.id: group.ranks for group in rehearsal.groups}
+    took: dict[Untold, list[int]] = defaultdict(list)
+    for rank, measured in traced.items():
+        messages = tables[rank].messages.to_pylist()
+        event, device_ns = (measured[name].to_numpy() for name in ("event", "device_ns"))
+        what, item = (tables[rank].events[name].to_numpy()[event] for name in ("what", "item"))
+        own = what == COMMUNICATION
+        for number, ns in zip(item[own].tolist(), device_ns[own].tolist(), strict=True):
+            said = messages[number]
+            others = members.get(said["group"], ()) if said["peer"] < 0 else (said["peer"],)
+            if not set(others) <= traced.keys():
+                took[said["kind"], said["group"], said["size_bytes"], said["peer"]].append(ns)
+    return {key: round(sum(ns) / len(ns)) for key, ns in took.items()}
+
+
 def _pauses(measured: pa.Table) -> dict[int, int]:
     """Return before which events the host of a trace did something else than to launch, and for how long."""
     columns = (measured[name].to_pylist() for name in ("event", "pause_ns"))
@@ -187,17 +218,16 @@ def _built(
     rehearsal: Rehearsal,
     tables: Mapping[int, RankTables],
     compute: ComputeModel,
-    network: Network,
+    joiner: Joiner,
     traced: Mapping[int, pa.Table],
 ) -> _Built:
     """Return the program of a rehearsal on a machine; of ranks of a trace, what was measured of them, too."""
     # Ranks of a node share its processors; a small job does not fill the node.
-    sharing = min(network.cluster.gpus_per_node, rehearsal.world_size)
+    sharing = min(joiner.network.cluster.gpus_per_node, rehearsal.world_size)
     costs = {rank: priced(one.works, compute, sharing) for rank, one in tables.items()}
     costs |= {rank: as_measured(costs[rank], tables[rank], one) for rank, one in traced.items()}
     pauses = {rank: _pauses(one) for rank, one in traced.items()}
     ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute, pauses)
-    joiner = Joiner(network, {group.id: group for group in rehearsal.groups}, rehearsal.representatives)
     parts = [RankTasks(rank, *one) for rank, one in ranks.items()]
     program = assembled(parts, joiner, steps_of(rehearsal).start)
     return _Built(program, ranks, costs, joiner, host_bound)

@@ -110,11 +110,11 @@ def _diagnose_dumps(paths: Sequence[str]) -> Any:
     return _module("tracer.ingest.flight").diagnose(paths)
 
 
-def _device(hardware: str) -> dict[str, Any]:
-    """Return what the device of that name can do at most; nothing if the catalogue has none."""
+def _device(hardware: str, memory_bytes: int) -> dict[str, Any]:
+    """Return what the device of that name and memory can do at most; nothing if the catalogue has none."""
     catalog = _module("topologies.catalog")
     try:
-        device = catalog.device_named(hardware)
+        device = catalog.device_named(hardware, memory_bytes)
     except TopologyError:
         return {}
     machines = map(catalog.load_cluster, catalog.names())

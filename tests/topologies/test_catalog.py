@@ -10,6 +10,7 @@ import pytest
 
 from foretrace.topologies.catalog import (
     _over,
+    device_named,
     device_names,
     link_names,
     load_cluster,
@@ -293,3 +294,12 @@ def test_what_a_device_takes_from_another_names_it(path: Path) -> None:
             assert not said.startswith(tuple(f"as {one}: " for one in bases)), key
         elif not isinstance(table, dict) or "source" not in str(table):
             assert said.startswith(tuple(f"as {one}: " for one in bases)), key
+
+
+@pytest.mark.parametrize(
+    ("memory", "device"),
+    [(42_505_273_344, "a100-40gb"), (85_000_000_000, "a100-80gb"), (0, "a100-80gb"), (10**9, "a100-80gb")],
+)
+def test_devices_that_call_themselves_alike_are_told_by_their_memory(memory: int, device: str) -> None:
+    """As two A100s do, which differ in bandwidth by a quarter; a slice of one is taken for the whole."""
+    assert device_named("NVIDIA A100-PG509-200", memory).name == device

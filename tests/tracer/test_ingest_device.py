@@ -22,10 +22,11 @@ from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import CAUSES, gaps
 from foretrace.traces.analysis.kernels import kernels
 from foretrace.traces.analysis.launching import held_memory
-from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.analysis.metrics import assumptions, breakdown, summarize
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.reader import open_run
+from foretrace.traces.report.tables import tables
 from foretrace.traces.run import Run
 from foretrace.traces.sealed import file_options
 
@@ -268,6 +269,121 @@ def test_what_a_file_does_not_tell_is_called_assumed_where_the_figure_is(tmp_pat
     assert len(groups) == 2  # a stream is a communicator
     (said,) = [one.text for one in findings(run) if one.what == "exposed:world"]
     assert "assumed" in said
+    assert "assumed" in next(one.note for one in tables(run, 5) if one.head[0] == "collective")
+
+
+@pytest.mark.parametrize(
+    ("long", "short"),
+    [
+        ("at::native::elementwise_kernel<4, at::native::{}<float>>", "elementwise_kernel<4, {}<float>>"),
+        ("x::{}::(anonymous namespace)::y::Gemm<z::{}::Tile>", "y::Gemm<{}::Tile>"),
+        ("x::{}::" + "y::" * 30 + "Gemm", "y::Gemm, kernel"),
+    ],
+)
+def test_kernels_have_names_that_differ_without_their_namespaces(
+    tmp_path: Path, long: str, short: str
+) -> None:
+    names = [long.replace("{}", one) for one in "ab"]
+    events = [one for i, name in enumerate(names) for one in launched(name, 100.0 + 100 * i, 50, 7, i + 1)]
+    shown = next(one.rows for one in tables(taken(tmp_path, events), 5) if one.head[0].startswith("kernel"))
+    assert sorted(row[0] for row in shown) == [short.replace("{}", one) for one in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("call", "sizes", "group", "n_bytes"),
+    [
+        ("_allgather_base_", [4000, 1000], (4, 5, 6, 7), 4000),
+        ("_reduce_scatter_base_", [1000, 4000], (4, 5, 6, 7), 4000),
+        ("_allgather_base_", [8000, 1000], tuple(range(8)), 8000),
+        ("_allgather_base_", [3000, 1000], tuple(range(8)), 3000),  # of no group in a row: nothing tells it
+    ],
+)
+def test_sizes_of_input_and_output_tell_the_group(
+    tmp_path: Path, call: str, sizes: list[int], group: tuple[int, ...], n_bytes: int
+) -> None:
+    """Rank 5 of 8, of a torch that says no groups; what else is on the stream is of the same communicator."""
+    kinds = {"Input type": ["signed char", "signed char", ""]}
+    around = event(
+        "cpu_op", f"c10d::{call}", 80, 20, 1, **{"Input Dims": [[n] for n in sizes] + [[]]}, **kinds
+    )
+    note = {"Input Dims": [[sizes[1]]], "Input type": ["signed char"]}
+    inner = event("user_annotation", f"nccl:{call.rstrip('_')}", 85, 12, 1, **note)
+    kernels = launched("ncclKernel_AllGather_RING(x)", 100, 50, 20, 1)
+    others = launched("ncclKernel_AllReduce_RING(x)", 200, 50, 20, 2)
+    run = taken(tmp_path, [around, inner, *kernels, *others], info(5, 8))
+    members = {one.id: one.ranks for one in run.info.groups}
+    first, second = rows(run, category="collective")
+    assert (first["size_bytes"], first["dtype"]) == (n_bytes, "int8")
+    assert members[first["group"]] == members[second["group"]] == group
+    assert ("ranks in a row" in assumptions(run).get("group", "")) == (len(group) == 4)
+
+
+def test_what_a_missing_rank_was_waited_for_is_no_transfer(tmp_path: Path) -> None:
+    note = event(
+        "user_annotation", "nccl:all_reduce", 85, 12, 1, **{"Input Dims": [[1000]], "Input type": ["float"]}
+    )
+    run = taken(tmp_path, [note, *launched("ncclKernel_AllReduce(x)", 100, 50, 20, 1)], info(0, 2))
+    (row,) = next(one for one in tables(run, 5) if one.head[0] == "collective").rows
+    assert row[3:6] == ("≤ 50.0 µs", "unknown", "≥ 80 MB/s")
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_what_runs_in_a_lone_step_and_is_of_none_is_told(tmp_path: Path, n_steps: int) -> None:
+    """A second step begins behind what was launched before it; the only one is the window of the host."""
+    steps = [event("user_annotation", f"ProfilerStep#{i}", 1000.0 * i, 1000) for i in range(1, n_steps + 1)]
+    call = event("cuda_runtime", "cudaLaunchKernel", 900, 4, correlation=1)
+    early = event("kernel", "gemm", 950, 250, 7, device=0, stream=7, correlation=1)
+    run = taken(tmp_path, [*steps, call, early, *launched("gemm", 1300, 700, 7, 2)], info(0, 1))
+    told = [one for one in run.info.warnings if "before the step" in one]
+    assert len(told) == (n_steps == 1)
+    assert all("until 200.0 µs after its begin" in one and "800.0 µs" in one for one in told)
+
+
+def test_kernels_without_launches_have_their_tables_and_unknown_ranks_are_waited_for(tmp_path: Path) -> None:
+    """A tool that records kernels alone: nothing tells of other ranks, and yet there is communication."""
+    names = ("ampere_sgemm", "ncclDevKernel_Generic(x)")
+    kernels_ = [
+        event("kernel", name, 100.0 + 100 * i, 50, 7, device=0, stream=7) for i, name in enumerate(names)
+    ]
+    run = taken(tmp_path, kernels_)
+    shown = {one.head[0].partition(",")[0]: one.rows for one in tables(run, 5)}
+    assert [row[0] for row in shown["kernel"]] == ["ampere_sgemm"]
+    assert [row[0:1] + row[3:5] for row in shown["collective"]] == [("communication", "≤ 50.0 µs", "unknown")]
+    (said,) = [one.text for one in findings(run) if one.what.startswith("exposed")]
+    assert said.startswith(
+        "communication among unknown ranks while nobody computes, be it transfer or waiting"
+    )
+
+
+def test_what_is_captured_is_not_launched(tmp_path: Path) -> None:
+    """Between two kernels the host captures a graph for 300 µs of 350, and is only slow for the others."""
+    calls = [("cudaStreamBeginCapture", 220), ("cudaLaunchKernel", 300), ("cudaStreamEndCapture", 510)]
+    captured = [event("cuda_runtime", name, ts, 10, correlation=i + 5) for i, (name, ts) in enumerate(calls)]
+    run = taken(tmp_path, [*launched("gemm", 100, 100, 7, 1), *captured, *launched("gemm", 560, 50, 7, 2)])
+    by_cause = Counter[str]()
+    for row in gaps(run):
+        by_cause[row["cause"]] += round(row["total_s"] * 1e6)
+    assert by_cause == {"capture": 300, "host": 50, "launch": 10}
+
+
+def test_what_files_warn_of_alike_is_told_once(tmp_path: Path) -> None:
+    for rank in range(3):
+        step = event("user_annotation", "ProfilerStep#1", 1000, 1000)
+        early = event("kernel", "gemm", 950, 250.0 + 700 * rank, 7, device=0, stream=7)
+        text = kineto_text([step, early, *launched("gemm", 2700, 10, 8, 2)], info(rank, 3))
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    paths = [tmp_path / f"rank{rank}.json" for rank in range(3)]
+    (told,) = (one for one in ingest(paths, tmp_path / "run").warnings if "before the step" in one)
+    assert told.startswith(f"{paths[0]} (and 2 alike): 1 kernels")
+
+
+def test_a_step_in_which_no_device_runs_is_not_without_a_finding(tmp_path: Path) -> None:
+    run = taken(
+        tmp_path,
+        [event("cpu_op", "aten::add", 100, 900), event("user_annotation", "ProfilerStep#1", 0, 1000)],
+    )
+    (one,) = findings(run)
+    assert (one.what, one.share) == ("untold", 1.0)
 
 
 def test_a_bandwidth_that_no_link_has_is_refused(tmp_path: Path) -> None:

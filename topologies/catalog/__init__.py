@@ -92,10 +92,11 @@ def load_device(name: str) -> Device:
 
 
 @cache
-def device_named(hardware: str) -> Device:
+def device_named(hardware: str, memory_bytes: int = 0) -> Device:
     """Return the device that *hardware* names: of the catalogue, as a GPU calls itself, or in a TOML file.
 
-    A machine of the catalogue, or the file of a machine, stands for its device.
+    A machine of the catalogue, or the file of a machine, stands for its device. Of devices that call
+    themselves alike, and compute alike, the one with *memory_bytes* is meant, if they are known.
 
     Raises:
         CatalogError: no device of the catalogue is meant, or a file does not describe a device or a machine.
@@ -113,8 +114,25 @@ def device_named(hardware: str) -> Device:
         return load_device(name)
     for pattern, device in DEVICES:
         if re.search(pattern, name):
-            return load_device(device)
+            return _with_memory(load_device(device), memory_bytes)
     raise CatalogError(f"hardware {hardware!r} is not a device of the catalogue")
+
+
+SAME_MEMORY: Final = 0.1
+"""Relative difference up to which a device has the memory that it says: drivers keep some of it."""
+
+
+def _with_memory(found: Device, memory_bytes: int) -> Device:
+    """Return *found*, or the device with its peaks that has *memory_bytes*, if it is another one."""
+
+    def has_it(device: Device) -> bool:
+        return abs(device.memory_bytes - memory_bytes) <= SAME_MEMORY * memory_bytes
+
+    if not memory_bytes or has_it(found):
+        return found
+    others = (load_device(name) for name in device_names())
+    alike = [one for one in others if one.peak_flops_per_s == found.peak_flops_per_s and has_it(one)]
+    return alike[0] if len(alike) == 1 else found
 
 
 def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]:

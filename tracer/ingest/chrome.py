@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.events import (
-    CALL_NAME,
+    CALL_NAMES,
     DEVICE,
     DEVICE_CATEGORIES,
     FRAME_CATEGORIES,
@@ -359,7 +359,7 @@ _NOTES: Final = (
     b"user_annotation",
     b"gpu_user_annotation",
     b"cuda_sync",
-    b'cpu_op", "name": "record_param_comms',
+    *(f'cpu_op", "name": "{name}'.encode() for name in CALL_NAMES),
 )
 _FRAMES: Final = tuple(category.encode() + b'"' for category in sorted(FRAME_CATEGORIES))
 _PRODUCTS: Final = tuple(f'cpu_op", "name": "{name}"'.encode() for name in PRODUCTS)
@@ -449,7 +449,7 @@ def _keep(trace: Trace, held: dict[str, list[dict[str, Any]]], event: object, *,
         held["device"].append(event)
     elif category in LAUNCH_CATEGORIES:
         held["launch"].append(event)
-    elif category in NOTE_CATEGORIES or event.get("name") == CALL_NAME:
+    elif category in NOTE_CATEGORIES or event.get("name") in CALL_NAMES:
         _note(trace, event)
     elif category in FRAME_CATEGORIES:
         _frame(trace, event)

@@ -84,6 +84,9 @@ FRAME_CATEGORIES: Final = frozenset({"cpu_op", "python_function"})
 OPERATOR_CATEGORIES: Final = frozenset({"cpu_op", "Operator"})
 MODULE: Final = "nn.Module: "  # how the Python functions of modules are named
 CALL_NAME: Final = "record_param_comms"  # operator in which torch notes what each collective is
+SIZED_CALLS: Final = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
+"""Operators around it whose first inputs are output and input: their ratio is the group's size."""
+CALL_NAMES: Final = (CALL_NAME, *SIZED_CALLS)
 
 LEAST_FRAME_US: Final = 100  # shorter operators and Python functions explain no pause that is worth a name
 

@@ -94,12 +94,15 @@ class _Told:
             # The first step stands for all.
             if what == 0 and places[place]["step"] == 0
         ]
-        roots = Counter(path.partition("/")[0] for path, _ in calls if path).most_common(1)
-        paths = [path.split("/") for path, _ in calls if roots and path.startswith(roots[0][0])]
+        # What wraps a model copies and casts beside it, but has no products of its own.
+        named = [(path, work) for path, work in calls if path]
+        within = [path for path, work in named if work["flops"]] or [path for path, _ in named]
+        roots = Counter(path.partition("/")[0] for path in within).most_common(1)
+        paths = [path.split("/") for path in within if path.startswith(roots[0][0])]
         # Levels of modules that all calls are in, from the outermost inwards.
         if shared := [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]:
             self.model = {"name": re.sub(r"_\d+$", "", shared[-1])}
-            self.sources["name"] = f"{self.model['name']} (the innermost module that all others are in)"
+            self.sources["name"] = f"{self.model['name']} (the innermost module that all products are in)"
         self._precision([work for _, work in calls])
         self._passes(places)
         if reason := self._transformer(calls):
@@ -115,7 +118,7 @@ class _Told:
             ((dtype, most),) = flops.most_common(1)
             share = format_share(most / sum(flops.values()))
             self.sources["precision"] = f"{dtype} (type of {share} of the FLOPs)"
-            self.model = {**(self.model or {"name": "model"}), "dtype": dtype}
+            self.model = {**(self.model or {}), "dtype": dtype}
 
     def _passes(self, places: Sequence[Mapping[str, Any]]) -> None:
         kinds = {place["kind"] for place in places}

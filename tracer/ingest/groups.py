@@ -36,6 +36,7 @@ class TraceGroups:
     configured: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     known: dict[int, Group] = field(default_factory=dict)  # by number, the groups seen so far
     sources: set[str] = field(default_factory=set)  # where members were taken from, for the evidence
+    assumed: set[str] = field(default_factory=set)  # what nothing tells, and is taken to be so
 
     @classmethod
     def from_header(cls, rank: int, world_size: int, info: Mapping[str, Any]) -> TraceGroups:
@@ -71,6 +72,27 @@ class TraceGroups:
         if not members:
             return None
         return self.add(label, description, members)
+
+    def of_size(self, size: int) -> Group | None:
+        """Return the group of *size* members that the rank of the file is in; None if nothing tells them.
+
+        The only one that the file lists, or the world; else ranks in a row, which is assumed.
+        """
+        listed = {
+            (name, *known) for name, known in self.configured.items()
+            if len(known[1]) == size and self.rank in known[1]
+        }  # fmt: skip
+        if len(listed) == 1:
+            self.sources.add("the only group of the header with as many members as sizes tell")
+            return self.add(*listed.pop())
+        if size == self.world_size > 1:
+            self.sources.add("as large as the world: everybody")
+            return self.add("", "", tuple(range(size)))
+        if self.rank < 0 or listed or not 1 < size < self.world_size or self.world_size % size:
+            return None
+        self.assumed.add(f"groups of {size}, which sizes of input and output tell, are ranks in a row")
+        first = self.rank // size * size
+        return self.add(f"of {size}", "", tuple(range(first, first + size)))
 
     def add(self, name: str, description: str, ranks: tuple[int, ...]) -> Group:
         """Return the group of *ranks*, noting it."""

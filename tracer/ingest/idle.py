@@ -9,6 +9,7 @@ The kind of a span of stream ``idle`` is the cause, its name what the host was d
 ``blocked``   the queue is empty: the host is in a call of the runtime that blocks or takes long
 ``pageable``  the same, in a copy of memory that is not pinned
 ``loading``   the queue is empty: the host loads data
+``capture``   the host captures a graph: what it launches is not run
 ``launch``    from the launch to the start
 ``event``     launched, and its stream waits for an event of another stream
 ``graph``     between kernels of one graph, which the device starts itself
@@ -29,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.tracer.ingest.events import CALL_NAME, LEAST_FRAME_US, whole
+from foretrace.tracer.ingest.events import CALL_NAMES, LEAST_FRAME_US, whole
 from foretrace.tracer.ingest.host import Known, OnDevice
 from foretrace.tracer.ingest.notes import STEP, Flat, flattened
 from foretrace.tracer.ingest.recording import coded, stacked
@@ -220,7 +221,7 @@ class _Doing:
             return np.array([names.setdefault(name, len(names)) for name in said], np.int64)
 
         told = np.flatnonzero(
-            [STEP.fullmatch(note.name) is None and note.name != CALL_NAME for note in notes.notes]
+            [STEP.fullmatch(note.name) is None and note.name not in CALL_NAMES for note in notes.notes]
         )
         long = np.flatnonzero(frames.end_ns - frames.start_ns >= LEAST_PART * window)
         said = [launches.names[launches.code[i]] for i in calls]
@@ -245,6 +246,7 @@ class _Doing:
         is_function = functions[codes] if names else is_note
         self.functions = flattened(start[is_function], end[is_function], tid[is_function], codes[is_function])
         self.names = list(names)
+        self.captures = _captures(known)
 
     def label(self, code: int, note: int, function: int) -> str:
         """Return what the host does: the innermost thing, and the annotation or function that it is in."""
@@ -253,15 +255,37 @@ class _Doing:
             return around or UNNAMED
         return f"{self.names[code][:80]} in {around}"[:_LONGEST_NAME] if around else self.names[code]
 
-    def cause(self, code: int, label: str, otherwise: str) -> str:
+    def cause(self, code: int, label: str, otherwise: str, *, captures: bool) -> str:
         """Return the cause of a pause in which the host does that."""
         if otherwise == "unknown":
             return otherwise
+        if captures:
+            return "capture"
         if _LOADING.search(label):
             return "loading"
         if code in self.copies:
             return "pageable"
         return "blocked" if code in self.blocks else otherwise
+
+
+def _captures(known: Known) -> dict[int, Flat]:
+    """Return by thread when it captured graphs: from the call that begins it to the one that ends it."""
+    launches = known.launches
+    begins, ends = (
+        np.array([f"Stream{word}Capture" in name for name in launches.names], np.bool_)
+        for word in ("Begin", "End")
+    )
+    found = {}
+    if not begins.any():
+        return {}
+    for thread in np.unique(launches.tid[begins[launches.code]]).tolist():
+        own = launches.tid == thread
+        start = np.sort(launches.start_ns[own & begins[launches.code]])
+        stop = np.append(np.sort(launches.end_ns[own & ends[launches.code]]), np.iinfo(np.int64).max)
+        # One that was not ended within the file goes on.
+        end = np.minimum(stop[np.searchsorted(stop, start)], np.append(start[1:], stop[-1]))
+        found[int(thread)] = Flat(start, end, np.zeros(len(start), np.int64))
+    return found
 
 
 def _found(flats: Mapping[int, Flat], t_ns: Int64Array, tid: Int64Array, *, others: bool) -> Int64Array:
@@ -285,8 +309,10 @@ def _by_host(
     parts: list[tuple[Int64Array, ...]] = []
     for thread in np.unique(tid[some]).tolist():
         own = some[tid[some] == thread]
-        flat = doing.innermost.get(thread)
-        edges = np.unique(np.concatenate([flat.start_ns, flat.end_ns])) if flat is not None else begin[:0]
+        flats = [of[thread] for of in (doing.innermost, doing.captures) if thread in of]
+        edges = np.unique(
+            np.concatenate([begin[:0], *(e for flat in flats for e in (flat.start_ns, flat.end_ns))])
+        )
         index, start, end = _cut(begin[own], until[own], edges)
         parts.append((own[index], start, end))
     if not parts:
@@ -297,6 +323,7 @@ def _by_host(
     code = _found(doing.innermost, middle, thread, others=False)
     note = _found(doing.notes, middle, thread, others=True)
     function = _found(doing.functions, middle, thread, others=False)
+    captures = _found(doing.captures, middle, thread, others=False) >= 0
     # Combinations are few, and put into words once each.
     key = factorized(code, note, function)
     _, first = np.unique(key, return_index=True)
@@ -304,10 +331,14 @@ def _by_host(
     numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     same = np.array([numbers[label] for label in labels], np.int64)[key]
     joins = (np.diff(index) == 0) & (np.diff(same) == 0) & (start[1:] == end[:-1])
+    joins &= captures[1:] == captures[:-1]
     heads = np.flatnonzero(np.append(True, ~joins))
     tails = np.append(heads[1:], len(index)) - 1
     said = [labels[k] for k in key[heads].tolist()]
-    kinds = [doing.cause(int(code[i]), label, causes[index[i]]) for i, label in zip(heads, said, strict=True)]
+    kinds = [
+        doing.cause(int(code[i]), label, causes[index[i]], captures=bool(captures[i]))
+        for i, label in zip(heads, said, strict=True)
+    ]
     return _Pieces.of(start[heads], end[tails], kinds, said)
 
 

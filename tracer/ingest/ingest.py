@@ -47,7 +47,7 @@ def ingest(
     progress: Progress | None = None,
     communicates: str = "",
     explain: bool = False,
-    describe_device: Callable[[str], Mapping[str, Any]] | None = None,
+    describe_device: Callable[[str, int], Mapping[str, Any]] | None = None,
 ) -> RunInfo:
     """Read trace files of another tool and write them as one run.
 
@@ -58,7 +58,8 @@ def ingest(
         progress: called while files are read.
         communicates: regular expression; kernels whose names fit it are communication, beside those known.
         explain: tell from operators and their shapes what was issued, too, and what job it was.
-        describe_device: returns what a device can do from its name, for ``RunInfo.cluster``.
+        describe_device: returns what a device can do, for ``RunInfo.cluster``, from its name and its memory
+            in bytes, 0 if unknown.
 
     Returns:
         The description of the run: what was found, inferred from what, and lost.
@@ -106,7 +107,8 @@ def ingest(
     info = replace(joined.info, warnings=(*joined.info.warnings, *failed, *ignored))
     if info.cluster and describe_device is not None:
         device = info.cluster["device"]
-        info = replace(info, cluster={"device": {**device, **describe_device(device["name"])}})
+        can = describe_device(device["name"], device.get("memory_bytes", 0))
+        info = replace(info, cluster={"device": {**device, **can}})
     if pattern is not None:
         evidence = info.job["evidence"] if info.job else {}
         evidence["communication kernels"] = f"those known, and those that fit {communicates!r}, as asked"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -67,6 +68,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     _tell_ranks_by_folder(recordings)
     for recording in recordings:
         _add(parts, recording)
+    parts.warnings += _told_once([(one.name, text) for one in recordings for text in one.warnings])
     if not all(recording.numbered for recording in recordings):
         parts.tables = {rank: numbered_in_order(table) for rank, table in parts.tables.items()}
     rounding_ns = max((recording.rounding_ns for recording in recordings), default=0)
@@ -80,6 +82,8 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         if 1 < len(parts.tables) == parts.world_size and not unmatched and parts.facts.pop("assumed", None):
             parts.evidence["group"] = "no group in the files; collectives of all ranks ran at the same times"
         clock = common_clock(parts.tables)
+        if not unmatched:
+            parts.issued = begun_apart(parts.issued, clock)
     if any(clock[rank].offset_ns for rank in clock):
         parts.evidence["clock"] = (
             "ends of collectives that ranks share: offset of each rank is the median difference"
@@ -105,6 +109,27 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     )
     held = [_held(table, rank, clock[rank].offset_ns - first_ns) for rank, table in parts.memory.items()]
     return Joined(info, tables, pa.concat_tables(held) if held else None, parts.issued)
+
+
+def begun_apart(issued: Mapping[int, Issued], clock: Mapping[int, Clock]) -> dict[int, Issued]:
+    """Return *issued* with what ranks began later than the first as a pause of their hosts.
+
+    The first step of all ranks then begins with that of the first: ranks that begin early wait for late ones.
+    """
+    began = {rank: one.facts["began_ns"] + clock[rank].offset_ns for rank, one in issued.items()}
+    found = {}
+    for rank, one in issued.items():
+        late_ns = began[rank] - min(began.values())
+        pauses = int64(one.measured, "pause_ns").copy()
+        pauses[0] += late_ns
+        at = one.measured.schema.get_field_index("pause_ns")
+        measured = one.measured.set_column(at, one.measured.schema.field(at), pa.array(pauses))
+        facts = {**one.facts, "late_s": late_ns / 1e9}
+        for name in ("step_s", "idle_s"):
+            first, *others = one.facts[name]
+            facts[name] = [first + late_ns / 1e9, *others]
+        found[rank] = one._replace(measured=measured, facts=facts)
+    return found
 
 
 def _held(memory: pa.Table, rank: int, later_ns: int) -> pa.Table:
@@ -140,7 +165,6 @@ def _add(parts: _Parts, recording: Recording) -> None:
         parts.issued.setdefault(min(split), recording.issued)
     parts.groups |= {group.id: group for group in recording.groups}
     parts.lost.update(recording.lost)
-    parts.warnings += [f"{recording.name}: {warning}" for warning in recording.warnings]
     parts.evidence |= recording.evidence
     launches = recording.facts.pop("launches", None)
     parts.facts |= recording.facts
@@ -149,6 +173,16 @@ def _add(parts: _Parts, recording: Recording) -> None:
     members = (rank for group in recording.groups for rank in group.ranks)
     highest = max(max(members, default=0), *parts.tables) + 1
     parts.world_size = max(parts.world_size, recording.world_size or 1, highest)
+
+
+def _told_once(warnings: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield *warnings* with their files; of those that differ only in numbers, the first, and how many."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for name, text in warnings:
+        alike.setdefault(re.sub(r"\d[\d.,]*( [nµm]?s\b)?", "0", text), []).append((name, text))
+    for (name, text), *others in alike.values():
+        more = f" (and {len(others)} alike)" if others else ""
+        yield f"{name}{more}: {text}"
 
 
 def _tell_ranks_by_folder(recordings: Sequence[Recording]) -> None:

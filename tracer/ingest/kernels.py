@@ -73,8 +73,8 @@ _DTYPES: Final = {
         ("int32", 4, "int int32 i32 int32t"),
         ("uint32", 4, "u32 uint32 uint32t"),
         ("int16", 2, "short int16"),
-        ("int8", 1, "char int8 i8 int8t"),
-        ("uint8", 1, "byte uint8 u8 uint8t"),
+        ("int8", 1, "char signedchar int8 i8 int8t"),
+        ("uint8", 1, "byte unsignedchar uint8 u8 uint8t"),
         ("bool", 1, "bool"),
         ("complex64", 8, "complexfloat complex64"),
     )

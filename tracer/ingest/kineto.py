@@ -187,8 +187,12 @@ def _note(result: Recording, trace: Trace, on_host: Steps, steps: Steps, groups:
             if ahead_ns
             else ""
         )
-    if groups.sources:
-        result.evidence["group"] = "; ".join(sorted(groups.sources))
+    told = sorted(groups.sources)
+    if groups.assumed:
+        told += [f"assumed: {'; '.join(sorted(groups.assumed))}"]
+        result.facts["assumed"] = {"group": told[-1]}
+    if told:
+        result.evidence["group"] = "; ".join(told)
     if trace.cut:
         result.warnings.append(f"{trace.cut}; what was complete is shown")
 
@@ -211,10 +215,10 @@ def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-ASSUMED_WORLD: Final = "assumed: the file names no process group, all communication is taken as of all ranks"
+ASSUMED_WORLD: Final = "the file names no process group, what tells none is taken as of all ranks"
 LIKE_OTHERS: Final = "like all others of its stream"
 LEAST_SILENT: Final = 0.01
-"""Share of the time from which on a stream that does nothing known is worth a warning."""
+"""Share of the time from which on a stream of unknown purpose, or work of no step, is worth a warning."""
 
 GRAIN_NS: Final = 1_000
 """Up to torch 2.2, times are whole microseconds: neighbours of a stream may overlap by one."""
@@ -263,6 +267,7 @@ def device_rows(
     )
     # From here on *steps* are on the device's clock; those of *known* stay on the host's.
     step, steps = steps_on_device(known.steps, rows, launches, known.device_notes)
+    _tell_earlier(rows, step, steps, result)
     communication = np.array([k.category == "collective" for k in what], np.bool_)[of_event]
     calls = communication_calls(
         table, communication, launch, known, [what[i] for i in of_event[communication]]
@@ -283,7 +288,9 @@ def device_rows(
 
         # By these numbers ranks meet, as in the timeline, which is numbered when all ranks are known.
         numbered = spans if result.numbered else numbered_in_order(spans)
-        result.issued = issued(trace.operators, rows, numbered, known, steps)
+        result.issued, counted = issued(trace.operators, rows, numbered, known, steps)
+        for name in ("flops", "bytes_moved", "dtype"):
+            spans = spans.set_column(spans.column_names.index(name), spans.schema.field(name), counted[name])
     return stacked([spans, idle]), steps
 
 
@@ -544,6 +551,22 @@ def _like_others(calls: list[Call], stream: Int64Array) -> list[Call]:
     return calls
 
 
+def _tell_earlier(rows: OnDevice, step: NDArray[np.int32], steps: Steps, result: Recording) -> None:
+    """Warn of what was launched before the only step and runs first in it: it is none of its work."""
+    if len(steps.number) != 1:
+        return
+    begin, end = int(steps.start_ns[0]), int(steps.end_ns[0])
+    first = int(rows.start_ns[step >= 0].min(initial=end))
+    early = (step < 0) & (rows.end_ns > begin) & (rows.start_ns < first)
+    until = int(rows.end_ns[early].max(initial=begin))
+    if until - begin >= LEAST_SILENT * (end - begin):
+        result.warnings.append(
+            f"{int(early.sum()):,} kernels and copies launched before the step run until "
+            f"{format_time((until - begin) / 1e9)} after its begin: without them it takes the device "
+            f"{format_time((end - until) / 1e9)}"
+        )
+
+
 def _tell_silent_streams(
     rows: OnDevice, what: list[Kernel], of_event: NDArray[np.intp], streams: list[str], result: Recording
 ) -> None:
@@ -632,8 +655,7 @@ def _everyone(known: Known, place: int) -> Group | None:
             result.evidence["group of untold communication"] = "the only process group in the header"
             return groups.add(name, description, ranks)
     if groups.world_size > 1 and not groups.configured and not groups.sources:
-        result.evidence["group"] = ASSUMED_WORLD
-        result.facts["assumed"] = {"group": ASSUMED_WORLD}
+        groups.assumed.add(ASSUMED_WORLD)
         return groups.add(f"stream {place}" if place else "", "world", tuple(range(groups.world_size)))
     return None
 

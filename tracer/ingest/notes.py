@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from foretrace.tracer.ingest.events import (
     CALL_NAME,
+    CALL_NAMES,
+    SIZED_CALLS,
     all_to_ns,
     arguments,
     array_bytes,
@@ -37,6 +39,8 @@ AS: Final = "as"
 COLLECTIVE: Final = ("nccl:", "gloo:", "rccl:", "mpi:", "ucc:", "xccl:")
 """How annotations of collectives begin."""
 
+ON_HOST: Final = "call on the host"
+
 _LONGEST_NAME: Final = 160
 
 
@@ -57,7 +61,7 @@ def note_of(event: Mapping[str, Any]) -> Note | None:
         return None
     # Most names come again and again: one text serves all of them.
     name = sys.intern(text(event.get("name", ""))[:_LONGEST_NAME])
-    tells = name == CALL_NAME or name.startswith(COLLECTIVE) or event.get("cat") == "cuda_sync"
+    tells = name in CALL_NAMES or name.startswith(COLLECTIVE) or event.get("cat") == "cuda_sync"
     said = arguments(event) if tells else {}
     if name == CALL_NAME and "Collective name" not in said:
         return None
@@ -182,9 +186,13 @@ def host_calls(notes: Notes, groups: TraceGroups) -> HostCalls:
     """Return what the host's calls and annotations say about collectives."""
     rows: list[int] = []
     calls: list[Call] = []
+    # From torch 2.3 on calls say more than the sizes of operators around them.
+    is_told = any(note.name == CALL_NAME for note in notes.notes)
     for row, note in enumerate(notes.notes):
         if note.name == CALL_NAME:
-            call = from_arguments(note.said, groups, "call on the host")
+            call = from_arguments(note.said, groups, ON_HOST)
+        elif note.name in SIZED_CALLS and not is_told:
+            call = _from_sizes(note.name, note.said, groups)
         elif note.name.startswith(COLLECTIVE):
             call = _from_annotation(note.name, note.said)
         else:
@@ -218,6 +226,21 @@ def _from_annotation(name: str, said: Mapping[str, Any]) -> Call:
         size_bytes=array_bytes(n_elements, width),
         peer=-1 if peer is None else peer,
         source="annotation on the host",
+    )
+
+
+def _from_sizes(name: str, said: Mapping[str, Any], groups: TraceGroups) -> Call:
+    """Return the call of an operator whose first two inputs are what comes out and what goes in."""
+    kinds, shapes = said.get("Input type"), said.get("Input Dims")
+    label, width = first_dtype(kinds)
+    sizes = sorted(map(elements, shapes[:2])) if isinstance(shapes, list) else []
+    least, most = sizes if len(sizes) == 2 else (0, 0)
+    return Call(
+        kind=collective_kind(name),
+        dtype=label,
+        size_bytes=array_bytes(most, width),
+        group=groups.of_size(most // least) if least and not most % least else None,
+        source=ON_HOST if most and width else "",
     )
 
 

@@ -78,8 +78,8 @@ class _Spans(NamedTuple):
 
 def issued(
     operators: Sequence[Mapping[str, Any]], rows: OnDevice, spans: pa.Table, known: Known, steps: Steps
-) -> Issued | None:
-    """Return what the rank issued in its steps; None if no operator has shapes.
+) -> tuple[Issued | None, pa.Table]:
+    """Return what the rank issued in its steps, None if no operator has shapes; and *spans* with its work.
 
     Args:
         operators: operators and modules of the host, as the file holds them.
@@ -92,15 +92,14 @@ def issued(
         IngestError: torch is not installed.
     """
     if not any("Input Dims" in arguments(event) for event in operators):
-        return None
+        return None, spans
     try:
         import torch
     except ImportError as error:
         raise IngestError("--explain asks PyTorch what operators compute: pip install torch") from error
     threads = _threads(operators, known.base_ns)
-    return _Writer(
-        threads, rows, spans, known, on_device=steps, counting=_Counting(torch, operators)
-    ).written()
+    counting = _Counting(torch, operators)
+    return _Writer(threads, rows, spans, known, on_device=steps, counting=counting).written()
 
 
 def _threads(operators: Sequence[Mapping[str, Any]], base_ns: int) -> dict[int, _Spans]:
@@ -286,6 +285,7 @@ class _Writer:
         self._duration = (
             rows.end_ns - rows.start_ns + np.where(same & (gap > 0) & (gap <= SHORTEST_NS), gap, 0)
         )
+        self._spans = spans
         self._label = {name: _words(spans, name) for name in ("category", "kind", "name", "dtype")}
         self._number = {name: int64(spans, name) for name in ("group", "sequence", "peer", "size_bytes")}
         self._moved = int64(spans, "bytes_moved")
@@ -293,12 +293,12 @@ class _Writer:
         # The place of each stream by how long it computes: 0 is the one that does most.
         self._stream = np.argsort(np.argsort(-busy, kind="stable"))[rows.stream]
 
-    def written(self) -> Issued | None:
-        """Return what was issued in whole steps, None if nothing was."""
+    def written(self) -> tuple[Issued | None, pa.Table]:
+        """Return what was issued in whole steps, None if nothing was, and the timeline with its work."""
         steps = self._steps()
         issues = self._issues(set(steps))
         if not issues or not steps:
-            return None
+            return None, self._spans
         host_ns, pauses = self._host(issues)
         events, measured, works, messages, places = [], [], _Table(), _Table(), _Table()
         waits = self._waits(issues)
@@ -331,7 +331,25 @@ class _Writer:
         tables = RankTables(
             _table(events, EVENTS), works.table(WORKS), messages.table(MESSAGES), places.table(PLACES)
         )
-        return Issued(tables, _table(measured, MEASURED), self._facts(issues, steps))
+        facts = self._facts(issues, steps, pauses)
+        return Issued(tables, _table(measured, MEASURED), facts), self._worked(issues)
+
+    def _worked(self, issues: Sequence[_Issue]) -> pa.Table:
+        """Return the timeline with the work of operators, of each in its only kernel, where it tells none."""
+        spans = self._spans
+        columns = {name: spans[name].to_pylist() for name in ("flops", "bytes_moved", "dtype")}
+        for one in issues:
+            if one.what == _OP and one.work is not None and one.work.is_known and len(one.rows) == 1:
+                (row,) = one.rows
+                for name, values in columns.items():
+                    values[row] = values[row] or getattr(one.work, name)
+        for name, values in columns.items():
+            field = spans.schema.field(name)
+            column = (
+                pa.array(values, pa.string()).dictionary_encode() if name == "dtype" else pa.array(values)
+            )
+            spans = spans.set_column(spans.column_names.index(name), field, column.cast(field.type))
+        return spans
 
     def _steps(self) -> list[int]:
         """Return the steps of which all that ran was launched within what was recorded; one if unmarked."""
@@ -477,13 +495,13 @@ class _Writer:
             pauses.append(int(sum(ns for ns in own if ns >= limit)))
         return host, pauses
 
-    def _facts(self, issues: Sequence[_Issue], steps: Sequence[int]) -> dict[str, Any]:
+    def _facts(self, issues: Sequence[_Issue], steps: Sequence[int], pauses: Sequence[int]) -> dict[str, Any]:
         """Return what a reader should know: the step that was measured, and how much of it is explained."""
         rows = self._rows
         own = np.array(sorted({row for one in issues for row in one.rows}))
         before = np.ones(len(rows.start_ns), np.bool_)
         before[own] = False
-        windows, idle = [], []
+        windows, idle, began = [], [], []
         edges = self._on_device
         for number in steps:
             mine = own[self._step[own] == number]
@@ -498,6 +516,7 @@ class _Writer:
             end = int(rows.end_ns[mine].max())
             if number >= 0:
                 end = max(end, int(edges.end_ns[at]))
+            began.append(begin)
             windows.append((end - begin) / 1e9)
             idle.append((end - begin - _covered_ns(rows, begin, end)) / 1e9)
         known_ns = sum(
@@ -505,9 +524,11 @@ class _Writer:
         )
         return {
             "steps": len(steps),
+            "began_ns": began[0],
             "step_s": windows,
             "idle_s": idle,
             "explained": known_ns / max(int(self._duration[own].sum()), 1),
+            "paused_s": sum(pauses) / 1e9,
         }
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from foretrace.traces.analysis.activity import UNNAMED_AXIS
 from foretrace.traces.analysis.bus_limits import bus_limits
 from foretrace.traces.analysis.communications import COMMUNICATION, Part, came_last, communications
 from foretrace.traces.analysis.kernels import peaks_of
@@ -145,6 +146,11 @@ def bandwidths(
     if (asked := (averaged, limit_bytes_per_s)) not in kept:
         kept[asked] = _bandwidths(run, limit_bytes_per_s, averaged=averaged)
     return list(kept[asked])
+
+
+def lacks_ranks(run: Run, axis: str) -> bool:
+    """Whether ranks that communicate along *axis* are not in the run: waiting for them counts as transfer."""
+    return bool(run.missing_ranks) or axis == UNNAMED_AXIS
 
 
 def _known(_: Run) -> dict[tuple[bool, float | None], list[dict[str, Any]]]:

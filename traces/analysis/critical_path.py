@@ -20,6 +20,7 @@ from foretrace.traces.analysis.communications import Part, came_last, communicat
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
+from foretrace.traces.report.format import called
 from foretrace.traces.run import Run
 
 GAP: Final = "gap"
@@ -240,7 +241,7 @@ def _inside(table: pa.Table, first: int, last: int) -> BoolArray:
 def _said(run: Run, rank: int, row: int) -> tuple[str, str]:
     """Return kind and name of a span; communication with its axis."""
     kind, axis, name = (names[codes[row]] for codes, names in run.once(_labels, rank))
-    return f"{kind} {axis}".strip(), name
+    return called(kind, axis), name
 
 
 def _labels(table: pa.Table) -> list[tuple[NDArray[np.int32], list[str]]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
 from foretrace.traces.analysis.gaps import CAUSES, HELD_BACK, ON_ITS_WAY, UNNAMED, gaps
 from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.launching import launching_share
@@ -36,6 +36,9 @@ that on any link above 2 GB/s."""
 MOST_DOING: Final = 3
 LEAST_DOING: Final = 0.05
 """What the host did in idle time, of one cause: most that a sentence tells, and least share of it."""
+
+LONGEST_DOING: Final = 80
+"""Letters of what the host did that a sentence tells."""
 
 SELF_EVIDENT: Final = ("", ON_ITS_WAY, HELD_BACK)
 """Names of idle time that say no more than its cause."""
@@ -97,9 +100,11 @@ def findings(
     said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_on_host(summary)]
     said += _launching(run)
     said += _unlike(run) if replay else []
+    idle = _idle(run)
     moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
     said += [
-        *_idle(run),
+        *idle,
+        *_untold(run, summary, sum(share for _, _, share in idle)),
         *_small(run, moved, averaged_s, len(averaged)),
         *_slow(run, moved, summary, averaged_s),
     ]
@@ -161,10 +166,9 @@ def _is_even(run: Run) -> bool:
 def _exposed(run: Run, summary: dict[str, Any]) -> list[tuple[str, str, float]]:
     """Say where data moves and nobody computes; with ranks missing, that it may as well be waiting."""
     text = "data moves {} while nobody computes"
-    if run.missing_ranks:
-        text = "communication {} while nobody computes, be it transfer or waiting for a missing rank"
+    either = "communication {} while nobody computes, be it transfer or waiting for a missing rank"
     return [
-        (f"exposed:{axis}", text.format(_along(run, axis)), share)
+        (f"exposed:{axis}", (either if lacks_ranks(run, axis) else text).format(_along(run, axis)), share)
         for axis, share in summary["exposed_by_axis"].items()
     ]
 
@@ -201,11 +205,23 @@ def _idle(run: Run) -> list[tuple[str, str, float]]:
     ]
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_DOING else f"{name[: LONGEST_DOING - 1]}…"
+
+
+def _untold(run: Run, summary: dict[str, Any], told: float) -> list[tuple[str, str, float]]:
+    """Say how much of a run that other tools traced nothing explains, but for the share that is *told*."""
+    if run.info.origin != "ingested":
+        return []
+    text = "nothing runs on a device as far as the files tell, nor do they tell why"
+    return [("untold", text, summary["shares"].get("other", 0.0) - told)]
+
+
 def _doing(shares: Mapping[str, float]) -> str:
     """Return what the host did most of the time, of shares of the steps by what it did."""
     total = sum(shares.values())
     said = [
-        f"{format_share(share, '.0f')} {'in code that nothing names' if name == UNNAMED else name}"
+        f"{format_share(share, '.0f')} {'in code that nothing names' if name == UNNAMED else _short(name)}"
         for name, share in list(shares.items())[:MOST_DOING]
         if name not in SELF_EVIDENT and share >= max(LEAST_SHARE, total * LEAST_DOING)
     ]
@@ -222,6 +238,7 @@ def _slow(
     said = []
     for row in moved:
         share = row["share_of_limit"]
+        least = "at least " if lacks_ranks(run, row["axis"]) else ""
         if share is None or share >= SLOW_SHARE or row["size_bytes"] < SMALL_BYTES:
             continue
         reached, limit = (
@@ -229,7 +246,7 @@ def _slow(
         )
         size = format_si(row["size_bytes"], "B")
         text = (
-            f"{row['kind']} of about {size} {_along(run, row['axis'])} reaches {reached} "
+            f"{row['kind']} of about {size} {_along(run, row['axis'])} reaches {least}{reached} "
             f"of the {limit} of its links"
         )
         # At the limit the same bytes would take *share* of this time.

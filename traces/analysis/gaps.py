@@ -63,6 +63,11 @@ CAUSES: Final[Mapping[str, Cause]] = MappingProxyType(
             "the host loads data, and nothing is queued",
             "more loader workers, prefetching, or preprocessing beforehand",
         ),
+        "capture": Cause(
+            "capturing a graph",
+            "the host captures a graph: what it launches meanwhile is not run",
+            "capture once, before what is measured",
+        ),
         "launch": Cause(
             "launching",
             "kernels are on their way from the launch to the start",
@@ -160,6 +165,11 @@ def gaps(run: Run) -> list[dict[str, Any]]:
         for (cause, doing), ns in total.most_common()
         if ns
     ]
+
+
+def has_idle(run: Run) -> bool:
+    """Whether the run says of any rank when its device was idle, and why: a trace of a device does."""
+    return any(run.once(_has_idle, rank) for rank in run.stored_ranks)
 
 
 def _has_idle(table: pa.Table) -> bool:

@@ -19,8 +19,9 @@ GROUPS: Final = (
     ("attention", r"flash|fmha|attention|sdpa|softmax_warp|mla_"),
     ("convolution", r"conv|winograd|implicit_con|dgrad|wgrad|im2col|miopen"),
     ("normalization", r"norm|bn_fw|bn_bw|batch_?norm"),
-    ("optimizer", r"adam|sgd|adagrad|multi_tensor_apply|lamb"),
+    # Backward passes of tables hold the name of the optimizer that they apply.
     ("embedding", r"embedding|permute_sparse|index_select|gather_kernel"),
+    ("optimizer", r"adam|sgd|adagrad|multi_tensor_apply|lamb"),
     ("softmax and loss", r"softmax|cross_entropy|nll_loss|loss"),
     ("reduction", r"reduce|sum_kernel|argmax|topk|sort|scan"),
     ("dropout and random", r"dropout|philox|distribution|uniform|random"),
@@ -86,6 +87,7 @@ def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
         share: of the time of the steps.
         flops_per_s, bytes_per_s: what it reached, over calls of known FLOPs or bytes; None without any.
         of_peak: the larger of the two over what the device can do, None where nobody knows.
+        nearest: which of the two that is, else the one that is known; None if neither is.
 
     Args:
         run: an open run.
@@ -104,6 +106,8 @@ def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
     found = []
     for (name, kind, dtype), one in total.items():
         flops, moved = _rate(one.flops, one.flops_ns), _rate(one.bytes_moved, one.bytes_ns)
+        known = [of for of, rate in (("flops_per_s", flops), ("bytes_per_s", moved)) if rate]
+        shares = _of_peak(flops, moved, dtype, kind, peaks)
         found.append(
             {
                 "name": name or kind,
@@ -117,7 +121,8 @@ def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
                 "share": one.total_ns / window_ns,
                 "flops_per_s": flops,
                 "bytes_per_s": moved,
-                "of_peak": _of_peak(flops, moved, dtype, kind, peaks),
+                "of_peak": max(shares.values(), default=None),
+                "nearest": max(shares, key=shares.__getitem__, default=next(iter(known), None)),
             }
         )
     return sorted(found, key=lambda row: -float(row["total_s"]))
@@ -176,14 +181,14 @@ def _rate(amount: int, took_ns: int) -> float | None:
 
 def _of_peak(
     flops: float | None, moved: float | None, dtype: str, kind: str, peaks: Peaks | None
-) -> float | None:
-    """Return the share of what the device can do; copies from and to the host are bound by another link."""
+) -> dict[str, float]:
+    """Return the shares of what the device can do; copies from and to the host are bound by another link."""
+    shares: dict[str, float] = {}
     if peaks is None:
-        return None
-    shares = []
+        return shares
     if flops and (peak := peaks.flops_per_s.get(dtype)):
-        shares.append(flops / peak)
+        shares["flops_per_s"] = flops / peak
     if moved and peaks.memory_bytes_per_s and kind not in ("host_to_device", "device_to_host"):
         each = 2 if kind == "device_to_device" else 1  # read and written
-        shares.append(each * moved / peaks.memory_bytes_per_s)
-    return max(shares, default=None)
+        shares["bytes_per_s"] = each * moved / peaks.memory_bytes_per_s
+    return shares

@@ -85,13 +85,32 @@ def format_share(share: float, form: str = ".1f") -> str:
     return f"{100 * share:{form}} %"
 
 
+UNKNOWN: Final = "unknown"
+"""Kind or axis of a communication of which nothing tells it."""
+
+
 def along(axis: str) -> str:
     """Return between whom an *axis* communicates, as a sentence goes on; the world is everybody.
 
-    >>> along("tp"), along("world"), along("host")
-    ('along tp', 'among all ranks', 'to and from the host')
+    >>> along("tp"), along("world"), along("host"), along("unknown")
+    ('along tp', 'among all ranks', 'to and from the host', 'among unknown ranks')
     """
-    return {"world": "among all ranks", "host": "to and from the host"}.get(axis, f"along {axis}")
+    told = {
+        "world": "among all ranks",
+        "host": "to and from the host",
+        UNKNOWN: "among unknown ranks",
+    }
+    return told.get(axis, f"along {axis}")
+
+
+def called(kind: str, axis: str) -> str:
+    """Return what to call a span of a *kind*, of communication with its *axis*, as far as they are known.
+
+    >>> called("all_reduce", "dp"), called("all_reduce", "unknown"), called("unknown", "unknown")
+    ('all_reduce dp', 'all_reduce', 'communication')
+    """
+    known = "communication" if kind == UNKNOWN and axis else kind
+    return f"{known} {'' if axis == UNKNOWN else axis}".strip()
 
 
 def number(value: object) -> float | None:

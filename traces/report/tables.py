@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
+from foretrace.traces.analysis.gaps import has_idle
 from foretrace.traces.analysis.kernels import kernels
 from foretrace.traces.analysis.launching import held_memory, launches
-from foretrace.traces.report.format import format_share, format_si, format_time
+from foretrace.traces.analysis.metrics import assumptions
+from foretrace.traces.report.format import called, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
 SHOWN_LETTERS: Final = 60
 """Letters of a kernel's name that a person reads; the JSON has all."""
+
+NAMESPACES: Final = re.compile(r"(?:\(anonymous namespace\)|\b\w+)::")
+OUTER: Final = re.compile(rf"{NAMESPACES.pattern}(?={NAMESPACES.pattern})")
+"""Namespaces, and those that hold another."""
 
 REFUSED: Final = "refused: above what the links allow, so that size or group are not what they seem"
 
@@ -25,8 +34,9 @@ class Shown(NamedTuple):
 
 
 def tables(run: Run, n_rows: int, limit_bytes_per_s: float | None = None) -> list[Shown]:
-    """Return the tables of a run whose reader knew launches, *n_rows* of each; none of any other run."""
-    if not n_rows or run.is_timeless or not (told := launches(run)):
+    """Return the tables of a run of which kernels of devices are known, *n_rows* of each; else none."""
+    told = launches(run)
+    if not n_rows or run.is_timeless or not (told or has_idle(run)):
         return []
     moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
     return [
@@ -34,8 +44,8 @@ def tables(run: Run, n_rows: int, limit_bytes_per_s: float | None = None) -> lis
         _work("copy", kernels(run, copies=True), n_rows),
         Shown(
             ("collective", "size", "calls", "transfer", "waiting", "bus bandwidth", "of link"),
-            [_collective(row, is_whole=not run.missing_ranks) for row in moved[:n_rows]],
-            REFUSED if any(row["refused_bytes_per_s"] for row in moved) else "",
+            [_collective(row, is_whole=not lacks_ranks(run, row["axis"])) for row in moved[:n_rows]],
+            "; ".join(_doubts(run, moved)),
         ),
         Shown(
             ("launches", "calls", "started", "a call takes", "until a start", "queue", "longest", "empty"),
@@ -48,20 +58,46 @@ def tables(run: Run, n_rows: int, limit_bytes_per_s: float | None = None) -> lis
     ]
 
 
+def _doubts(run: Run, moved: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what to know of the bandwidths of a run, *moved*."""
+    if any(row["refused_bytes_per_s"] for row in moved):
+        yield REFUSED
+    if moved and (said := assumptions(run).get("group")):
+        yield f"groups are {said}"
+
+
 def _work(title: str, rows: list[dict[str, Any]], n_rows: int) -> Shown:
     """Return the table of kernels or copies."""
     head = (f"{title}, {len(rows)} kinds", "of step", "calls", "total", "mean", "reaches", "of peak")
-    return Shown(head, [_one(row) for row in rows[:n_rows]])
+    shown = rows[:n_rows]
+    return Shown(head, [_one(row, name) for row, name in zip(shown, _names(shown), strict=True)])
 
 
-def _one(row: dict[str, Any]) -> tuple[str, ...]:
-    name, of_peak = str(row["name"]), row["of_peak"]
-    if row["flops_per_s"]:
-        reached = format_si(row["flops_per_s"], "FLOP/s")
-    else:
-        reached = format_si(row["bytes_per_s"], "B/s") if row["bytes_per_s"] else ""
+def _names(rows: list[dict[str, Any]]) -> list[str]:
+    """Return names that a person reads, without namespaces as far as that leaves them different."""
+    said = [(str(row["name"]), f"{row['kind']} {row['dtype']}".strip()) for row in rows]
+    ways = [
+        [_cut(NAMESPACES.sub("", name)) for name, _ in said],
+        [_cut(OUTER.sub("", name)) for name, _ in said],
+        [f"{_cut(OUTER.sub('', name), SHOWN_LETTERS - len(kind) - 2)}, {kind}" for name, kind in said],
+    ]
+    counts = [Counter(way) for way in ways]
+    return [
+        next((way[at] for way, n in zip(ways, counts, strict=True) if n[way[at]] == 1), ways[-1][at])
+        for at in range(len(rows))
+    ]
+
+
+def _cut(name: str, letters: int = SHOWN_LETTERS) -> str:
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"
+
+
+def _one(row: dict[str, Any], name: str) -> tuple[str, ...]:
+    of_peak = row["of_peak"]
+    of = row["nearest"]
+    reached = format_si(row[of], {"flops_per_s": "FLOP/s", "bytes_per_s": "B/s"}[of]) if of else ""
     return (
-        name if len(name) <= SHOWN_LETTERS else f"{name[: SHOWN_LETTERS - 1]}…",
+        name,
         format_share(row["share"]),
         f"{row['count']:,}",
         format_time(row["total_s"]),
@@ -86,16 +122,18 @@ def _collective(row: dict[str, Any], *, is_whole: bool) -> tuple[str, ...]:
     rate, refused, share = (
         row[name] for name in ("median_busbw_bytes_per_s", "refused_bytes_per_s", "share_of_limit")
     )
-    reached = [format_si(rate, "B/s")] if rate else []
+    # What a rank that is missing was waited for counts as transfer.
+    bounds = ("", "") if is_whole else ("≤ ", "≥ ")
+    reached = [bounds[1] + format_si(rate, "B/s")] if rate else []
     reached += [f"refused: {format_si(refused, 'B/s')}"] if refused else []
     return (
-        f"{row['kind']} {row['axis']}",
+        called(row["kind"], row["axis"]),
         format_si(row["size_bytes"], "B") if row["size_bytes"] else "unknown",
         f"{row['count']:,}",
-        format_time(row["transfer_s"]),
+        bounds[0] + format_time(row["transfer_s"]),
         format_time(row["waiting_s"]) if is_whole else "unknown",
         ", ".join(reached),
-        "" if share is None else format_share(share, ".0f"),
+        "" if share is None else bounds[1] + format_share(share, ".0f"),
     )
 
 
