@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     long = Path(__file__).parent / "tracer"
     items.sort(key=lambda item: not item.path.is_relative_to(long))
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Enter a folder in which somebody has put modules that everybody imports; none has been, at the end."""
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    for name in ("foretrace", "json", "pickle", "runpy", "signal", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'was imported')!r}, 'w')\n")
+    monkeypatch.chdir(folder)
+    yield folder
+    assert not (folder / "was imported").exists()

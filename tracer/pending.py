@@ -247,7 +247,7 @@ def file_system(folder: Path) -> str:
 
 def _mapped(path: Path) -> mmap.mmap:
     """Make the file with room for all lines, so that no later write can fail, and map it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     try:
         os.posix_fallocate(handle, 0, SLOTS * SLOT_BYTES)
         return mmap.mmap(handle, SLOTS * SLOT_BYTES)

@@ -75,6 +75,8 @@ def claimed(path: Path, claimant: str) -> Iterator[None]:
         try:
             str(path).encode()  # as Arrow will
             path.mkdir(parents=True, exist_ok=True)
+            if link := next((entry for entry in path.iterdir() if entry.is_symlink()), None):
+                raise RecordError(f"{link} is a link, which a recorder would write through; nothing started")
             claim = _claim(file, claimant.encode())
             stack.callback(os.close, claim)
             # Called before the close above, which lets the lock go.
@@ -90,7 +92,7 @@ def claimed(path: Path, claimant: str) -> Iterator[None]:
 def _claim(file: Path, claimant: bytes) -> int:
     """Return *file*, open and locked for *claimant*; raise RecordError if another one has it, or OSError."""
     for _ in range(CLAIM_TRIES):
-        claim = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        claim = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             holder = _holder(claim, claimant)
             is_there = os.fstat(claim).st_nlink > 0  # and was not taken away before we had locked it

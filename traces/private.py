@@ -1,4 +1,4 @@
-"""Folders whose files are loaded or run: nobody but this user and root may be able to put something there."""
+"""What is loaded or run: nobody but this user and root may be able to put something in its place."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from foretrace.traces.errors import RunError, reason
 
 ONLY_OWNER: Final = 0o700
+SAFE_PATH: Final = "PYTHONSAFEPATH"
 
 
 def is_private(path: Path) -> bool:
@@ -51,6 +56,34 @@ def private_folder(folder: Path, why: str) -> Path:
     if not is_private(folder):
         raise RunError(f"{folder}: others can write to a folder above it, and its files are run; {why}")
     return folder
+
+
+@contextmanager
+def without_this_folder() -> Iterator[None]:
+    """Have processes of Python that are started within import nothing from the current folder.
+
+    They look there first unless told otherwise, and others may have put something there.
+    """
+    before = os.environ.pop(SAFE_PATH, None)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[SAFE_PATH]
+        os.environ |= {} if before is None else {SAFE_PATH: before}
+
+
+class Processes(ProcessPoolExecutor):
+    """Fresh processes on this machine, which import nothing from the current folder."""
+
+    def __init__(self, workers: int) -> None:
+        with without_this_folder():  # locks have a process that removes them
+            super().__init__(workers, mp_context=get_context("spawn"))
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Hand over a call, as any executor; a process is started if none is free."""
+        with without_this_folder():
+            return super().submit(fn, *args, **kwargs)
 
 
 def _is_safe(path: Path, *, is_end: bool) -> bool:

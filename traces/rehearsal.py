@@ -236,7 +236,7 @@ def rehearsal_folder(path: str | Path) -> Path:
     for folder in (Path(path) / FOLDER, Path(path)):
         if (folder / "rehearsal.json").is_file():
             return folder
-    raise RunError(f"{path} holds no rehearsal: foretrace rehearse -o {path} -- SCRIPT makes one")
+    raise RunError(f"{path} holds no rehearsal: foretrace rehearse -o RUN -- SCRIPT makes one")
 
 
 def read_rehearsal(path: str | Path) -> Rehearsal:

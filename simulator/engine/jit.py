@@ -9,6 +9,7 @@ process compiles for itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,13 +28,19 @@ def jit(function: Function, *, inline: str = "never") -> Function:
     compiled: Function
     try:
         kept = njit(cache=True, inline=inline)(function)
-        if is_private(Path(kept.stats.cache_path)):
+        if _is_ours(Path(kept.stats.cache_path)):
             compiled = kept
             return compiled
     except RuntimeError:  # numba found no place to keep it
         pass
     compiled = njit(inline=inline)(function)
     return compiled
+
+
+@cache
+def _is_ours(folder: Path) -> bool:
+    """Return whether nobody else can change what is kept in *folder*, files of lax modes included."""
+    return is_private(folder) and all(map(is_private, folder.glob("*.nb[ci]")))
 
 
 def words(compiled: Any, source: str) -> str:

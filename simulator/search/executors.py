@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for_any
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from typing import Any, Final, Protocol
 
 from foretrace.simulator.errors import SearchError
+from foretrace.traces.private import Processes, without_this_folder
 
 MOST_LOSSES: Final = 5
 """Times that processes may be lost before giving up: then it is the work that kills them."""
@@ -69,13 +69,10 @@ class Local:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._pool = self._made()
+        self._pool = Processes(workers)
         self._work: dict[object, tuple[Function, Any]] = {}
         self._futures: dict[object, Future[Any]] = {}
         self._losses = 0
-
-    def _made(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"))
 
     def start(self, function: Function, argument: Any) -> object:
         """Hand the task to a process."""
@@ -126,7 +123,7 @@ class Local:
                 f"--executor local:1 takes the least"
             )
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._made()
+        self._pool = Processes(self.workers)
         for task, (function, argument) in self._work.items():
             # What has answered is kept, also if nobody has asked for it yet.
             future = self._futures.get(task)
@@ -141,9 +138,10 @@ class Dask:
         distributed = _imported("distributed", "dask")
         if address.startswith("local"):
             n_workers = _number(address, f"dask://{address}")
-            self._cluster = distributed.LocalCluster(
-                n_workers=n_workers, threads_per_worker=1, dashboard_address=None, silence_logs=50
-            )
+            with without_this_folder():
+                self._cluster = distributed.LocalCluster(
+                    n_workers=n_workers, threads_per_worker=1, dashboard_address=None, silence_logs=50
+                )
             self._client = distributed.Client(self._cluster)
         else:
             self._cluster = None

@@ -11,11 +11,10 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -46,6 +45,7 @@ from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
 from foretrace.topologies.errors import TopologyError
 from foretrace.topologies.units import format_time
+from foretrace.traces.private import Processes
 from foretrace.traces.report.format import format_share
 
 FIGURES: Final = ("allocated", "reserved", "nvidia_smi", "unspecified")
@@ -246,7 +246,7 @@ def _alone(parts: Sequence[Sequence[Row]], ratios: Sequence[float]) -> Iterator[
 
 
 def _together(parts: Sequence[Sequence[Row]], workers: int, ratios: Sequence[float]) -> Iterator[Done]:
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with Processes(workers) as pool:
         for future in as_completed([pool.submit(_run_part, part, ratios) for part in parts]):
             yield future.result()
 

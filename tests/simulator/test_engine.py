@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.simulator.made_programs import program_of
 
 from foretrace.simulator.engine import WORTH_LOADING, choose, compiled, contended, contended_compiled, event
-from foretrace.simulator.engine.jit import jit, words
+from foretrace.simulator.engine.jit import _is_ours, jit, words
 from foretrace.simulator.errors import EngineError, ProgramError
 from foretrace.simulator.program import Label, Program, Transfer
 from foretrace.simulator.schedules import Action, plan
@@ -335,6 +335,16 @@ def test_compiling_is_announced_and_only_once_also_by_processes_at_the_same_time
     assert [process.returncode for process in first] == [0, 0], answers
     assert {out for out, _ in answers} == {"['compiling the engine, once (some seconds)']\n"}
     assert say(environment).communicate() == ("[]\n", "")
+
+
+def test_what_is_kept_is_used_unless_others_can_change_it(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    (kept / "compiled.nbi").touch(mode=0o600)
+    (kept / "compiled.py").touch()
+    assert _is_ours.__wrapped__(kept)
+    (kept / "compiled.nbi").chmod(0o666)
+    assert not _is_ours.__wrapped__(kept)
 
 
 def test_what_can_be_kept_nowhere_is_compiled_all_the_same() -> None:

@@ -68,6 +68,12 @@ def test_a_rank_that_says_much_holds_nobody_up(tmp_path: Path, monkeypatch: pyte
     world._run([], 2, {"PYTHONPATH": str(tmp_path), "MEETING": str(tmp_path / "meeting")})
 
 
+@pytest.mark.usefixtures("planted")
+def test_measuring_processes_import_nothing_from_the_folder_they_are_started_in(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import os; os._exit(0)")  # what they import first, for want of time
+    world._run(["clock", "gloo", "{}", "result"], 1, {"PYTHONPATH": str(tmp_path)})
+
+
 def test_clocks_of_one_machine_agree_within_what_is_stated(ranks: Any) -> None:
     result = run("clock|--seconds|0.2|--json", ranks)
     assert result.returncode == 0, result.stderr

@@ -372,6 +372,7 @@ def test_a_real_file_of_rocprofv3_equals_its_sum(tmp_path: Path) -> None:
     assert (run.info.cluster or {})["device"]["name"] == "AMD Instinct MI350X"
 
 
+@pytest.mark.usefixtures("planted")
 def test_many_files_are_read_at_once_and_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In processes of their own or one after another, files give the same run and the same words."""
     files = [exported(tmp_path / f"rank{i}.sqlite", n_processes=1, base=START + i) for i in range(5)]

@@ -17,6 +17,7 @@ from tests.processes import Done, Runner
 from foretrace.tracer.errors import LaunchError, RecordError
 from foretrace.tracer.finish import finish, why_nothing
 from foretrace.tracer.launch import SITE, environment, launch
+from foretrace.tracer.pending import _mapped
 from foretrace.tracer.process import RANKS, is_first
 from foretrace.tracer.run_directory import CLAIM, claimed
 from foretrace.traces.info import RunInfo
@@ -88,6 +89,19 @@ def test_a_second_recording_into_a_directory_is_refused_while_the_first_runs(tmp
     (run / CLAIM).write_text("process 8 on here, which was killed")
     with claimed(run, "process 7 on here"):
         pass
+
+
+def test_no_link_is_written_through(tmp_path: Path) -> None:
+    """Whoever made the empty directory may have put one there."""
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine.write_text("mine")
+    run.mkdir()
+    (run / CLAIM).symlink_to(mine)
+    with pytest.raises(RecordError, match="is a link"):
+        launch([sys.executable, "-c", ""], run)
+    with pytest.raises(OSError, match="symbolic links"):
+        _mapped(run / CLAIM)
+    assert mine.read_text() == "mine"
 
 
 def test_ranks_that_come_and_go_at_once_share_a_directory(tmp_path: Path) -> None:

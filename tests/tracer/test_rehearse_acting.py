@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from tests import rehearsals
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.tracer.rehearse.world.acting import Loaded, Troupe
+from foretrace.traces.private import is_private
 from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
+from foretrace.traces.replacing import scratch_folder
 
 pytest.importorskip("torch")
 
@@ -50,6 +53,28 @@ def test_rehearsals_on_one_process_are_those_on_their_own(tmp_path: Path) -> Non
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert rehearsed("third", loaded) == alone
+
+
+def test_what_ranks_send_each_other_is_kept_where_nobody_else_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are pickles. What is made of them goes to where it was asked for, whoever else writes there."""
+    script, shared = tmp_path / "train.py", tmp_path / "shared"
+    script.write_text(TRAINS)
+    shared.mkdir()
+    shared.chmod(0o777)
+    targets: list[Path] = []
+
+    def noted(target: Path) -> AbstractContextManager[Path]:
+        targets.append(target)
+        return scratch_folder(target)
+
+    monkeypatch.setattr("foretrace.tracer.rehearse.rehearsing.scratch_folder", noted)
+    rehearsals.rehearse(Asked(command=(str(script),), world_size=2), shared / "run")
+    assert read_rank(rehearsal_folder(shared / "run"), 0).events.num_rows
+    assert [one.name for one in shared.iterdir()] == ["run"]
+    sent, *made = targets
+    assert (is_private(sent.parent), sent.name, made) == (True, "run", [shared / "run"])
 
 
 def test_a_script_is_looked_for_where_one_is_when_it_is_asked_for(

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from foretrace.cli import main
 from foretrace.traces.errors import LeftoverWarning, RunError
 from foretrace.traces.info import Process
-from foretrace.traces.private import is_private
+from foretrace.traces.private import Processes, is_private
 from foretrace.traces.replacing import NEW, check_can_write, replacing, scratch_folder, take_place
 from foretrace.traces.run import Run
 
@@ -184,6 +184,14 @@ def test_what_others_could_change_is_not_private(tmp_path: Path, mode: int) -> N
     assert is_private(linked / "own" / "library.so") is not whose
     tmp_path.joinpath("open").chmod(0o1777)
     assert is_private(file)
+
+
+@pytest.mark.usefixtures("planted")
+def test_processes_import_nothing_from_the_folder_they_are_started_in() -> None:
+    before = dict(os.environ)
+    with Processes(1) as pool:
+        assert pool.submit(os.getppid).result() == os.getpid()
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("n_renames", range(6))

@@ -435,7 +435,7 @@ def _run(arguments: Sequence[str], n: int, env: Mapping[str, str]) -> None:
         said = [kept.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(n)]
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "foretrace.tracer.bench.world", *arguments],
+                [sys.executable, "-P", "-m", "foretrace.tracer.bench.world", *arguments],
                 env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.DEVNULL,
                 stderr=said[rank],

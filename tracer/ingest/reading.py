@@ -44,14 +44,13 @@ def read_all(
     if n < 2 or sum(source.size_bytes for source in sources) < LEAST_BYTES:
         yield from (_outcome(module, options, source, progress) for source in sources)
         return
-    # Workers import from where this process does, whatever has changed its path.
+    # Workers import from where this process does, whatever has changed its path, and (-P) from nowhere else.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with ExitStack() as stack:
         workers = []
         for place in range(n):
-            worker = subprocess.Popen(
-                [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-            )
+            command = [sys.executable, "-P", "-c", WORKER]
+            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
             stack.callback(_end, worker)
             assert worker.stdin is not None  # noqa: S101 - asked for above
             assert worker.stdout is not None  # noqa: S101 - the same

@@ -12,6 +12,7 @@ from typing import Any
 
 from foretrace.tracer.rehearse.advice import findings
 from foretrace.tracer.rehearse.data.experts import EVEN, Loads, parsed
+from foretrace.tracer.rehearse.device import driver
 from foretrace.tracer.rehearse.errors import RehearsalError, UnroutedError
 from foretrace.tracer.rehearse.world import late
 from foretrace.tracer.rehearse.world.acting import Loaded, Progress, Troupe
@@ -40,6 +41,7 @@ from foretrace.traces.batch import Batch, stated
 from foretrace.traces.errors import LayoutError, reason
 from foretrace.traces.layout import Layout
 from foretrace.traces.model_parts import joined_models
+from foretrace.traces.private import is_private, private_folder
 from foretrace.traces.ranks import ranks_in
 from foretrace.traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
 from foretrace.traces.replacing import scratch_folder
@@ -150,7 +152,7 @@ def rehearse(
     """
     tell = progress or (lambda words: None)
     target = _checked(asked, output)
-    with no_empty_folders(target.parent), scratch_folder(target) as scratch:
+    with no_empty_folders(target.parent), scratch_folder(_private_beside(target)) as scratch:
         with cleared(scratch), Loaded() if on is None else nullcontext(on) as loaded:
             found = with_choices(
                 lambda load, asks: _Acted(asked, scratch, tell, load, asks=asks).all(loaded),
@@ -162,11 +164,23 @@ def rehearse(
             shutil.move(scratch / f"rank-{rank:05d}", folder / f"rank-{rank:05d}")
             shutil.move(scratch / f"rank-{rank:05d}.log", folder / f"rank-{rank:05d}" / "output.log")
         write_rehearsal(folder, found)
-        target.mkdir(exist_ok=True)
-        if (target / FOLDER).exists():
-            shutil.rmtree(target / FOLDER)
-        shutil.move(folder, target / FOLDER)
+        with scratch_folder(target) as beside:  # on its disk, where it takes its place at once
+            shutil.move(folder, beside / FOLDER)
+            target.mkdir(exist_ok=True)
+            if (target / FOLDER).exists():
+                shutil.rmtree(target / FOLDER)
+            (beside / FOLDER).rename(target / FOLDER)
     return found
+
+
+def _private_beside(target: Path) -> Path:
+    """Return *target*, or where others could write beside it a path in this user's cache.
+
+    What ranks send each other is kept there, and read as pickles: who can write those runs code.
+    """
+    if is_private(target.parent):
+        return target
+    return private_folder(driver.cache_folder().with_name("rehearsals"), driver.WHY) / target.name
 
 
 def _checked(asked: Asked, output: Path) -> Path:
