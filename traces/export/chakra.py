@@ -7,6 +7,7 @@ What a timeline does not say is inferred and what Chakra cannot say is lost:
 
 - Dependencies: a node depends on the one before it in its stream, and on what had ended last when it began.
 - A communication lasts from the last arrival to its end: whoever replays it adds the waiting.
+- The size of a gather is what a rank gives there (``Ring.cc`` of ASTRA-sim), not the whole.
 - Times are whole microseconds there; both ends are rounded, so that lengths do not drift.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -76,6 +77,7 @@ def _graph(run: Run, rank: int) -> Iterator[bytes]:
     numbers = {
         name: int64(table, name).tolist() for name in ("size_bytes", "flops", "peer", "group", "bytes_moved")
     }
+    ranks = {group.id: len(group.ranks) for group in run.info.groups}
     before = _dependencies(words["stream"][0][rows], begin[rows], end[rows])
     for node, row in enumerate(rows.tolist()):
         said = {name: known[codes[row]] for name, (codes, known) in words.items()}
@@ -88,7 +90,7 @@ def _graph(run: Run, rank: int) -> Iterator[bytes]:
             number(_START, from_us),
             number(_DURATION, until_us - from_us),
             _attribute("is_cpu_op", _BOOL, int(said["category"] == "host")),
-            *_attributes(said, {name: values[row] for name, values in numbers.items()}, rank),
+            *_attributes(said, {name: values[row] for name, values in numbers.items()}, rank, ranks),
         ]
         yield _sized(b"".join(body))
 
@@ -117,15 +119,21 @@ def _type(said: dict[str, str]) -> int:
     return {"send": _SEND, "recv": _RECV}.get(said["kind"], _COLLECTIVE)
 
 
-def _attributes(said: dict[str, str], values: dict[str, int], rank: int) -> Iterator[bytes]:
-    """Yield what replaying a node needs: sizes of work or of a communication, and among whom it is."""
+def _attributes(
+    said: dict[str, str], values: dict[str, int], rank: int, ranks: Mapping[int, int]
+) -> Iterator[bytes]:
+    """Yield what replaying a node needs: sizes of work or of a communication, and among whom it is.
+
+    *ranks*: number of ranks of each group.
+    """
     if said["category"] not in COMMUNICATION:
         if values["flops"] > 0:
             yield _attribute("num_ops", _INT64, values["flops"])
         if values["bytes_moved"] > 0:
             yield _attribute("tensor_size", _INT64, values["bytes_moved"])
         return
-    yield _attribute("comm_size", _INT64, max(values["size_bytes"], 0))
+    parts = ranks.get(values["group"], 1) if said["kind"] == "all_gather" else 1
+    yield _attribute("comm_size", _INT64, max(values["size_bytes"], 0) // parts)
     if values["group"] >= 0:
         yield _text_attribute("pg_name", str(values["group"]))
     if said["kind"] in ("send", "recv"):
