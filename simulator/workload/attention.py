@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from foretrace.simulator.compute.fusion import elementwise_piece, is_separate
 from foretrace.simulator.job import Job
-from foretrace.simulator.models.kinds import KINDS, Scan
+from foretrace.simulator.models.kinds import KINDS, Scan, scan_flops
 from foretrace.simulator.models.sizes import Sizes
 from foretrace.simulator.workload.linear import (
     column_linear,
@@ -166,6 +166,13 @@ def _scan(job: Job, scan: Scan) -> Piece:
     Each reads and writes its operands: what kernels of mamba-ssm (``ssd_combined.py``) and of
     flash-linear-attention (``ops/gated_delta_rule/chunk.py``) do, which hand states and scores of chunks on.
     """
+    if scan.streamed:
+        one = memory(
+            "attention.scan", scan.streamed * tokens_per_rank(job) * DTYPE_BYTES[job.precision], job.precision
+        )
+        one = replace(one, flops=round(scan_flops(scan) * tokens_per_rank(job)))
+        # Backward reads all of it again with a gradient of the result, and writes gradients of the inputs.
+        return both_ways(one, flops=2 * one.flops, bytes_moved=2 * one.bytes_moved)
     chunks = -(-tokens_per_rank(job) // scan.chunk)
     products = [(one, scan.groups) for one in scan.per_group] + [(one, scan.heads) for one in scan.per_head]
     forward: list[Op] = []
