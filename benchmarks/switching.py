@@ -10,7 +10,7 @@ a table of measured runs, the nearest of those too. SimuMax publishes its answer
 with: of every file of theirs it is counted whether it is read, and why not. ASTRA-sim is run, too: DIR is a
 clone in which its analytical network was built (``build/astra_analytical/build.sh -t congestion_unaware``),
 TABLE what nccl-tests measured, in the columns gpu, op, n, bytes and us. Times of collectives within a node
-are such measurements here, which ours then only gives back: what is shown is that the same files mean the same.
+are such measurements here, which ours then gives back: what is shown is that the same files mean the same.
 """
 
 from __future__ import annotations
