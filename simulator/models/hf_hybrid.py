@@ -227,6 +227,26 @@ def _kimi_linear(config: Config) -> Shape:
     }
 
 
+def _falcon_h1(config: Config) -> Shape:
+    """Falcon-H1: every layer has attention and a Mamba-2 mixer side by side."""
+    for key in ("mamba_proj_bias", "projectors_bias"):
+        config.need(not config.flag(key, default=False), f"{key}: not supported")
+    heads, n = config.integer("mamba_n_heads"), config.integer("num_hidden_layers")
+    inner = config.integer("mamba_d_ssm", config.integer("mamba_expand", 2) * config.integer("hidden_size"))
+    return {
+        **llama(config),
+        "pattern": "both+mlp",
+        "scan_heads": heads,
+        "scan_key_heads": config.integer("mamba_n_groups"),
+        "scan_key_dim": config.integer("mamba_d_state"),
+        "scan_value_dim": inner // max(heads, 1),
+        "scan_chunk": config.integer("mamba_chunk_size"),
+        "conv_kernel": config.integer("mamba_d_conv"),
+        "conv_bias": config.flag("mamba_conv_bias", default=True),
+        "extra_params": n * inner if config.flag("mamba_rms_norm", default=False) else 0,
+    }
+
+
 def _mamba_sizes(config: Config, names: Mapping[str, str]) -> Shape:
     """Return the sizes of Mamba-1 mixers, *names* the keys for them in this architecture."""
     hidden = config.integer("hidden_size")
@@ -346,6 +366,7 @@ def _lfm2_moe(config: Config) -> Shape:
 HYBRIDS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
         "bamba": _bamba,
+        "falcon_h1": _falcon_h1,
         "falcon_mamba": _mamba,
         "granitemoehybrid": _granite,
         "jamba": _jamba,

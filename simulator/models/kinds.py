@@ -57,6 +57,7 @@ class Kind(NamedTuple):
         in_chunks: ``reach`` is the size of chunks of a sequence, none of which sees another.
         scan: the recurrence instead of attention, on a rank, in chunks of at most so many tokens; 0: in whole
             chunks.
+        attends: attention runs beside the recurrence.
         needs: sizes that it cannot be without.
         is_mlp: it works on each token alone.
         is_cut: it is known how tensor- and context-parallel ranks share it.
@@ -69,6 +70,7 @@ class Kind(NamedTuple):
     reach: Callable[[Sizes], int] = lambda _sizes: 0
     in_chunks: bool = False
     scan: Callable[[Sizes, int, int], Scan] | None = None
+    attends: bool = False
     needs: tuple[str, ...] = ()
     is_mlp: bool = False
     is_cut: bool = True
@@ -163,6 +165,19 @@ def _mamba2_scan(sizes: Sizes, tp: int, most: int = 0) -> Scan:
         result=inner,
         kept=inner + convolved + heads + inner,
     )
+
+
+def _both(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
+    """Both read one input; the sum of what they make is one product with what comes out of both."""
+    qkv, proj = _plain(sizes, tp)
+    scanned, out = _mamba2(sizes, tp)
+    return qkv, scanned, proj._replace(n_in=proj.n_in + out.n_in)
+
+
+def _both_others(sizes: Sizes, tp: int) -> int:
+    """Those of Mamba-2 without the norm of the result."""
+    scan = _mamba2_scan(sizes, tp)
+    return _qk_norms(sizes, tp) + _mamba2_others(sizes, tp) - scan.result
 
 
 def _delta(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
@@ -446,6 +461,15 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             needs=("conv_kernel",),
             assumed="its gates and convolution are priced by their bytes; no kernel of it is measured, and "
             "the ranges are of runs without it",
+        ),
+        "both": Kind(
+            linears=_both,
+            source="Falcon-H1, arXiv:2507.22448, section 2.1; transformers models/falcon_h1",
+            others=_both_others,
+            scan=_mamba2_scan,
+            attends=True,
+            needs=SCAN_SIZES,
+            assumed=UNMEASURED,
         ),
         "mlp": Kind(
             linears=lambda sizes, tp: mlp_linears(sizes, sizes.ffn_hidden, tp),

@@ -196,10 +196,13 @@ def attention_block(job: Job, layer: int) -> Block:
         pieces.append(whole(job, "attention", linear))
         if linear.is_normed:
             pieces.append(norm(job, "attention", linear.n_out, tokens_per_shard(job), f"{linear.name}_norm"))
+    before: Pieces = []
+    cores: Pieces = []
+    after: Pieces = []
     if scan := KINDS[kind].scan:
         before, cores, after = scan_pieces(job, scan)
-    else:
-        before, cores, after = _position(job), _core(job, layer), _gate(job)
+    if scan is None or KINDS[kind].attends:
+        before, cores, after = [*before, *_position(job)], [*cores, *_core(job, layer)], [*after, *_gate(job)]
     pieces += [*before, *cores, *after, row_linear(job, "attention", proj)]
     if job.model.norms_per_layer > 2:
         pieces.append(norm(job, "attention", name="post_norm"))

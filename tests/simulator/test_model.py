@@ -131,7 +131,7 @@ def test_chunks_see_as_much_as_so_many_sequences_of_their_length(
     assert model.flops_per_token(seq_len, causal=causal) == plain.flops_per_token(length, causal=causal)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].scan])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].scan and not KINDS[kind].attends])
 def test_a_recurrence_costs_a_token_the_same_however_long_the_sequence(kind: str) -> None:
     """And less where the sequence is shorter than a chunk, if products are as long as that is."""
     name = {

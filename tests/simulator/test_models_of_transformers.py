@@ -88,6 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "exaone_moe": SIZES
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"sliding_window": 2 * TOKENS, "n_group": 1, "topk_group": 1},
+    "falcon_h1": SIZES | MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True},
     "falcon_mamba": ALONE,
     "gemma3_text": SIZES | {"sliding_window": 2 * TOKENS},
     "glm": SIZES | {"pad_token_id": 0},
@@ -212,7 +213,7 @@ def _extra(model: Model) -> int:
         inner = model.scan_heads * model.scan_value_dim
         if kind == "kimi":  # which transformers scores one product of numbers after another
             found -= 2 * 2 * TOKENS * scan.chunk * model.scan_heads * model.scan_key_dim
-        if kind == "mamba2":
+        if kind in {"mamba2", "both"}:
             chunks = TOKENS // model.scan_chunk
             found += 2 * (chunks + 1) ** 2 * inner * model.scan_key_dim
     return found
