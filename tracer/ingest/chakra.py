@@ -196,7 +196,8 @@ def _node(data: bytes) -> tuple[int, Node]:
 
 def _attribute(data: bytes, node: Node) -> None:
     """Take over an attribute: name in field 1, a documentation in 2, the value in whichever its type has."""
-    name, given = "", 0
+    name = ""
+    given: int | str = 0
     for tag, value in fields(data):
         if tag == 1 and isinstance(value, bytes):
             name = text(value.decode("utf-8", "replace"))
