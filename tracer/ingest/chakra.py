@@ -97,10 +97,14 @@ def read(
     if document is not None and _is_timeless(document):
         read_graph(document["nodes"], result)
         return result
-    nodes = _from_json(document, result) if document is not None else _from_protobuf(data, source.name)
+    header = Node()
+    if document is not None:
+        nodes = _from_json(document, result)
+    else:
+        nodes = _from_protobuf(data, source.name, header)
     nodes = _in_order(nodes, source.name, result)
     groups = TraceGroups(-1 if result.rank is None else result.rank, n_ranks)
-    for name, ranks in (members or {}).items():
+    for name, ranks in {**_members(header), **(members or {})}.items():
         groups.configure(name, "", ranks)
     met = _met(nodes, groups, result)
     if met is not None:
@@ -155,8 +159,20 @@ def _numbers(said: Mapping[str, Any], *names: str) -> list[int]:
     return [number for number in map(whole, found) if number is not None]
 
 
-def _from_protobuf(data: bytes, name: str) -> dict[int, Node]:
-    """Return the nodes of the protobuf form: metadata, then a message per node, each after its length."""
+def _members(header: Node) -> dict[str, Any]:
+    """Return the ranks of groups by name, if the metadata of the file have them, as our own export writes."""
+    try:
+        said = json.loads(header.said.get("groups") or "{}")
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _from_protobuf(data: bytes, name: str, header: Node) -> dict[int, Node]:
+    """Return the nodes of the protobuf form: metadata, then a message per node, each after its length.
+
+    *header* gets the attributes of the metadata.
+    """
     nodes: dict[int, Node] = {}
     try:
         at = 0
@@ -168,6 +184,10 @@ def _from_protobuf(data: bytes, name: str) -> dict[int, Node]:
             if not first:
                 number, node = _node(data[at : at + size])
                 nodes[number] = node
+            else:
+                for tag, value in fields(data[at : at + size]):
+                    if tag == 2 and isinstance(value, bytes):
+                        _attribute(value, header)
             first = False
             at += size
     except (IndexError, ValueError) as error:
