@@ -294,7 +294,9 @@ def _mamba(config: Config) -> Shape:
     """Mamba and Falcon Mamba: every layer is a Mamba-1 mixer alone."""
     names = {"expand": "expand", "state": "state_size", "rank": "time_step_rank", "taps": "conv_kernel"}
     sizes = _mamba_sizes(config, {**names, "bias": "use_conv_bias"})
-    return {**_alone(config, "mamba"), **sizes}
+    # Falcon Mamba says an expansion that it does not have, and the width beside it, which counts.
+    inner = config.integer("intermediate_size", int(sizes["scan_heads"]))
+    return {**_alone(config, "mamba"), **sizes, "scan_heads": inner}
 
 
 def _mamba2(config: Config) -> Shape:

@@ -53,7 +53,9 @@ CONFIGS: dict[str, dict[str, object]] = {
         "num_experts_per_tok": 6,
     },
     "falcon_mamba": {
+        "expand": 16,
         "hidden_size": 4096,
+        "intermediate_size": 8192,
         "num_hidden_layers": 64,
         "tie_word_embeddings": False,
         "time_step_rank": "auto",
@@ -65,6 +67,14 @@ CONFIGS: dict[str, dict[str, object]] = {
         "num_key_value_heads": 8,
         "tie_word_embeddings": True,
         "vocab_size": 49155,
+    },
+    "kimi_linear": {
+        "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+            "head_dim": 128,
+            "num_heads": 32,
+            "short_conv_kernel_size": 4,
+        }
     },
     "lfm2": {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "num_hidden_layers": 16},
     "lfm2_moe": {
@@ -301,6 +311,7 @@ PARAMS = {
     "dots1": 142_774_373_888,
     "falcon_mamba": 7_272_665_088,
     "granite": 8_170_848_256,
+    "kimi_linear": 49_122_675_072,
     "lfm2": 1_170_340_608,
     "lfm2_moe": 8_339_929_856,
     "mamba": 2_768_345_600,
@@ -361,7 +372,6 @@ DEFAULTS = {
     "granitemoeshared": 37_039_116_288,
     "hunyuan_v1_dense": 8_859_684_864,
     "jamba": 51_570_323_328,
-    "kimi_linear": 49_133_074_464,
     "mamba2": 7_285_403_648,
     "qwen2_moe": 14_315_784_192,
     "smollm3": 3_075_098_624,

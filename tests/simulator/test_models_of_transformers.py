@@ -89,7 +89,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"sliding_window": 2 * TOKENS, "n_group": 1, "topk_group": 1},
     "falcon_h1": SIZES | MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True},
-    "falcon_mamba": ALONE,
+    "falcon_mamba": ALONE | {"expand": 16, "intermediate_size": 128},
     "gemma3_text": SIZES | {"sliding_window": 2 * TOKENS},
     "glm": SIZES | {"pad_token_id": 0},
     "glm4": SIZES | {"pad_token_id": 0},

@@ -238,6 +238,15 @@ def test_ranks_that_all_send_first_do_not_wait_for_one_another(tmp_path: Path) -
     assert sum(row["kind"] == "send" for row in spans) == 2
 
 
+def test_a_collective_that_a_rank_leaves_out_is_told(tmp_path: Path) -> None:
+    gather = {"comm_type": ALL_GATHER, "comm_size": 1 << 20}
+    first, second = graph_node(0, COLLECTIVE, **gather), graph_node(1, COLLECTIVE, 0, **gather)
+    run = simulated(workload(tmp_path / "w", [first, second], [first]), tmp_path / "a")
+    assert any(said.startswith("1 collectives lack ranks of their group") for said in run.warnings)
+    run = simulated(workload(tmp_path / "v", [first, second], [first, second]), tmp_path / "b")
+    assert not any("lack ranks" in said for said in run.warnings)
+
+
 def test_work_is_priced_by_its_operations_or_its_bytes(tmp_path: Path) -> None:
     """Twice the bytes take twice as long, and so do operations that are many; the host is not asked."""
     took = {}

@@ -38,9 +38,7 @@ OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 DTYPE: Final = "bf16"
 """What a graph computes in, which no node says."""
 
-CUBES: Final = (
-    f"FLOPs of nodes without shapes are priced as products of cubes in {DTYPE}, not below their bytes"
-)
+CUBES: Final = f"FLOPs of nodes without shapes are priced as products of cubes in {DTYPE}, or by their bytes"
 
 COPIES: Final = {LOAD: (TO_DEVICE, 32_766), STORE: (TO_HOST, 32_767)}
 """Kind of work of transfers from and to memory elsewhere, and the stream of each."""
