@@ -1,12 +1,16 @@
 """Answers of other simulators beside ours, from their own files.
 
     python benchmarks/switching.py --simumax DIR --calculon DIR --primus DIR --aicb DIR [--measured TABLE]
+    python benchmarks/switching.py --astra DIR --nccl TABLE
 
 DIR is a clone of MooreThreads/SimuMax, calculon-ai/calculon, AMD-AGI/Primus or aliyun/aicb. A row is one run
 that was measured: what was measured, what they say of it, and what foretrace makes of the same files; with
 a table of measured runs, the nearest of those too. SimuMax publishes its answers; Calculon is run
 (``calculon/llm/validation.py``, table 5 of arXiv:2205.05198, A100). Primus and AICB have none to compare
-with: of every file of theirs it is counted whether it is read, and why not.
+with: of every file of theirs it is counted whether it is read, and why not. ASTRA-sim is run, too: DIR is a
+clone in which its analytical network was built (``build/astra_analytical/build.sh -t congestion_unaware``),
+TABLE what nccl-tests measured, in the columns gpu, op, n, bytes and us. Times of collectives within a node
+are such measurements here, which ours then gives back: what is shown is that the same files mean the same.
 """
 
 from __future__ import annotations
@@ -23,13 +27,17 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import click
+from pyarrow import parquet as pq
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.configs.read import read_files
 from foretrace.simulator.configs.rules import UNKNOWN
 from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.validate.runs import nearest
+from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.ingest.ingest import ingest
 from foretrace.traces.errors import TraceError
 from foretrace.traces.report.format import format_share
 
@@ -136,6 +144,48 @@ def _aicb(folder: Path) -> Iterator[tuple[list[Path], dict[str, Any]]]:
         yield [path], given
 
 
+ASTRA_NETWORKS = {
+    4: "inputs/network/hgx_h100_4gpu.yml",
+    8: "examples/network/analytical/HGX-H100-validated.yml",
+}
+"""Their H100s, by number."""
+
+
+def _astra(folder: Path, nccl: Path) -> Iterator[Row]:
+    """Yield each collective of their examples on their H100s: a Chakra graph for each rank."""
+    network = pq.read_table(nccl).to_pylist()
+    found = {(row["op"], row["n"], row["bytes"]): row["us"] for row in network if row["gpu"] == "h100_sxm"}
+    examples = folder / "examples"
+    for n, machine in ASTRA_NETWORKS.items():
+        for graphs in sorted((examples / "workload" / "microbenchmarks").glob(f"*/{n}npus_1MB")):
+            op = graphs.parent.name
+            # Of a gather nccl-tests and we say the size of the whole, a graph what a rank gives.
+            size = (1 << 20) * (n if op == "all_gather" else 1)
+            said = subprocess.run(
+                [
+                    next((folder / "build").rglob("bin/AstraSim_Analytical_Congestion_Unaware")),
+                    f"--workload-configuration={graphs / op}",
+                    f"--system-configuration={examples}/system/native_collectives/HGX-H100-validated.json",
+                    f"--remote-memory-configuration={examples}/remote_memory/analytical/no_memory_expansion.json",
+                    f"--network-configuration={folder / machine}",
+                ],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            cycles = re.search(r"sys\[0\] finished, (\d+) cycles", said.stdout)
+            with tempfile.TemporaryDirectory() as run:
+                ingest([graphs], run)
+                ours = simulate_rehearsal(run, lambda gpus: load_cluster("dgx-h100", gpus)).info.summary
+            yield Row(
+                f"{op}, {n} H100, {size >> 20} MiB",
+                found[op.replace("all_to_all", "alltoall"), n, size] / 1e6,
+                int(cycles[1]) / 1e9 if cycles else 0.0,
+                ours["step_time_s"],
+                "",
+            )
+
+
 def _read(name: str, found: Iterator[tuple[list[Path], dict[str, Any]]]) -> None:
     """Print how many files are read, how many describe a job, and why others do not."""
     counts, reasons, unknown = Counter[str](), Counter[str](), Counter[str]()
@@ -161,11 +211,17 @@ def _read(name: str, found: Iterator[tuple[list[Path], dict[str, Any]]]) -> None
     print(f"unknown keys: {', '.join(unknown) or 'none'}\n")
 
 
+def _seconds(s: float) -> str:
+    return f"{s:.3f} s" if s >= 0.1 else f"{s * 1e6:.1f} µs"
+
+
 @click.command()
 @click.option("--simumax", type=click.Path(exists=True, path_type=Path))
 @click.option("--calculon", type=click.Path(exists=True, path_type=Path))
 @click.option("--primus", type=click.Path(exists=True, path_type=Path))
 @click.option("--aicb", type=click.Path(exists=True, path_type=Path))
+@click.option("--astra", type=click.Path(exists=True, path_type=Path))
+@click.option("--nccl", type=click.Path(exists=True, path_type=Path), help="Table of nccl-tests.")
 @click.option("--measured", type=click.Path(exists=True, path_type=Path), help="Table of measured runs.")
 @click.option("--python", default=sys.executable, help="A Python that has what Calculon needs, as pandas.")
 def main(  # noqa: PLR0917 - flags
@@ -173,6 +229,8 @@ def main(  # noqa: PLR0917 - flags
     calculon: Path | None,
     primus: Path | None,
     aicb: Path | None,
+    astra: Path | None,
+    nccl: Path | None,
     measured: Path | None,
     python: str,
 ) -> None:
@@ -180,20 +238,21 @@ def main(  # noqa: PLR0917 - flags
     for name, rows in (
         ("SimuMax", simumax and _simumax(simumax, measured)),
         ("Calculon", calculon and _calculon(calculon, python, measured)),
+        ("ASTRA-sim", astra and nccl and _astra(astra, nccl)),
     ):
         if not rows:
             continue
         found = list(rows)
-        near = " nearest measured row, predicted |" if measured else ""
+        near = " nearest measured row, predicted |" if measured and any(row.near for row in found) else ""
         print(
             f"| {name}: run | measured | {name} | foretrace |{near}\n|---|---|---|---|" + "---|" * bool(near)
         )
         for row in found:
             both = " | ".join(
-                f"{s:.3f} s ({format_share(s / row.measured_s - 1, '+.1f')})"
+                f"{_seconds(s)} ({format_share(s / row.measured_s - 1, '+.1f')})"
                 for s in (row.theirs_s, row.ours_s)
             )
-            print(f"| {row.run} | {row.measured_s:.3f} s | {both} |" + (f" {row.near} |" if near else ""))
+            print(f"| {row.run} | {_seconds(row.measured_s)} | {both} |" + (f" {row.near} |" if near else ""))
         errors = [
             mean(abs(getattr(row, of) / row.measured_s - 1) for row in found) for of in ("theirs_s", "ours_s")
         ]

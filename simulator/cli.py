@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--rehearsal",
     type=click.Path(),
-    help="Run directory that foretrace rehearse wrote; its script is timed on --cluster.",
+    help="Run directory that foretrace rehearse, or ingest of a graph, wrote; it is timed on --cluster.",
 )
 @click.option(
     "--tokens-per-step",

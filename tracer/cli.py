@@ -277,6 +277,7 @@ def ingest(
     from foretrace.tracer.ingest.explained import lines
     from foretrace.tracer.ingest.ingest import ingest as take_over
     from foretrace.tracer.ingest.joining import said
+    from foretrace.traces.rehearsal import has_rehearsal
     from foretrace.traces.report.format import format_share, format_si
 
     total, done = _size(paths), 0
@@ -320,8 +321,10 @@ def ingest(
         console.print(f"! left out: {count:,} × {reason}", style="yellow", soft_wrap=True, markup=False)
     for warning in info.warnings:
         console.print(f"! {warning}", style="yellow", soft_wrap=True, markup=False)
+    # Work for a simulator, beside the timeline.
+    more = f", foretrace simulate --rehearsal {output} --cluster NAME" if has_rehearsal(output) else ""
     console.print(
-        f"next: foretrace analyze {output}, foretrace report {output}", soft_wrap=True, markup=False
+        f"next: foretrace analyze {output}, foretrace report {output}{more}", soft_wrap=True, markup=False
     )
 
 

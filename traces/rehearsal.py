@@ -239,6 +239,11 @@ def rehearsal_folder(path: str | Path) -> Path:
     raise RunError(f"{path} holds no rehearsal: foretrace rehearse -o RUN -- SCRIPT makes one")
 
 
+def has_rehearsal(path: str | Path) -> bool:
+    """Return whether the run directory *path* holds a rehearsal."""
+    return (Path(path) / FOLDER / "rehearsal.json").is_file()
+
+
 def read_rehearsal(path: str | Path) -> Rehearsal:
     """Return the description of the rehearsal in the run directory *path*.
 

@@ -72,6 +72,11 @@ def open_document(path: str | Path) -> Document:
         return _recognised(path, load(path, "JSON", ConfigError), _JSON)
     if path.suffix in (".yaml", ".yml"):
         return _recognised(path, _extended(path), _YAML)
+    if path.suffix == ".et":
+        raise ConfigError(
+            f"{path}: a graph of work, no settings: foretrace ingest {path.parent} -o RUN, "
+            "then foretrace simulate --rehearsal RUN --cluster dgx-h100"
+        )
     text = read_text(path, ConfigError, MOST_SCRIPT_BYTES)
     if (layers := workload(text)) is not None:
         return Document("astra", path, layers)

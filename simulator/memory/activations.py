@@ -91,7 +91,9 @@ def _mixer_bytes(job: Job, kind: str, *, scores: bool) -> int:
         return _attention_bytes(job, kind, scores=scores)
     scan, n_tokens = scan_of(job.model, job.layout.tp, job.seq_len), tokens_per_rank(job)
     kept = n_tokens * scan.kept * DTYPE_BYTES[job.precision]
-    return _branch_bytes(job) + kept + matrix_input_bytes(job, n_tokens * scan.result)
+    # Both of two mixers that run side by side have one input.
+    branch = _attention_bytes(job, kind, scores=scores) if KINDS[kind].attends else _branch_bytes(job)
+    return branch + kept + matrix_input_bytes(job, n_tokens * scan.result)
 
 
 def _dropped_bytes(job: Job, layer: int) -> int:
@@ -313,13 +315,13 @@ def working_bytes(job: Job, layer: int) -> int:
     mlp = (_inner_bytes(job, width_of_one, rows, parts) + hidden_bytes(job, rows)) * _has_mlp(job, layer)
     if not model.mixer(layer):
         return mlp + layer_input_bytes(job)
-    if scan_of := KINDS[
-        model.mixer(layer)
-    ].scan:  # gradients of what is kept, and the states of all chunks in fp32
-        scan = scan_of(model, layout.tp, job.seq_len)
+    kind, scanned = KINDS[model.mixer(layer)], 0
+    if kind.scan is not None:  # gradients of what is kept, and the states of all chunks in fp32
+        scan = kind.scan(model, layout.tp, job.seq_len)
         states = 4 * -(-n_tokens // scan.chunk) * scan.heads * scan.state
-        mixer = n_tokens * scan.kept * width + states
-        return max(mlp, mixer - _mlp_bytes(job, layer)) + layer_input_bytes(job)
+        scanned = n_tokens * scan.kept * width + states
+        if not kind.attends:
+            return max(mlp, scanned - _mlp_bytes(job, layer)) + layer_input_bytes(job)
     heads, kv_heads = model.n_heads // layout.tp, model.kv_heads_per_rank(layout.tp)
     both = model.head_dim + model.value_head_dim
     attention = n_tokens * (heads + kv_heads) * both * width + n_tokens * heads * model.head_dim * 4
@@ -329,4 +331,4 @@ def working_bytes(job: Job, layer: int) -> int:
     if layout.cp > 1:
         parts = WHOLE_AT_ONCE[job.profile.context] or layout.cp
         attention += 2 * n_tokens * parts * kv_heads * both * width
-    return max(mlp, attention - _mlp_bytes(job, layer)) + layer_input_bytes(job)
+    return max(mlp, attention + scanned - _mlp_bytes(job, layer)) + layer_input_bytes(job)

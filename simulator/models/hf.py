@@ -124,6 +124,65 @@ def _cohere(config: Config) -> Shape:
     }
 
 
+def _cohere2(config: Config) -> Shape:
+    """Command R7B and Command A: every fourth layer sees everything."""
+    every = config.integer("sliding_window_pattern", 4)
+    window = {"window": config.integer("sliding_window", 4096)}
+    return {
+        **_cohere(config),
+        **window,
+        **local_and_global(config, config.integer("num_hidden_layers"), every),
+    }
+
+
+def _olmo2(config: Config) -> Shape:
+    """OLMo 2: norms of queries and keys go over all heads, those of the stream behind the blocks."""
+    return {**llama(config), "qk_norm": True, "qk_norm_weights": "all"}
+
+
+def _olmo3(config: Config) -> Shape:
+    """OLMo 3: every fourth layer sees everything."""
+    window = {"window": config.integer("sliding_window", 4096)}
+    return {**_olmo2(config), **window, **local_and_global(config, config.integer("num_hidden_layers"), 4)}
+
+
+def _exaone4(config: Config) -> Shape:
+    """EXAONE 4: every fourth layer sees everything, all of them in the small one."""
+    window = config.integer("sliding_window", 0)
+    if not window:
+        return qwen3(config)
+    # Files that draw the turns (LLLG) list the layers, too.
+    every = 4 if config.items("layer_types", str) else config.integer("sliding_window_pattern", 4)
+    turns = local_and_global(config, config.integer("num_hidden_layers"), every)
+    return {**qwen3(config), "window": window, **turns}
+
+
+def _ernie(config: Config) -> Shape:
+    """ERNIE 4.5: all matrices have biases, or none has."""
+    bias = config.flag("use_bias", default=False)
+    return {**llama(config), **dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), bias)}
+
+
+def _starcoder2(config: Config) -> Shape:
+    """StarCoder 2: biases, layer norms and a plain MLP, as GPT-2, with rotations and grouped keys."""
+    return {**_ernie(config), "gated": False, "norm": "layernorm"}
+
+
+def _seed_oss(config: Config) -> Shape:
+    """Seed-OSS: whether the result of attention has a bias is said apart."""
+    return {**llama(config), "proj_bias": config.flag("attention_out_bias", default=False)}
+
+
+def _apertus(config: Config) -> Shape:
+    """Apertus: an activation with two weights of its own instead of a gate."""
+    return {**qwen3(config), "gated": False, "extra_params": 2 * config.integer("num_hidden_layers")}
+
+
+def _arcee(config: Config) -> Shape:
+    """AFM-4.5B: squared ReLU instead of a gate."""
+    return {**llama(config), "gated": False}
+
+
 def _nemotron(config: Config) -> Shape:
     """Nemotron-4 and Minitron: squared ReLU, layer norms."""
     return {**llama(config), "gated": False, "norm": "layernorm"}
@@ -133,9 +192,14 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
         **EXPERTS,
         **HYBRIDS,
+        "apertus": _apertus,
+        "arcee": _arcee,
         "bert": bert,
         "bloom": bloom,
         "cohere": _cohere,
+        "cohere2": _cohere2,
+        "ernie4_5": _ernie,
+        "exaone4": _exaone4,
         "falcon": falcon,
         "gemma": llama,
         "gemma2": _gemma2,
@@ -145,10 +209,14 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "glm4v_text": _glm4v_text,
         "gpt2": gpt2,
         "gpt_neox": gpt_neox,
+        "granite": llama,
+        "hunyuan_v1_dense": qwen3,
         "llama": llama,
         "ministral3": _mistral,
         "mistral": _mistral,
         "nemotron": _nemotron,
+        "olmo2": _olmo2,
+        "olmo3": _olmo3,
         "phi3": _mistral,
         "qwen2": _qwen2,
         "qwen2_5_vl": _qwen2,
@@ -157,6 +225,9 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "qwen2_vl_text": _qwen2,
         "qwen3": qwen3,
         "qwen3_vl_text": qwen3,
+        "seed_oss": _seed_oss,
+        "smollm3": llama,
+        "starcoder2": _starcoder2,
     }
 )
 """Reader of each supported ``model_type``."""

@@ -68,6 +68,10 @@ class Config:
         except ShapeError as error:
             raise ModelError(f"{self._where}: {error}") from None
 
+    def automatic(self, key: str, value: int) -> int:
+        """Return a whole number; ``"auto"``, ``null`` and a missing key give *value*."""
+        return value if self._values.get(key) == "auto" else self.integer(key, value)
+
     def multiple(self, key: str, value: int, unit: int) -> int:
         """Return how many times *unit* the *value* of *key* is; a ModelError unless that is whole."""
         self.need(bool(unit) and value % unit == 0, f"{key}={value} is no multiple of an expert's {unit}")

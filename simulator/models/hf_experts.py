@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from foretrace.simulator.models.hf_config import Config, Shape
-from foretrace.simulator.models.hf_llama import llama, qwen3
+from foretrace.simulator.models.hf_llama import llama, mixers, pattern, qwen3
 
 
 def _mixtral(config: Config) -> Shape:
@@ -24,6 +24,70 @@ def _qwen3_moe(config: Config) -> Shape:
         "n_experts": config.integer("num_experts"),
         "top_k": config.integer("num_experts_per_tok"),
         "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+    }
+
+
+def _qwen2_moe(config: Config) -> Shape:
+    """Qwen 1.5 and 2 with experts: a gated shared one beside those that are routed."""
+    n, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step", 1)
+    dense = set(config.items("mlp_only_layers", int))
+    routed = [i not in dense and (i + 1) % step == 0 for i in range(n)]
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer("shared_expert_intermediate_size")
+    return {
+        **llama(config),
+        "qkv_bias": config.flag("qkv_bias", default=True),
+        # Empty where all are alike, as in every published one.
+        "pattern": "" if all(routed) else pattern([f"attention+{'moe' if one else 'mlp'}" for one in routed]),
+        "n_experts": config.integer("num_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": inner,
+        "n_shared_experts": config.multiple("shared_expert_intermediate_size", shared, inner),
+        "shared_gate": True,
+    }
+
+
+def _olmoe(config: Config) -> Shape:
+    """OLMoE: norms of queries and keys go over all heads."""
+    return {
+        **llama(config),
+        "qk_norm": True,
+        "qk_norm_weights": "all",
+        "n_experts": config.integer("num_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("intermediate_size"),
+    }
+
+
+def _phimoe(config: Config) -> Shape:
+    """Phi-3.5-MoE: layer norms; the head may have a bias."""
+    bias = config.flag("lm_head_bias", default=False)
+    extra = config.integer("vocab_size") if bias else 0
+    return {**_mixtral(config), "norm": "layernorm", "extra_params": extra}
+
+
+def _granitemoe(config: Config) -> Shape:
+    """Granite 3 with experts, and with shared ones beside them."""
+    inner, shared = config.integer("intermediate_size"), config.integer("shared_intermediate_size", 0)
+    n_shared = config.multiple("shared_intermediate_size", shared, inner)
+    return {**_mixtral(config), "n_shared_experts": n_shared}
+
+
+def _ernie(config: Config) -> Shape:
+    """ERNIE 4.5: experts from one layer on to the last; their router keeps a bias for each."""
+    n, first = config.integer("num_hidden_layers"), config.integer("moe_layer_start_index", 1)
+    last, step = config.integer("moe_layer_end_index", -1), config.integer("moe_layer_interval", 1)
+    config.need(step == 1 and last in (-1, n - 1), "experts in every layer from the first of them are known")
+    bias, experts = config.flag("use_bias", default=False), config.integer("moe_num_experts")
+    return {
+        **llama(config),
+        **dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), bias),
+        "n_experts": experts,
+        "top_k": config.integer("moe_k"),
+        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+        "n_shared_experts": config.integer("moe_num_shared_experts"),
+        "n_dense_layers": first,
+        "extra_params": (n - first) * experts,
     }
 
 
@@ -55,15 +119,28 @@ def _deepseek_v32(config: Config) -> Shape:
     }
 
 
-def _glm4_moe_lite(config: Config) -> Shape:
-    """GLM-4.7-Flash: that of DeepSeek-V3, which layers are dense listed."""
+def _n_dense(config: Config) -> int:
+    """Return how many layers, the first ones, are dense."""
     listed = config.items("mlp_layer_types", str)
     dense = listed.count("dense") if listed else config.integer("first_k_dense_replace", 1)
     known = [*["dense"] * dense, *["sparse"] * (len(listed) - dense)]
     config.need(
         listed == known or not listed, "mlp_layer_types: dense layers come first, all others are sparse"
     )
-    return {**_deepseek(config), "n_dense_layers": dense}
+    return dense
+
+
+def _glm4_moe_lite(config: Config) -> Shape:
+    """GLM-4.7-Flash: that of DeepSeek-V3, which layers are dense listed."""
+    return {**_deepseek(config), "n_dense_layers": _n_dense(config)}
+
+
+def _glm_moe_dsa(config: Config) -> Shape:
+    """GLM-5: that of DeepSeek-V3.2, which layers are dense listed."""
+    shared = {"shared", "S"} & {*config.items("indexer_types", str), *config.word("index_topk_pattern", "")}
+    every = config.integer("index_topk_freq", 1)
+    config.need(not shared and every <= 1, "an indexer that several layers share is not supported")
+    return {**_deepseek_v32(config), "n_dense_layers": _n_dense(config)}
 
 
 def _minimax_m2(config: Config) -> Shape:
@@ -75,10 +152,10 @@ def _minimax_m2(config: Config) -> Shape:
     }
 
 
-def _glm4_moe(config: Config) -> Shape:
+def _glm4_moe(config: Config, ffn: int | None = None) -> Shape:
     """GLM-4.5: biases on queries, keys and values alone; multi-token prediction is left out, as in V3."""
     return {
-        **llama(config),
+        **llama(config, ffn=ffn),
         "qkv_bias": config.flag("attention_bias", default=False),
         "proj_bias": False,
         "qk_norm": config.flag("use_qk_norm", default=False),
@@ -86,8 +163,39 @@ def _glm4_moe(config: Config) -> Shape:
         "top_k": config.integer("num_experts_per_tok"),
         "moe_ffn_hidden": config.integer("moe_intermediate_size"),
         "n_shared_experts": config.integer("n_shared_experts"),
-        "n_dense_layers": config.integer("first_k_dense_replace"),
+        "n_dense_layers": config.integer("first_k_dense_replace", None if ffn is None else 0),
     }
+
+
+def _dots1(config: Config) -> Shape:
+    """dots.llm1: that of GLM-4.5, all matrices of attention with biases or none."""
+    return {
+        **_glm4_moe(config),
+        "proj_bias": config.flag("attention_bias", default=False),
+        "qk_norm": True,
+    }
+
+
+def _exaone_moe(config: Config) -> Shape:
+    """K-EXAONE: every fourth layer sees everything, experts but in the first ones."""
+    n, dense = config.integer("num_hidden_layers"), _n_dense(config)
+    every = 4 if config.items("layer_types", str) else config.integer("sliding_window_pattern", 4)
+    found = mixers(config, n, lambda i: "sliding_attention" if (i + 1) % every else "full_attention")
+    return {
+        **qwen3(config),
+        "window": config.integer("sliding_window"),
+        "pattern": pattern([f"{kind}+{'mlp' if i < dense else 'moe'}" for i, kind in enumerate(found)]),
+        "n_experts": config.integer("num_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+        "n_shared_experts": config.integer("num_shared_experts"),
+    }
+
+
+def _solar_open(config: Config) -> Shape:
+    """Solar Open: that of GLM-4.5 without a dense layer."""
+    bias = config.flag("attention_bias", default=False)
+    return {**_glm4_moe(config, ffn=0), "proj_bias": bias, "n_dense_layers": 0}
 
 
 def _dbrx(config: Config) -> Shape:
@@ -136,15 +244,25 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,
         "deepseek_v32": _deepseek_v32,
+        "dots1": _dots1,
+        "ernie4_5_moe": _ernie,
+        "exaone_moe": _exaone_moe,
         "glm4_moe": _glm4_moe,
         "glm4_moe_lite": _glm4_moe_lite,
         "glm4v_moe_text": _glm4_moe,
+        "glm_moe_dsa": _glm_moe_dsa,
         "gpt_oss": _gpt_oss,
+        "granitemoe": _granitemoe,
+        "granitemoeshared": _granitemoe,
         "kimi_k2": _deepseek,
         "minimax_m2": _minimax_m2,
         "mixtral": _mixtral,
+        "olmoe": _olmoe,
+        "phimoe": _phimoe,
+        "qwen2_moe": _qwen2_moe,
         "qwen3_moe": _qwen3_moe,
         "qwen3_vl_moe_text": _qwen3_moe,
+        "solar_open": _solar_open,
     }
 )
 """Reader of each ``model_type`` that has experts."""

@@ -2,54 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from foretrace.simulator.models.hf_config import Config, Shape
-from foretrace.simulator.models.hf_llama import llama
-
-MIXERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "full_attention": "attention",
-        "attention": "attention",
-        "sliding_attention": "window",
-        "chunked_attention": "chunk",
-        "linear_attention": "linear",
-    }
-)
-"""Kinds of mixers by what ``layer_types`` calls them; what linear attention is depends on the model."""
-
-
-def pattern(layers: Sequence[str]) -> str:
-    """Return *layers* as the shortest text that gives them again when it is repeated.
-
-    >>> pattern(["window+mlp", "attention+mlp"] * 13)
-    'window+mlp attention+mlp'
-    """
-    n = len(layers)
-    period = next(p for p in range(1, n + 1) if all(layers[i] == layers[i % p] for i in range(n)))
-    return " ".join(layers[:period])
-
-
-def mixers(
-    config: Config, n_layers: int, default: Callable[[int], str], key: str = "layer_types", **kinds: str
-) -> list[str]:
-    """Return the kind of mixer of each layer: as *key* lists them, else *default* of each index.
-
-    Args:
-        config: of the model.
-        n_layers: layers that must be listed.
-        default: names as *key* has them.
-        key: of the list.
-        **kinds: what names stand for in this architecture, beside ``MIXERS``.
-    """
-    listed = config.items(key, str) or [default(i) for i in range(n_layers)]
-    known = {**MIXERS, **kinds}
-    config.need(len(listed) == n_layers, f"{key} has {len(listed)} entries for {n_layers} layers")
-    for name in dict.fromkeys(listed):
-        config.need(name in known, f"{key} has {name!r}; known: {', '.join(known)}")
-    return [known[name] for name in listed]
+from foretrace.simulator.models.hf_llama import MIXERS, llama, mixers, pattern
 
 
 def local_and_global(config: Config, n_layers: int, every: int) -> Shape:
@@ -227,11 +185,199 @@ def _granite(config: Config) -> Shape:
     }
 
 
+def _kimi_linear(config: Config) -> Shape:
+    """Kimi Linear: Kimi delta attention but for some layers of latent attention, experts as DeepSeek-V3."""
+    linear, n = config.within("linear_attn_config", {}), config.integer("num_hidden_layers")
+    listed, dense = linear.items("full_attn_layers", int), config.items("mlp_layer_types", str)
+    # Counted from 1 in the files of checkpoints.
+    full = {i - 1 for i in listed} if listed else set(range(4, n, 4))
+    found = mixers(
+        config,
+        n,
+        lambda i: "full_attention" if i in full else "linear_attention",
+        full_attention="latent",
+        linear_attention="kimi",
+    )
+    config.need(len(dense) in (0, n), f"mlp_layer_types has {len(dense)} entries for {n} layers")
+    dense = dense or ["dense"] * config.integer("first_k_dense_replace", 1)
+    is_dense = [i < len(dense) and dense[i] == "dense" for i in range(n)]
+    layers = [f"{kind}+{'mlp' if is_dense[i] else 'moe'}" for i, kind in enumerate(found)]
+    heads = linear.integer("num_heads", config.integer("linear_num_heads", 32))
+    width = linear.integer("head_dim", config.integer("linear_head_dim", 128))
+    taps = config.integer("linear_conv_kernel_dim", 4)
+    nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    return {
+        **llama(config),
+        "pattern": pattern(layers),
+        "head_dim": nope + rope,
+        "kv_lora_rank": config.integer("kv_lora_rank"),
+        "q_lora_rank": config.integer("q_lora_rank", 0),
+        "rope_head_dim": rope,
+        "v_head_dim": config.integer("v_head_dim"),
+        "n_experts": config.integer("num_experts"),
+        "top_k": config.integer("num_experts_per_token"),
+        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+        "n_shared_experts": config.integer("num_shared_experts"),
+        "scan_heads": heads,
+        "scan_key_heads": heads,
+        "scan_key_dim": width,
+        "scan_value_dim": width,
+        "scan_chunk": 64,  # chunk_size of chunk_kimi_delta_attention, and of flash-linear-attention
+        "conv_kernel": linear.integer("short_conv_kernel_size", taps),
+    }
+
+
+def _falcon_h1(config: Config) -> Shape:
+    """Falcon-H1: every layer has attention and a Mamba-2 mixer side by side."""
+    for key in ("mamba_proj_bias", "projectors_bias"):
+        config.need(not config.flag(key, default=False), f"{key}: not supported")
+    heads, n = config.integer("mamba_n_heads"), config.integer("num_hidden_layers")
+    inner = config.integer("mamba_d_ssm", config.integer("mamba_expand", 2) * config.integer("hidden_size"))
+    return {
+        **llama(config),
+        "pattern": "both+mlp",
+        "scan_heads": heads,
+        "scan_key_heads": config.integer("mamba_n_groups"),
+        "scan_key_dim": config.integer("mamba_d_state"),
+        "scan_value_dim": inner // max(heads, 1),
+        "scan_chunk": config.integer("mamba_chunk_size"),
+        "conv_kernel": config.integer("mamba_d_conv"),
+        "conv_bias": config.flag("mamba_conv_bias", default=True),
+        "extra_params": n * inner if config.flag("mamba_rms_norm", default=False) else 0,
+    }
+
+
+def _mamba_sizes(config: Config, names: Mapping[str, str]) -> Shape:
+    """Return the sizes of Mamba-1 mixers, *names* the keys for them in this architecture."""
+    hidden = config.integer("hidden_size")
+    return {
+        "scan_heads": config.integer(names["expand"], 2) * hidden,
+        "scan_key_dim": config.integer(names["state"], 16),
+        "scan_chunk": SELECTIVE_CHUNK,
+        "time_step_rank": config.automatic(names["rank"], -(-hidden // 16)),
+        "conv_kernel": config.integer(names["taps"], 4),
+        "conv_bias": config.flag(names["bias"], default=True),
+    }
+
+
+SELECTIVE_CHUNK: Final = 2048
+"""Tokens between states that are kept (mamba-ssm, ``csrc/selective_scan/selective_scan.cpp``: n_chunks)."""
+
+
+def _jamba(config: Config) -> Shape:
+    """Jamba: Mamba-1 mixers with norms inside but for a few layers of attention, experts in some layers."""
+    names = {"expand": "mamba_expand", "state": "mamba_d_state", "rank": "mamba_dt_rank"}
+    sizes = _mamba_sizes(config, {**names, "taps": "mamba_d_conv", "bias": "mamba_conv_bias"})
+    config.need(not config.flag("mamba_proj_bias", default=False), "mamba_proj_bias: not supported")
+    n, experts = config.integer("num_hidden_layers"), config.integer("num_experts")
+    (full, first), (step, start) = (
+        (config.integer(f"{of}_layer_period"), config.integer(f"{of}_layer_offset"))
+        for of in ("attn", "expert")
+    )
+    config.need(full > 0 and step > 0, "attn_layer_period and expert_layer_period are at least 1")
+    found = ["attention" if i % full == first else "mamba" for i in range(n)]
+    routed = [experts > 1 and i % step == start for i in range(n)]
+    return {
+        **llama(config),
+        **sizes,
+        "pattern": pattern([f"{kind}+{'moe' if routed[i] else 'mlp'}" for i, kind in enumerate(found)]),
+        # Norms of the narrow time step, of B and of C.
+        "extra_params": found.count("mamba")
+        * (int(sizes["time_step_rank"]) + 2 * int(sizes["scan_key_dim"])),
+        "n_experts": experts if any(routed) else 0,
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("intermediate_size"),
+    }
+
+
+def _mamba(config: Config) -> Shape:
+    """Mamba and Falcon Mamba: every layer is a Mamba-1 mixer alone."""
+    names = {"expand": "expand", "state": "state_size", "rank": "time_step_rank", "taps": "conv_kernel"}
+    sizes = _mamba_sizes(config, {**names, "bias": "use_conv_bias"})
+    # Falcon Mamba says an expansion that it does not have, and the width beside it, which counts.
+    inner = config.integer("intermediate_size", int(sizes["scan_heads"]))
+    return {**_alone(config, "mamba"), **sizes, "scan_heads": inner}
+
+
+def _mamba2(config: Config) -> Shape:
+    """Mamba-2: every layer is such a mixer alone."""
+    return {
+        **_alone(config, "mamba2"),
+        "scan_heads": config.integer("num_heads"),
+        "scan_key_heads": config.integer("n_groups"),
+        "scan_key_dim": config.integer("state_size"),
+        "scan_value_dim": config.integer("head_dim"),
+        "scan_chunk": config.integer("chunk_size"),
+        "conv_kernel": config.integer("conv_kernel"),
+        "conv_bias": config.flag("use_conv_bias", default=True),
+    }
+
+
+def _alone(config: Config, kind: str) -> Shape:
+    """Return what models of one *kind* of mixer alone share, which have neither heads nor an MLP."""
+    config.need(not config.flag("use_bias", default=False), "use_bias: not supported")
+    return {
+        "n_layers": config.integer("num_hidden_layers"),
+        "hidden": config.integer("hidden_size"),
+        **dict.fromkeys(("n_heads", "n_kv_heads", "head_dim"), 1),
+        "ffn_hidden": 0,
+        "vocab": config.integer("vocab_size"),
+        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
+        "pattern": kind,
+    }
+
+
+def _lfm2(config: Config) -> Shape:
+    """LFM2: gated short convolutions but for some layers of attention."""
+    n, inner = config.integer("num_hidden_layers"), config.integer("intermediate_size")
+    inner = config.integer("block_ff_dim", inner)
+    if config.flag("block_auto_adjust_ff_dim", default=True):
+        unit, times = config.integer("block_multiple_of", 256), config.number("block_ffn_dim_multiplier", 1.0)
+        config.need(unit > 0, f"block_multiple_of={unit}: at least 1")
+        inner = unit * -(-int(times * int(2 * inner / 3)) // unit)
+    listed = config.items("full_attn_idxs", int)
+    full = set(listed) if listed else set(range(n))
+    found = mixers(config, n, lambda i: "full_attention" if i in full else "conv", conv="short")
+    return {
+        **llama(config),
+        "tied_embeddings": config.flag(
+            "tie_embedding", default=config.flag("tie_word_embeddings", default=True)
+        ),
+        "pattern": pattern([f"{kind}+mlp" for kind in found]),
+        "ffn_hidden": inner,
+        "qk_norm": True,
+        "conv_kernel": config.integer("conv_L_cache", 3),
+        "conv_bias": config.flag("conv_bias", default=False),
+    }
+
+
+def _lfm2_moe(config: Config) -> Shape:
+    """LFM2 with experts but in the first layers, whose MLPs are as wide as the file says."""
+    n, dense = config.integer("num_hidden_layers"), config.integer("num_dense_layers")
+    found = mixers(config, n, lambda _: "full_attention", conv="short")
+    return {
+        **_lfm2(config),
+        "pattern": pattern([f"{kind}+{'mlp' if i < dense else 'moe'}" for i, kind in enumerate(found)]),
+        "ffn_hidden": config.integer("intermediate_size"),
+        "n_experts": config.integer("num_experts"),
+        "top_k": config.integer("num_experts_per_tok"),
+        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+    }
+
+
 HYBRIDS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
         "bamba": _bamba,
+        "falcon_h1": _falcon_h1,
+        "falcon_mamba": _mamba,
         "granitemoehybrid": _granite,
+        "jamba": _jamba,
+        "kimi_linear": _kimi_linear,
+        "lfm2": _lfm2,
+        "lfm2_moe": _lfm2_moe,
         "llama4_text": _llama4,
+        "mamba": _mamba,
+        "mamba2": _mamba2,
         "minimax": _minimax,
         "minimax_m1": _minimax_m1,
         "minimax_text_01": _minimax_m1,

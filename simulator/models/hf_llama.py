@@ -1,6 +1,10 @@
-"""Reads configs of Llama and of Qwen 3, from which most other readers start."""
+"""Reads configs of Llama and of Qwen 3, from which most other readers start, and lists of kinds of layers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from foretrace.simulator.models.hf_config import Config, Shape
 
@@ -29,3 +33,46 @@ def llama(config: Config, layers: int | None = None, ffn: int | None = None) -> 
 def qwen3(config: Config) -> Shape:
     """Return the shape of Qwen 3: queries and keys are normalised."""
     return {**llama(config), "qk_norm": True}
+
+
+MIXERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "full_attention": "attention",
+        "attention": "attention",
+        "sliding_attention": "window",
+        "chunked_attention": "chunk",
+        "linear_attention": "linear",
+    }
+)
+"""Kinds of mixers by what ``layer_types`` calls them; what linear attention is depends on the model."""
+
+
+def pattern(layers: Sequence[str]) -> str:
+    """Return *layers* as the shortest text that gives them again when it is repeated.
+
+    >>> pattern(["window+mlp", "attention+mlp"] * 13)
+    'window+mlp attention+mlp'
+    """
+    n = len(layers)
+    period = next(p for p in range(1, n + 1) if all(layers[i] == layers[i % p] for i in range(n)))
+    return " ".join(layers[:period])
+
+
+def mixers(
+    config: Config, n_layers: int, default: Callable[[int], str], key: str = "layer_types", **kinds: str
+) -> list[str]:
+    """Return the kind of mixer of each layer: as *key* lists them, else *default* of each index.
+
+    Args:
+        config: of the model.
+        n_layers: layers that must be listed.
+        default: names as *key* has them.
+        key: of the list.
+        **kinds: what names stand for in this architecture, beside ``MIXERS``.
+    """
+    listed = config.items(key, str) or [default(i) for i in range(n_layers)]
+    known = {**MIXERS, **kinds}
+    config.need(len(listed) == n_layers, f"{key} has {len(listed)} entries for {n_layers} layers")
+    for name in dict.fromkeys(listed):
+        config.need(name in known, f"{key} has {name!r}; known: {', '.join(known)}")
+    return [known[name] for name in listed]

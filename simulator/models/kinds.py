@@ -29,6 +29,8 @@ class Scan(NamedTuple):
         convolved: features that go through a causal convolution and an activation first.
         result: features of a token that come out; a gate and a norm go over them.
         kept: features of a token that backward needs, beside inputs of the block and of its last matrix.
+        streamed: features of a token that one kernel reads and writes, where no products are batched: what is
+            said of products then is FLOPs alone.
     """
 
     heads: int
@@ -40,6 +42,7 @@ class Scan(NamedTuple):
     convolved: int
     result: int
     kept: int
+    streamed: int = 0
 
 
 class Kind(NamedTuple):
@@ -54,6 +57,7 @@ class Kind(NamedTuple):
         in_chunks: ``reach`` is the size of chunks of a sequence, none of which sees another.
         scan: the recurrence instead of attention, on a rank, in chunks of at most so many tokens; 0: in whole
             chunks.
+        attends: attention runs beside the recurrence.
         needs: sizes that it cannot be without.
         is_mlp: it works on each token alone.
         is_cut: it is known how tensor- and context-parallel ranks share it.
@@ -66,6 +70,7 @@ class Kind(NamedTuple):
     reach: Callable[[Sizes], int] = lambda _sizes: 0
     in_chunks: bool = False
     scan: Callable[[Sizes, int, int], Scan] | None = None
+    attends: bool = False
     needs: tuple[str, ...] = ()
     is_mlp: bool = False
     is_cut: bool = True
@@ -162,6 +167,19 @@ def _mamba2_scan(sizes: Sizes, tp: int, most: int = 0) -> Scan:
     )
 
 
+def _both(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
+    """Both read one input; the sum of what they make is one product with what comes out of both."""
+    qkv, proj = _plain(sizes, tp)
+    scanned, out = _mamba2(sizes, tp)
+    return qkv, scanned, proj._replace(n_in=proj.n_in + out.n_in)
+
+
+def _both_others(sizes: Sizes, tp: int) -> int:
+    """Those of Mamba-2 without the norm of the result."""
+    scan = _mamba2_scan(sizes, tp)
+    return _qk_norms(sizes, tp) + _mamba2_others(sizes, tp) - scan.result
+
+
 def _delta(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
     """Queries, keys, values and a gate as wide as values; a rate of learning and a decay per head."""
     heads, scan = share(sizes.scan_heads, tp), _delta_scan(sizes, tp)
@@ -198,6 +216,91 @@ def _delta_scan(sizes: Sizes, tp: int, most: int = 0) -> Scan:
         result=result,
         # out of the matrices, out of the convolution, the inverse of a chunk, and the result before its norm
         kept=convolved + result + 2 * heads + convolved + heads * c + result,
+    )
+
+
+def _kimi(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
+    """Queries, keys, values; a rate of learning per head; decays and a gate by way of a head's width."""
+    inner, narrow = share(sizes.scan_heads, tp) * sizes.scan_key_dim, sizes.scan_key_dim
+    return (
+        Linear("qkv", sizes.hidden, 3 * inner),
+        Linear("b", sizes.hidden, share(sizes.scan_heads, tp)),
+        Linear("decay_down", sizes.hidden, narrow, is_whole=True),
+        Linear("decay_up", narrow, inner),
+        Linear("gate_down", sizes.hidden, narrow, is_whole=True),
+        Linear("gate_up", narrow, inner),
+        Linear("out", inner, sizes.hidden),
+    )
+
+
+def _kimi_others(sizes: Sizes, tp: int) -> int:
+    """Decay of every head and bias of each of its features, norm of a head's result, the convolution."""
+    heads, scan = share(sizes.scan_heads, tp), _delta_scan(sizes, tp)
+    return heads + heads * sizes.scan_key_dim + sizes.scan_value_dim + _convolution(sizes, scan)
+
+
+def _kimi_scan(sizes: Sizes, tp: int, most: int = 0) -> Scan:
+    """Products: those of the gated delta rule; a decay for each feature of a key is kept, too."""
+    scan = _delta_scan(sizes, tp, most)
+    return scan._replace(kept=scan.kept + 2 * scan.heads * sizes.scan_key_dim)
+
+
+def _mamba(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
+    """Input and gate; a narrow time step, B and C out of the convolved input; a time step per feature."""
+    inner = share(sizes.scan_heads, tp)
+    return (
+        Linear("in", sizes.hidden, 2 * inner),
+        Linear("x", inner, sizes.time_step_rank + 2 * sizes.scan_key_dim),
+        Linear("dt", sizes.time_step_rank, inner, bias=True),
+        Linear("out", inner, sizes.hidden),
+    )
+
+
+def _mamba_others(sizes: Sizes, tp: int) -> int:
+    """Decay of every state, skip of every feature, the convolution."""
+    inner = share(sizes.scan_heads, tp)
+    return inner * (sizes.scan_key_dim + 1) + _convolution(sizes, _mamba_scan(sizes, tp))
+
+
+def _mamba_scan(sizes: Sizes, tp: int, most: int = 0) -> Scan:
+    """One kernel reads input, time step and gate, and writes the result; its product is of C and states."""
+    inner, n, c = share(sizes.scan_heads, tp), sizes.scan_key_dim, _chunk(sizes, most)
+    return Scan(
+        heads=inner,
+        groups=inner,
+        state=n,
+        chunk=c,
+        per_group=(),
+        per_head=((c, 1, n),),
+        convolved=inner,
+        result=inner,
+        # input and gate, the convolved input, the time step narrow and wide, B and C, the result
+        kept=5 * inner + sizes.time_step_rank + 2 * n,
+        streamed=4 * inner,
+    )
+
+
+def _short(sizes: Sizes, tp: int) -> tuple[Linear, ...]:
+    """Input, and gates before and behind the convolution."""
+    inner = share(sizes.hidden, tp)
+    bias = sizes.conv_bias
+    return Linear("in", sizes.hidden, 3 * inner, bias), Linear("out", inner, sizes.hidden, bias)
+
+
+def _short_scan(sizes: Sizes, tp: int, most: int = 0) -> Scan:
+    """No recurrence; the gate before the convolution reads two and writes one."""
+    inner = share(sizes.hidden, tp)
+    return Scan(
+        heads=inner,
+        groups=inner,
+        state=0,
+        chunk=max(most, 1),
+        per_group=(),
+        per_head=(),
+        convolved=inner,
+        result=inner,
+        kept=5 * inner,
+        streamed=3 * inner,
     )
 
 
@@ -329,6 +432,42 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             source="Dao and Gu 2024, arXiv:2405.21060, section 6 and listing 1",
             others=_mamba2_others,
             scan=_mamba2_scan,
+            needs=SCAN_SIZES,
+            assumed=UNMEASURED,
+        ),
+        "kimi": Kind(
+            linears=_kimi,
+            source="Kimi Linear, arXiv:2510.26692, sections 3 and 4; transformers models/kimi_linear",
+            others=_kimi_others,
+            scan=_kimi_scan,
+            needs=SCAN_SIZES,
+            assumed=UNMEASURED,
+        ),
+        "mamba": Kind(
+            linears=_mamba,
+            source="Gu and Dao 2023, arXiv:2312.00752, algorithm 2; transformers models/jamba",
+            others=_mamba_others,
+            scan=_mamba_scan,
+            needs=("scan_heads", "scan_key_dim", "scan_chunk", "time_step_rank", "conv_kernel"),
+            is_cut=False,
+            assumed="its scan is priced by the bytes that one kernel reads and writes; no kernel of it is "
+            "measured, and the ranges are of runs without it",
+        ),
+        "short": Kind(
+            linears=_short,
+            source="LFM2, arXiv:2511.23404, section 2; transformers models/lfm2",
+            others=lambda sizes, tp: _convolution(sizes, _short_scan(sizes, tp)),
+            scan=_short_scan,
+            needs=("conv_kernel",),
+            assumed="its gates and convolution are priced by their bytes; no kernel of it is measured, and "
+            "the ranges are of runs without it",
+        ),
+        "both": Kind(
+            linears=_both,
+            source="Falcon-H1, arXiv:2507.22448, section 2.1; transformers models/falcon_h1",
+            others=_both_others,
+            scan=_mamba2_scan,
+            attends=True,
             needs=SCAN_SIZES,
             assumed=UNMEASURED,
         ),

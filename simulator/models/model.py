@@ -178,17 +178,19 @@ class Model(Sizes):
         """Return forward FLOPs of a mixer of *kind* per token, beside its matrices."""
         if not kind:
             return 0.0
-        one = KINDS[kind]
+        one, found = KINDS[kind], 0.0
         if one.scan is not None:
             scan = one.scan(self, 1, seq_len)
-            return scan_flops(scan) + 2 * scan.convolved * self.conv_kernel
+            found = scan_flops(scan) + 2 * scan.convolved * self.conv_kernel
+            if not one.attends:
+                return found
         window = min(one.reach(self) or seq_len, seq_len)
         # Chunks see nothing of each other, so that the mask cuts each in half; a window slides over the whole
         # sequence.
         rows = window if one.in_chunks else seq_len
         # In the mean over all rows: the first ones of a window, or of a chunk, see less than all of it.
         seen = window * (1 - window / (2 * rows)) if causal and seq_len else window
-        found = 2 * self.n_heads * (self.head_dim + self.value_head_dim) * seen
+        found += 2 * self.n_heads * (self.head_dim + self.value_head_dim) * seen
         if kind == "sparse":
             scores = seq_len * (0.5 if causal else 1)
             found += 2 * self.index_heads * (self.index_head_dim + 1) * scores  # and their sum over heads

@@ -94,6 +94,7 @@ class Sizes:
         scan_heads, scan_key_heads: heads of a recurrent mixer, and those of its keys (or groups).
         scan_key_dim, scan_value_dim: sides of the state of a head.
         scan_chunk: tokens of the chunks that the recurrence is computed in.
+        time_step_rank: width of the compressed time step of Mamba-1.
         conv_kernel, conv_bias: taps of the convolution before it, and whether that has a bias.
         left_out: what of the published model is not in here, in words.
         source: where the shape comes from.
@@ -150,6 +151,7 @@ class Sizes:
     scan_key_dim: int = 0
     scan_value_dim: int = 0
     scan_chunk: int = 0
+    time_step_rank: int = 0
     conv_kernel: int = 0
     conv_bias: bool = False
     left_out: str = field(default="", compare=False)
@@ -176,7 +178,7 @@ _NOT_NEGATIVE: Final = (
     *("ffn_hidden", "n_experts", "top_k", "moe_ffn_hidden", "n_shared_experts", "n_dense_layers"),
     *("q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "max_positions"),
     *("window", "global_every", "extra_params", "n_mtp", "expert_tp"),
-    *("index_heads", "index_head_dim", "index_top_k", "conv_kernel"),
+    *("index_heads", "index_head_dim", "index_top_k", "conv_kernel", "time_step_rank"),
     *("scan_heads", "scan_key_heads", "scan_key_dim", "scan_value_dim", "scan_chunk"),
 )
 

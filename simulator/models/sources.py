@@ -80,7 +80,7 @@ def _unknown(text: str, path: Path) -> str:
         return f"unknown model {text!r}: not a file, not a preset; near: {near}{beside}"
     if path.suffix:
         return f"unknown model {text!r}: there is no file {path}, and no preset of that name"
-    return f"unknown model {text!r}: not a file, and not one of {', '.join(names())}"
+    return f"unknown model {text!r}: not a file, not a preset; foretrace model list shows all {len(names())}"
 
 
 SHAPE_FIELDS: Final = tuple(field.name for field in fields(Model) if field.name != "name")

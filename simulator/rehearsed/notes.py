@@ -193,6 +193,12 @@ ONE_SIDE: Final = (
 )
 """What is said of transfers of which one side is nobody's."""
 
+SHORT: Final = (
+    "{n} collectives lack ranks of their group in the steps that are kept: a real run waits for these for "
+    "ever, or they come in another step"
+)
+"""What is said of collectives that not all take part in."""
+
 SHOWN_PARTS: Final = 3
 """Parts of a memory that is too full that are named."""
 
@@ -300,6 +306,8 @@ def _missing(joiner: Joiner, rehearsed: Sequence[int]) -> list[str]:
     if n := len(alone) - len(strangers):
         known = _ranks([peer for peer in alone if peer in rehearsed])
         found.append(ONE_SIDE.format(n=n, peers=known))
+    if n := joiner.short(rehearsed):
+        found.append(SHORT.format(n=n))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -101,6 +101,14 @@ class Joiner:
             for found, n in zip(self.meetings, self.participants, strict=True)
             if found[1].peer >= 0 and n == 1
         ]
+
+    def short(self, rehearsed: Collection[int]) -> int:
+        """Return how many collectives ranks of their group that were *rehearsed* take no part in."""
+        own = {group.id: len({*group.ranks} & {*rehearsed}) for group in self._groups.values()}
+        return sum(
+            meeting.peer < 0 and n < own.get(meeting.group, 0)
+            for (_, meeting), n in zip(self.meetings, self.participants, strict=True)
+        )
 
     def costs(self) -> tuple[tuple[Transfer, ...], Int32Array]:
         """Return the distinct costs, and which one each communication has."""

@@ -7,6 +7,7 @@ the stream that issued it has come so far; one that is not asynchronous holds th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -194,6 +195,7 @@ class RankWriter:
         self._marks: dict[int, tuple[int, ...]] = {}
         self._ended: dict[int, int] = {}
         self._streams: dict[object, str] = {}
+        self._named: Counter[str] = Counter()
         self._host: tuple[int, ...] = ()
         self._write(tables)
 
@@ -361,8 +363,8 @@ class RankWriter:
         """Return the stream of *key*: ``dp`` for the first of its kind, then ``dp.1``, ..."""
         if key not in self._streams:
             # The number of others of the same name, so that the first one goes without.
-            taken = sum(1 for found in self._streams.values() if found.partition("#")[0] == name)
-            self._streams[key] = f"{name}#{taken}"
+            self._streams[key] = f"{name}#{self._named[name]}"
+            self._named[name] += 1
         base, _, number = self._streams[key].partition("#")
         return base if number == "0" else f"{base}.{number}"
 

@@ -226,8 +226,7 @@ def _built(
     sharing = min(joiner.network.cluster.gpus_per_node, rehearsal.world_size)
     costs = {rank: priced(one.works, compute, sharing) for rank, one in tables.items()}
     costs |= {rank: as_measured(costs[rank], tables[rank], one) for rank, one in traced.items()}
-    pauses = {rank: _pauses(one) for rank, one in traced.items()}
-    ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute, pauses)
+    ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute, traced)
     parts = [RankTasks(rank, *one) for rank, one in ranks.items()]
     program = assembled(parts, joiner, steps_of(rehearsal).start)
     return _Built(program, ranks, costs, joiner, host_bound)
@@ -255,7 +254,7 @@ def _rank_tasks(
     tables: Mapping[int, RankTables],
     costs: Mapping[int, Priced],
     compute: ComputeModel,
-    pauses: Mapping[int, Mapping[int, int]],
+    traced: Mapping[int, pa.Table],
 ) -> tuple[dict[int, Issued], list[int]]:
     """Return tasks and places by rank, and the ranks whose host is slower than their device."""
     groups = {group.id: group for group in rehearsal.groups}
@@ -270,14 +269,16 @@ def _rank_tasks(
         busy_s = float((np.array(costs[rank].seconds) * on_device)[items].sum())
         is_bound = float((np.array(costs[rank].kernels)[items] * launch_s[places]).sum()) > busy_s
         bound += [rank] if is_bound else []
-        # Launches are tasks only where they decide, or where a trace has measured them.
+        # Launches are tasks only where they decide, or where a trace has measured them: a graph says how long
+        # its work took, and nothing of the host.
+        is_measured = rank in traced and bool(traced[rank]["host_ns"].to_numpy().any())
         writer = RankWriter(
             one,
             costs[rank],
             groups,
             steps_of(rehearsal),
-            launch_s=launch_s.tolist() if is_bound or rank in pauses else None,
-            pauses=pauses.get(rank),
+            launch_s=launch_s.tolist() if is_bound or is_measured else None,
+            pauses=_pauses(traced[rank]) if rank in traced else None,
             pipeline=pipeline_of(rehearsal, rank),
         )
         found[rank] = (writer.tasks, writer.places)

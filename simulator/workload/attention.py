@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from foretrace.simulator.compute.fusion import elementwise_piece, is_separate
 from foretrace.simulator.job import Job
-from foretrace.simulator.models.kinds import KINDS, Scan
+from foretrace.simulator.models.kinds import KINDS, Scan, scan_flops
 from foretrace.simulator.models.sizes import Sizes
 from foretrace.simulator.workload.linear import (
     column_linear,
@@ -166,6 +166,13 @@ def _scan(job: Job, scan: Scan) -> Piece:
     Each reads and writes its operands: what kernels of mamba-ssm (``ssd_combined.py``) and of
     flash-linear-attention (``ops/gated_delta_rule/chunk.py``) do, which hand states and scores of chunks on.
     """
+    if scan.streamed:
+        one = memory(
+            "attention.scan", scan.streamed * tokens_per_rank(job) * DTYPE_BYTES[job.precision], job.precision
+        )
+        one = replace(one, flops=round(scan_flops(scan) * tokens_per_rank(job)))
+        # Backward reads all of it again with a gradient of the result, and writes gradients of the inputs.
+        return both_ways(one, flops=2 * one.flops, bytes_moved=2 * one.bytes_moved)
     chunks = -(-tokens_per_rank(job) // scan.chunk)
     products = [(one, scan.groups) for one in scan.per_group] + [(one, scan.heads) for one in scan.per_head]
     forward: list[Op] = []
@@ -189,10 +196,13 @@ def attention_block(job: Job, layer: int) -> Block:
         pieces.append(whole(job, "attention", linear))
         if linear.is_normed:
             pieces.append(norm(job, "attention", linear.n_out, tokens_per_shard(job), f"{linear.name}_norm"))
+    before: Pieces = []
+    cores: Pieces = []
+    after: Pieces = []
     if scan := KINDS[kind].scan:
         before, cores, after = scan_pieces(job, scan)
-    else:
-        before, cores, after = _position(job), _core(job, layer), _gate(job)
+    if scan is None or KINDS[kind].attends:
+        before, cores, after = [*before, *_position(job)], [*cores, *_core(job, layer)], [*after, *_gate(job)]
     pieces += [*before, *cores, *after, row_linear(job, "attention", proj)]
     if job.model.norms_per_layer > 2:
         pieces.append(norm(job, "attention", name="post_norm"))

@@ -241,6 +241,7 @@ def test_a_training_goes_before_the_file_of_its_model_in_either_order(is_first: 
         ("a.yaml", "{num_layers: 4, model_type: mamba}", "model-type = 'mamba': gpt: layers of other kinds"),
         ("a.yaml", "{num_layers: 4, extends: a.yaml}", "a.yaml: extends itself"),
         ("a.yaml", "{num_layers: 4, extends: none.yaml}", "none.yaml"),
+        ("a.et", "", "a graph of work, no settings: foretrace ingest"),
         ("a.json", '{"micro_batch_num": 0}', "micro_batch_num = 0: a whole number from 1 on"),
     ],
 )

@@ -26,13 +26,17 @@ PRESETS = {
     "latent": "deepseek-v3",
     "sparse": "deepseek-v3.2",
     "linear": "minimax-text-01",
+    "both": "falcon-h1-7b",
     "delta": "qwen3-next-80b-a3b",
+    "kimi": "kimi-linear-48b-a3b",
+    "mamba": "falcon-mamba-7b",
     "mamba2": "nemotron-h-8b",
+    "short": "lfm2-1.2b",
     "mlp": "nemotron-h-8b",
     "moe": "qwen3-next-80b-a3b",
 }
 MIXERS = sorted(kind for kind in KINDS if not KINDS[kind].is_mlp)
-SCANS = [kind for kind in MIXERS if KINDS[kind].scan]
+SCANS = [kind for kind in MIXERS if KINDS[kind].scan and not KINDS[kind].attends]
 SEQ_LEN = 16384
 
 
@@ -95,7 +99,7 @@ def test_a_rank_holds_what_the_model_counts(kind: str) -> None:
     assert more["parameters"] - few["parameters"] == 2 * model.layer_params(0)
 
 
-@pytest.mark.parametrize("kind", SCANS)
+@pytest.mark.parametrize("kind", [kind for kind in SCANS if KINDS[kind].is_cut])
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(cp=2), Layout(tp=2, cp=2)])
 def test_heads_of_a_scan_are_dealt_out(kind: str, layout: Layout) -> None:
     """Each of n ranks executes an n-th of what one would; context-parallel ones exchange heads both ways."""
@@ -104,6 +108,20 @@ def test_heads_of_a_scan_are_dealt_out(kind: str, layout: Layout) -> None:
     assert executed(part.phases["forward"]) == pytest.approx(executed(whole.phases["forward"]) / n, rel=1e-6)
     exchanges = [item for item in part.phases["forward"] if isinstance(item, Comm) and item.axis == "cp"]
     assert [item.kind for item in exchanges] == ["all_to_all"] * (2 if layout.cp > 1 else 0)
+
+
+def test_two_mixers_side_by_side_are_those_two() -> None:
+    """In FLOPs and parameters, and in what they keep, but for the one input and norm that they share."""
+    model = of_one_kind("both")
+    one, other = (replace(model, pattern=kind) for kind in ("attention", "mamba2"))
+    norms = model.hidden + model.scan_heads * model.scan_value_dim  # theirs has none over its result
+    assert model.layer_params(0) == one.layer_params(0) + other.layer_params(0) - norms
+    blocks = [layer_blocks(job(each), 0)[0] for each in (model, one, other)]
+    for phase in ("forward", "backward"):
+        both, *apart = (executed(block.phases[phase]) for block in blocks)
+        assert both == sum(apart)
+    kept = [kept_bytes(job(each), 0) for each in (model, one, other)]
+    assert max(kept[1:]) < kept[0] < sum(kept[1:])
 
 
 @pytest.mark.parametrize("kind", SCANS)

@@ -13,6 +13,7 @@ import pytest
 from foretrace.simulator.models import hf_config
 from foretrace.simulator.models.hf import READERS, model_from_config
 from foretrace.simulator.models.hf_vision import TOWERS
+from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.models.model import Model
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -69,24 +70,54 @@ OF_FOUR: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 64,
 }
+SHORT: dict[str, Any] = SIZES | {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2}
+ALONE: dict[str, Any] = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 4, "state_size": 16}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "apertus": SIZES,
+    "arcee": SIZES,
     # groups as many as heads: transformers multiplies B and C of a group again for each of its heads
     "bamba": SIZES | MAMBA | {"attn_layer_indices": [2, 5]},
+    "cohere2": SIZES | {"sliding_window": 2 * TOKENS, "pad_token_id": None},
     "deepseek_v3": LATENT,
     "deepseek_v32": LATENT | {"index_topk": 2 * TOKENS, "index_n_heads": 4, "index_head_dim": 16},
+    "dots1": SIZES | GROUPED,
+    "ernie4_5": SIZES | {"use_bias": True},
+    "ernie4_5_moe": SIZES
+    | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2},
+    "exaone4": SIZES | {"sliding_window": 2 * TOKENS},
+    "exaone_moe": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    | {"sliding_window": 2 * TOKENS, "n_group": 1, "topk_group": 1},
+    "falcon_h1": SIZES | MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True},
+    "falcon_mamba": ALONE | {"expand": 16, "intermediate_size": 128},
     "gemma3_text": SIZES | {"sliding_window": 2 * TOKENS},
     "glm": SIZES | {"pad_token_id": 0},
     "glm4": SIZES | {"pad_token_id": 0},
     "glm4_moe_lite": {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"},
+    "glm_moe_dsa": LATENT | {"index_topk": 2 * TOKENS, "index_n_heads": 4, "index_head_dim": 16},
+    "granite": SIZES,
+    "granitemoe": SIZES | TWO_OF_FOUR,
+    "granitemoeshared": SIZES | TWO_OF_FOUR | {"shared_intermediate_size": 192},
     "granitemoehybrid": SIZES
     | MAMBA
     | {"layer_types": ["linear_attention", "full_attention"] * 4, "num_local_experts": 4}
     | {"num_experts_per_tok": 2, "shared_intermediate_size": 192, "intermediate_size": 96},
     "glm4_moe": SIZES | GROUPED | {"use_qk_norm": True, "attention_bias": True},
+    "hunyuan_v1_dense": SIZES,
+    "jamba": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 4, "pad_token_id": 0}
+    | {"attn_layer_offset": 2, "use_mamba_kernels": False, "mamba_d_state": 8},
+    "kimi_linear": {key: value for key, value in LATENT.items() if key not in ("n_group", "q_lora_rank")}
+    | {"num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1, "pad_token_id": 0}
+    | {"linear_head_dim": 16, "linear_num_heads": 4, "num_expert_group": 1},
+    "lfm2": SHORT | {"pad_token_id": 0},
+    "lfm2_moe": SHORT | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     # transformers sends every token to every expert, and scores with nothing those that it does not visit
     "llama4_text": SIZES
     | {"intermediate_size_mlp": 80, "num_local_experts": 2, "num_experts_per_tok": 2}
     | {"attention_chunk_size": 2 * TOKENS, "interleave_moe_layer_step": 2},
+    "mamba": ALONE,
+    "mamba2": ALONE | {"num_heads": 16, "head_dim": 8, "n_groups": 16, "chunk_size": 64},
     "minimax": SIZES | TWO_OF_FOUR | {"block_size": 64},
     "minimax_m2": SIZES | TWO_OF_FOUR,
     "ministral3": SIZES,
@@ -96,10 +127,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"moe_shared_expert_intermediate_size": 64, "ssm_state_size": 16, "mamba_num_heads": 8}
     | {"mamba_head_dim": 8, "n_groups": 8, "chunk_size": 64}
     | {key: value for key, value in GROUPED.items() if key not in ("n_shared_experts", "num_mtp_layers")},
+    "olmo2": SIZES | {"pad_token_id": 0, "eos_token_id": 1},
+    "olmo3": SIZES | {"sliding_window": 2 * TOKENS, "pad_token_id": 0, "eos_token_id": 1},
+    "olmoe": SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": 1, "pad_token_id": 0},
+    "phimoe": SIZES | TWO_OF_FOUR | {"lm_head_bias": True, "attention_bias": True},
+    "qwen2_moe": SIZES | OF_FOUR | {"mlp_only_layers": [0]},
     "qwen3_5_moe_text": SIZES | DELTA | OF_FOUR,
     "qwen3_5_text": SIZES | DELTA,
     "qwen3_moe": SIZES | {key: value for key, value in OF_FOUR.items() if not key.startswith("shared")},
     "qwen3_next": SIZES | DELTA | OF_FOUR,
+    "seed_oss": SIZES,
+    "smollm3": SIZES | {"pad_token_id": 0},
+    "solar_open": SIZES | GROUPED,
+    "starcoder2": SIZES,
 }
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48}
@@ -166,12 +206,14 @@ def _extra(model: Model) -> int:
     found = 0
     for layer in range(model.n_layers):
         kind = model.mixer(layer)
-        if kind not in ("mamba2", "delta"):
+        if not kind or (scan_of := KINDS[kind].scan) is None:
             continue
+        scan = scan_of(model, 1, TOKENS)
+        found += 2 * model.conv_kernel * (model.conv_kernel - 1) * scan.convolved
         inner = model.scan_heads * model.scan_value_dim
-        keys = 2 * model.scan_key_heads * model.scan_key_dim
-        found += 2 * model.conv_kernel * (model.conv_kernel - 1) * (inner + keys)
-        if kind == "mamba2":
+        if kind == "kimi":  # which transformers scores one product of numbers after another
+            found -= 2 * 2 * TOKENS * scan.chunk * model.scan_heads * model.scan_key_dim
+        if kind in {"mamba2", "both"}:
             chunks = TOKENS // model.scan_chunk
             found += 2 * (chunks + 1) ** 2 * inner * model.scan_key_dim
     return found
@@ -205,6 +247,9 @@ def test_what_files_leave_out_is_what_the_classes_have() -> None:
 
 
 UNUSABLE = {
+    "dots1": "experts of a token are none",
+    "hunyuan_v1_dense": "the width of a head is none",
+    "lfm2_moe": "kinds of layers are none",
     "deepseek_v2": "experts of a token are none",
     "dbrx": "the class cannot be made",
     "gemma3": "an image has fewer patches than tokens",

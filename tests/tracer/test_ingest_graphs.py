@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.nccl import choice
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
+from foretrace.topologies.catalog import load_cluster
+from foretrace.topologies.placement import place
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.traces.analysis.findings import findings
@@ -153,11 +158,126 @@ def test_members_that_cannot_be_read_are_unknown(tmp_path: Path, ranks: Any) -> 
     assert opened(tmp_path / "rank_0", tmp_path / "run").spans().num_rows == 1
 
 
-def test_a_chakra_graph_without_durations_is_refused(tmp_path: Path) -> None:
-    timeless = [{**one, "runtime": 0} for one in NODES]
+def test_a_chakra_graph_without_work_is_refused(tmp_path: Path) -> None:
+    timeless = [{**one, "runtime": 0, "NodeType": 4, "Name": "sgemm"} for one in NODES]
     (tmp_path / "g.json").write_text(json.dumps({"workload_graph": timeless}))
-    with pytest.raises(IngestError, match="no duration"):
+    with pytest.raises(IngestError, match="no duration, nor any work"):
         ingest([tmp_path / "g.json"], tmp_path / "run")
+
+
+def graph_node(number: int, kind: int, *before: int, **said: int | str) -> bytes:
+    """Return a node of a workload: attributes as ASTRA-sim has them."""
+    attributes = [
+        (10, message((1, name.encode()), (29, value.encode()) if isinstance(value, str) else (9, value)))
+        for name, value in said.items()
+        if name != "us"
+    ]
+    name, after = f"node{number}".encode(), b"".join(map(varint, before))
+    return message((1, number), (2, name), (3, kind), (5, after), (7, int(said.get("us", 0))), *attributes)
+
+
+def workload(at: Path, *ranks: list[bytes], **groups: list[int]) -> Path:
+    """Write a workload of ASTRA-sim: a file for each rank, and one of the groups, if there are any."""
+    at.mkdir()
+    for rank, nodes in enumerate(ranks):
+        parts = [message((1, b"0.0.4")), *nodes]
+        (at / f"w.{rank}.et").write_bytes(b"".join(varint(len(part)) + part for part in parts))
+    if groups:
+        named = {name.strip("_"): ranks for name, ranks in groups.items()}
+        (at / "groups.json").write_text(json.dumps(named))
+    return at
+
+
+def simulated(source: Path, at: Path) -> Run:
+    """Return what a workload is on H100s."""
+    ingest([source], at)
+    return simulate_rehearsal(at, lambda n: load_cluster("dgx-h100", n)).run
+
+
+ALL_REDUCE, ALL_GATHER = 0, 2
+COMPUTE, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
+
+
+def test_a_workload_is_simulated_with_the_dependencies_that_it_has(tmp_path: Path) -> None:
+    """Durations are the file's, communication that of the machine; what depends on nothing runs beside."""
+    size = 1 << 30
+    nodes = [
+        graph_node(0, COMPUTE, us=1_000),
+        graph_node(1, COLLECTIVE, 0, comm_type=ALL_REDUCE, comm_size=size),
+        graph_node(2, COMPUTE, 1, us=500),
+    ]
+    machine = load_cluster("dgx-h100", 8)
+    network = Network(machine, place(8, machine, "packed"), choice("", ""))
+    transfer = network.collective("all_reduce", size, tuple(range(8)))
+    own_ns = transfer.latency_ns + transfer.wire_ns
+    run = simulated(workload(tmp_path / "w", *[nodes] * 8), tmp_path / "a")
+    assert run.info.summary["step_time_s"] * 1e9 == pytest.approx(1_500_000 + own_ns, abs=2)
+    beside = [nodes[0], graph_node(1, COLLECTIVE, comm_type=ALL_REDUCE, comm_size=size), nodes[2]]
+    run = simulated(workload(tmp_path / "v", *[beside] * 8), tmp_path / "b")
+    assert run.info.summary["step_time_s"] * 1e9 == pytest.approx(own_ns + 500_000, abs=2)
+
+
+def test_ranks_that_all_send_first_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    """As in a collective that is written out: a send is in a buffer, and tags tell which receive it meets."""
+    n, ranks = 4, []
+    for rank in range(n):
+        to, of = {"comm_dst": (rank + 1) % n}, {"comm_src": (rank - 1) % n}
+        size = {"comm_size": 1 << 20}
+        ranks.append(
+            [
+                graph_node(0, SEND, comm_tag=0, **to, **size),
+                graph_node(1, RECV, 0, comm_tag=1, **of, **size),
+                graph_node(2, RECV, 0, comm_tag=0, **of, **size),
+                graph_node(3, SEND, 2, comm_tag=1, **to, **size),
+                graph_node(4, COMPUTE, 1, us=10),
+            ]
+        )
+    spans = simulated(workload(tmp_path / "w", *ranks), tmp_path / "a").spans([0]).to_pylist()
+    received = max(row["start_ns"] + row["duration_ns"] for row in spans if row["kind"] == "recv")
+    assert [row["start_ns"] for row in spans if row["category"] == "compute"] == [received]
+    assert sum(row["kind"] == "send" for row in spans) == 2
+
+
+def test_a_collective_that_a_rank_leaves_out_is_told(tmp_path: Path) -> None:
+    gather = {"comm_type": ALL_GATHER, "comm_size": 1 << 20}
+    first, second = graph_node(0, COLLECTIVE, **gather), graph_node(1, COLLECTIVE, 0, **gather)
+    run = simulated(workload(tmp_path / "w", [first, second], [first]), tmp_path / "a")
+    assert any(said.startswith("1 collectives lack ranks of their group") for said in run.warnings)
+    run = simulated(workload(tmp_path / "v", [first, second], [first, second]), tmp_path / "b")
+    assert not any("lack ranks" in said for said in run.warnings)
+
+
+def test_work_is_priced_by_its_operations_or_its_bytes(tmp_path: Path) -> None:
+    """Twice the bytes take twice as long, and so do operations that are many; the host is not asked."""
+    took = {}
+    for name, said in {
+        "bytes": {"tensor_size": 1 << 30},
+        "more bytes": {"tensor_size": 1 << 31},
+        "flops": {"num_ops": 10**14, "tensor_size": 1 << 20},
+        "more flops": {"num_ops": 2 * 10**14, "tensor_size": 1 << 20},
+    }.items():
+        run = simulated(workload(tmp_path / name, [graph_node(0, COMPUTE, **said)]), tmp_path / f"of {name}")
+        took[name] = run.info.summary["step_time_s"]
+    assert took["more bytes"] / took["bytes"] == pytest.approx(2, rel=0.02)
+    assert took["more flops"] / took["flops"] == pytest.approx(2, rel=0.02)
+    assert took["flops"] > 10**14 / load_cluster("dgx-h100", 8).device.peak("bf16")
+
+
+def test_groups_of_a_workload_are_those_of_its_file(tmp_path: Path) -> None:
+    """What nobody says the members of is named, and not simulated. A gather's size is what a rank gives."""
+    gather = graph_node(0, COLLECTIVE, comm_type=ALL_GATHER, comm_size=1 << 20, pg_name="7", odd=1)
+    ranks = [[gather]] * 4
+    info = ingest([workload(tmp_path / "w", *ranks, _7=[0, 1])], tmp_path / "a")
+    assert [group.ranks for group in info.groups] == [(0, 1)]
+    assert info.dropped["attribute odd, which is not read"] == 4
+    (row,) = open_run(tmp_path / "a").spans([1]).to_pylist()
+    assert (row["size_bytes"], row["group"]) == (2 << 20, info.groups[0].id)
+    with pytest.raises(IngestError, match="nor any work"):
+        ingest([workload(tmp_path / "v", *ranks)], tmp_path / "b")
+    timed = graph_node(1, COMPUTE, us=5)
+    info = ingest([workload(tmp_path / "u", [gather, timed])], tmp_path / "c")
+    assert any("nothing says who group '7' is" in said for said in info.warnings)
+    assert not (tmp_path / "c" / "rehearsal").exists()
 
 
 @needs_real

@@ -16,6 +16,7 @@ from foretrace.tracer.ingest.ingest import ingest
 from foretrace.traces.analysis.everything import analysis
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.errors import TraceError
+from foretrace.traces.export.protobuf import message, number, varint
 from foretrace.traces.store import open_run
 
 N_INPUTS = 60
@@ -157,10 +158,24 @@ def table(luck: random.Random) -> bytes:
     return sink.getvalue()
 
 
+def workload(luck: random.Random) -> bytes:
+    """Return the graph of a rank in protobuf, whose attributes may be absurd."""
+    parts = [message(1, "0.0.4")]
+    for at in range(6):
+        said = {"comm_type": 0, "comm_size": 64, "comm_src": 1, "comm_dst": 1, "comm_tag": at, "num_ops": 9}
+        if luck.random() < 0.3:
+            said[luck.choice(list(said))] = luck.choice((1 << 40, (1 << 64) - 1, 10**6, 7))
+        listed = [message(10, message(1, name) + number(9, value)) for name, value in said.items()]
+        before = number(5, max(at - 1, 0) if luck.random() < 0.9 else luck.randrange(9)) if at else b""
+        took = number(7, luck.choice((0, 5, 1 << 60)))
+        parts.append(number(1, at) + number(3, luck.choice(range(2, 8))) + before + took + b"".join(listed))
+    return b"".join(varint(len(part)) + part for part in parts)
+
+
 def document(kind: str, luck: random.Random) -> bytes:
     """Return a file of *kind* with some values replaced, events repeated, dropped and shuffled."""
-    if kind == "operations":
-        return table(luck)
+    if kind in {"operations", "workload"}:
+        return table(luck) if kind == "operations" else workload(luck)
     made = {"timers": timers, "graph": graph, "dump": dump, "param": param, "called": called}
     found = made.get(kind, events)()
     for _ in range(luck.randrange(4)):
@@ -220,7 +235,7 @@ def try_one(data: bytes, path: Path, outcome: Counter[str]) -> None:
         outcome["refused in several lines"] += "\n" in str(error)
 
 
-KINDS = ("kineto", "any layout", "timers", "operations", "graph", "dump", "param", "called")
+KINDS = ("kineto", "any layout", "timers", "operations", "graph", "dump", "param", "called", "workload")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,9 +3,11 @@
 import io
 import tempfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
 from foretrace.tracer.ingest.ingest import ingest
@@ -13,6 +15,7 @@ from foretrace.traces.analysis.arrivals import arrivals
 from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.errors import RunError
 from foretrace.traces.export import export
+from foretrace.traces.rehearsal import WHAT, RankTables, read_rank, read_rehearsal
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
 
@@ -112,6 +115,45 @@ def test_the_reader_of_other_tools_reads_it(tmp_path: Path, pipeline_run: Run) -
     assert sum(row["category"] == "compute" for row in again) == n_compute
 
 
+@pytest.mark.parametrize("name", ["pipeline_run", "fsdp_run"])
+def test_what_is_exported_simulates_as_it_was(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Groups and sizes of all its collectives, with a file of groups beside or without."""
+    run: Run = request.getfixturevalue(name)
+    ranks = run.stored_ranks
+    kinds = ("all_gather", "all_reduce", "reduce_scatter")
+    known = Counter(
+        (row["kind"], row["size_bytes"], members(run, row["group"]))
+        for row in run.spans(ranks).to_pylist()
+        if row["kind"] in kinds
+    )
+    export(run, tmp_path / "all.et.zip")
+    for rank in ranks:
+        export(run, tmp_path / "apart" / f"w.{rank}.et", ranks=[rank])
+    for source in ("all.et.zip", "apart"):
+        ingest([tmp_path / source], tmp_path / f"of {source}")
+        found = Counter(
+            (message["kind"], message["size_bytes"], groups[message["group"]])
+            for groups in [{g.id: g.ranks for g in read_rehearsal(tmp_path / f"of {source}").groups}]
+            for rank in ranks
+            for table in [read_rank(tmp_path / f"of {source}" / "rehearsal", rank)]
+            for message in table.messages.take(communications(table)).to_pylist()
+            if message["kind"] in kinds
+        )
+        assert found == known
+
+
+def members(run: Run, group: int) -> tuple[int, ...]:
+    return next(one.ranks for one in run.info.groups if one.id == group)
+
+
+def communications(table: RankTables) -> Any:
+    """Return the row of ``messages`` of each communication of a rank."""
+    events = table.events
+    return events.filter(pc.equal(events["what"], WHAT.index("communication")))["item"]
+
+
 def test_several_ranks_are_an_archive_and_say_so(tmp_path: Path, pipeline_run: Run) -> None:
     with pytest.raises(RunError, match=r"\.et\.zip"):
         export(pipeline_run, tmp_path / "a.et")
@@ -120,6 +162,6 @@ def test_several_ranks_are_an_archive_and_say_so(tmp_path: Path, pipeline_run: R
     assert first == second
     with zipfile.ZipFile(io.BytesIO(first)) as archive:
         ranks = pipeline_run.stored_ranks
-        assert archive.namelist() == [f"rank.{rank}.et" for rank in ranks]
+        assert archive.namelist() == ["groups.json", *[f"rank.{rank}.et" for rank in ranks]]
         alone = export(pipeline_run, tmp_path / "one.et", ranks=[ranks[2]]).read_bytes()
         assert archive.read(f"rank.{ranks[2]}.et") == alone

@@ -2,8 +2,9 @@
 
 A graph says what depends on what and how long it took, not when it ran. The nodes are laid out as early as
 their dependencies and their processor allow: the host runs one at a time, the device runs one at a time,
-communication has a stream of its own. PyTorch's own execution traces (``nodes``) hold no durations:
-``read_graph``.
+communication has a stream of its own. What it asks of its rank is written beside, as a rehearsal: a workload
+of ASTRA-sim, which says no durations, is simulated from that. PyTorch's own execution traces (``nodes``) hold
+no durations either: ``read_graph``.
 Schema: https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``.
 """
 
@@ -12,8 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,11 +23,14 @@ from foretrace.tracer.ingest.events import array_bytes, elements, product_flops,
 from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype, kernel
 from foretrace.tracer.ingest.notes import COLLECTIVE
-from foretrace.tracer.ingest.protobuf import fields, packed, varint
+from foretrace.tracer.ingest.protobuf import fields, packed, text_of, varint
 from foretrace.tracer.ingest.recording import Recording, Rows
 from foretrace.tracer.ingest.sources import Progress, Source, rank_in_name, read_json, read_whole
+from foretrace.tracer.ingest.workload import COLLECTIVE as _COLLECTIVE
+from foretrace.tracer.ingest.workload import RECV as _RECV
+from foretrace.tracer.ingest.workload import SEND as _SEND
+from foretrace.tracer.ingest.workload import Met, Node, issued
 
-_SEND, _RECV, _COLLECTIVE = 5, 6, 7
 _DATA_DEPENDENCY: Final = 5
 """Field of the dependencies that order nodes, as Chakra's feeder does; field 4 says who called whom."""
 
@@ -38,39 +41,87 @@ _COLLECTIVES: Final = ("all_reduce", "reduce", "all_gather", "gather", "scatter"
 _LONGEST_US: Final = 10**12
 
 
-@dataclass(slots=True)
-class Node:
-    """One node of the graph; ``duration_ns`` 0 where it took no time."""
+_READ: Final = (
+    *("is_cpu_op", "num_ops", "tensor_size", "pg_name", "involved_dim"),
+    *("comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag"),
+)
+"""Attributes that are read; others are counted by name."""
 
-    name: str = ""
-    kind: int = 0
-    before: list[int] = field(default_factory=list)
-    duration_ns: int = 0
-    on_host: bool = False
-    collective: str = ""
-    size_bytes: int = 0
+_MOST_NAMES: Final = 32  # attributes that are counted under a name of their own
+
+_METADATA: Final = 1
+_RANK: Final = re.compile(r"\.(\d{1,6})\.et\b")  # what ASTRA-sim calls the file of a rank
 
 
-def read(source: Source, progress: Progress | None = None) -> Recording:
-    """Read a Chakra graph, and lay its nodes out in time.
+def shared(sources: Sequence[Source], groups: Sequence[Source]) -> dict[str, Any]:
+    """Return what all *sources* have in common, for ``read``: the number of ranks, members of groups by name.
+
+    *groups*: files of ASTRA-sim with communicator groups.
 
     Raises:
-        IngestError: it cannot be read, has no durations, or its dependencies go round in a circle.
+        IngestError: one of those cannot be read.
+    """
+    ranks = [_rank(source.name) for source in sources]
+    members: dict[str, Any] = {}
+    for source in groups:
+        members |= read_json(read_whole(source), source.name)
+    return {"n_ranks": max(len(sources), *(1 + (rank or 0) for rank in ranks)), "members": members}
+
+
+def _rank(name: str) -> int | None:
+    found = _RANK.search(name)
+    return int(found[1]) if found else rank_in_name(name)
+
+
+def read(
+    source: Source,
+    progress: Progress | None = None,
+    *,
+    n_ranks: int = 1,
+    members: Mapping[str, Any] | None = None,
+) -> Recording:
+    """Read a Chakra graph, lay its nodes out in time, and tell what work it is.
+
+    Args:
+        source: the graph of a rank.
+        progress: told of bytes that are read.
+        n_ranks: ranks of the job, as far as the names of its files tell.
+        members: ranks of each group by its name, where another file tells them.
+
+    Raises:
+        IngestError: it cannot be read, holds no work, or its dependencies go round in a circle.
     """
     data = read_whole(source, progress)
-    result = Recording(name=source.name, spans=pa.table({}), rank=rank_in_name(source.name))
+    result = Recording(name=source.name, spans=pa.table({}), rank=_rank(source.name))
     document = read_json(data, source.name) if data.lstrip()[:1] == b"{" else None
     if document is not None and _is_timeless(document):
         read_graph(document["nodes"], result)
         return result
-    nodes = _from_json(document, result) if document is not None else _from_protobuf(data, source.name)
-    if not any(node.duration_ns for node in nodes.values()):
+    header = Node()
+    if document is not None:
+        nodes = _from_json(document, result)
+    else:
+        nodes = _from_protobuf(data, source.name, header)
+    nodes = _in_order(nodes, source.name, result)
+    groups = TraceGroups(-1 if result.rank is None else result.rank, n_ranks)
+    for name, ranks in {**_members(header), **(members or {})}.items():
+        groups.configure(name, "", ranks)
+    met = _met(nodes, groups, result)
+    if met is not None:
+        result.issued = issued(nodes, met)
+    has_times = any(node.duration_ns for node in nodes.values())
+    if not has_times and (met is None or not result.issued or not len(result.issued.tables.events)):
         said = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} and no duration"
-        raise IngestError(f"{source.name} holds {said}: no timeline, but work for a simulator")
-    result.spans = _laid_out(nodes, source.name, result)
-    result.evidence["start"] = (
-        "dependencies and durations: as early as they allow; the file has no start times"
-    )
+        raise IngestError(f"{source.name} holds {said}, nor any work: no timeline, and nothing to simulate")
+    result.spans = _laid_out(nodes, met or {}, result, drawn=not has_times)
+    result.groups, result.world_size = tuple(groups.known.values()), groups.world_size
+    if has_times:
+        result.evidence["start"] = (
+            "dependencies and durations: as early as they allow; the file has no start times"
+        )
+    else:
+        result.facts["times"] = "none"
+    result.lost = +result.lost
     return result
 
 
@@ -98,9 +149,7 @@ def _from_json(document: Mapping[str, Any], result: Recording) -> dict[int, Node
             kind=whole(said.get("NodeType", said.get("type"))) or 0,
             before=depends,
             duration_ns=max(0, min(runtime, _LONGEST_US)) * 1000,
-            on_host=bool(said.get("is_cpu_op")),
-            size_bytes=max(whole(said.get("comm_size")) or 0, 0),
-            collective=_collective(whole(said.get("comm_type"))),
+            said={name: said[name] for name in _READ if isinstance(said.get(name), int | str)},
         )
     return nodes
 
@@ -110,8 +159,20 @@ def _numbers(said: Mapping[str, Any], *names: str) -> list[int]:
     return [number for number in map(whole, found) if number is not None]
 
 
-def _from_protobuf(data: bytes, name: str) -> dict[int, Node]:
-    """Return the nodes of the protobuf form: metadata, then a message per node, each after its length."""
+def _members(header: Node) -> dict[str, Any]:
+    """Return the ranks of groups by name, if the metadata of the file have them, as our own export writes."""
+    try:
+        said = json.loads(header.said.get("groups") or "{}")
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _from_protobuf(data: bytes, name: str, header: Node) -> dict[int, Node]:
+    """Return the nodes of the protobuf form: metadata, then a message per node, each after its length.
+
+    *header* gets the attributes of the metadata.
+    """
     nodes: dict[int, Node] = {}
     try:
         at = 0
@@ -123,6 +184,10 @@ def _from_protobuf(data: bytes, name: str) -> dict[int, Node]:
             if not first:
                 number, node = _node(data[at : at + size])
                 nodes[number] = node
+            else:
+                for tag, value in fields(data[at : at + size]):
+                    if tag == 2 and isinstance(value, bytes):
+                        _attribute(value, header)
             first = False
             at += size
     except (IndexError, ValueError) as error:
@@ -144,31 +209,29 @@ def _node(data: bytes) -> tuple[int, Node]:
             node.before += packed(value)
         elif tag == 10:
             _attribute(value, node)
+        elif tag == 8 and node.kind == _METADATA:
+            node.said["inputs"] = text_of(dict(fields(value)).get(1, b"")) if isinstance(value, bytes) else ""
     return number, node
 
 
 def _attribute(data: bytes, node: Node) -> None:
-    """Take over an attribute: name in field 1, the value in whichever field its type has."""
-    name, number = "", 0
+    """Take over an attribute: name in field 1, a documentation in 2, the value in whichever its type has."""
+    name = ""
+    given: int | str = 0
     for tag, value in fields(data):
         if tag == 1 and isinstance(value, bytes):
-            name = value.decode("utf-8", "replace")
-        elif isinstance(value, int):
-            number = value
-    if name == "is_cpu_op":
-        node.on_host = bool(number)
-    elif name == "comm_size":
-        node.size_bytes = number if number < 1 << 62 else 0
-    elif name == "comm_type":
-        node.collective = _collective(number)
+            name = text(value.decode("utf-8", "replace"))
+        elif tag > 2:
+            given = value if isinstance(value, int) else value.decode("utf-8", "replace")
+    node.said[name] = given
 
 
 def _collective(number: int | None) -> str:
     return _COLLECTIVES[number] if number is not None and 0 <= number < len(_COLLECTIVES) else ""
 
 
-def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
-    """Return the timeline of the nodes, each as early as its dependencies and its stream allow."""
+def _in_order(nodes: dict[int, Node], name: str, result: Recording) -> dict[int, Node]:
+    """Return *nodes*, each behind those that it depends on; note what is left out of them."""
     waits = {number: sum(other in nodes for other in node.before) for number, node in nodes.items()}
     after: defaultdict[int, list[int]] = defaultdict(list)
     for number, node in nodes.items():
@@ -177,25 +240,85 @@ def _laid_out(nodes: dict[int, Node], name: str, result: Recording) -> pa.Table:
                 after[other].append(number)
             else:
                 result.lost["dependency on a node that is not there"] += 1
+        for unread in node.said.keys() - {*_READ, "inputs"}:
+            key = f"attribute {unread[:40]}, which is not read"
+            is_known = key in result.lost or len(result.lost) < _MOST_NAMES
+            result.lost[key if is_known else "further attributes, which are not read"] += 1
     ready = deque(sorted(number for number, count in waits.items() if not count))
-    ended: dict[int, int] = {}
-    free: defaultdict[str, int] = defaultdict(int)
-    rows = Rows()
+    found: dict[int, Node] = {}
     while ready:
         number = ready.popleft()
-        node = nodes[number]
-        row = _row(node)
-        begun = max([free[row["stream"]], *(ended[other] for other in node.before if other in ended)])
-        ended[number] = begun + node.duration_ns
-        if node.duration_ns:
-            free[row["stream"]] = ended[number]
-            rows.add({**row, "start_ns": begun, "duration_ns": node.duration_ns})
+        found[number] = nodes[number]
         for later in after[number]:
             waits[later] -= 1
             if not waits[later]:
                 ready.append(later)
-    if len(ended) < len(nodes):
-        raise IngestError(f"{name}: {len(nodes) - len(ended)} nodes wait for one another in a circle")
+    if len(found) < len(nodes):
+        raise IngestError(f"{name}: {len(nodes) - len(found)} nodes wait for one another in a circle")
+    return found
+
+
+def _met(nodes: Mapping[int, Node], groups: TraceGroups, result: Recording) -> dict[int, Met] | None:
+    """Return what is known of each communication; None, with a warning, where some are of nobody knows whom.
+
+    A group without a name, or called 0, is of all ranks, as in ASTRA-sim.
+    """
+    for node in nodes.values():
+        if node.kind == _METADATA:
+            # A list of one text, as Python writes it: ASTRA-sim cuts off as much.
+            listed = [text(node.said.get("inputs", ""))[2:-2]]
+            _configure(groups, {"name": "process_group:init", "inputs": listed})
+    rows = [(number, node, _row(node)) for number, node in nodes.items()]
+    sides = {"send": "comm_dst", "recv": "comm_src"}
+    peers = {number: node.size(sides[row["kind"]]) for number, node, row in rows if row["category"] == "p2p"}
+    groups.world_size = max(groups.world_size, *(peer + 1 for peer in peers.values() if peer < MOST_RANKS), 1)
+    found: dict[int, Met] = {}
+    for number, node, row in rows:
+        if row["category"] not in {"collective", "p2p"}:
+            continue
+        name, is_everyone = (
+            str(node.said.get("pg_name", "")),
+            "\0" not in str(node.said.get("involved_dim", "")),
+        )
+        group = groups.of({"Process Group Name": name}) if name in groups.configured else None
+        if group is None and name in {"", "0"} and is_everyone:
+            group = groups.add("", "", tuple(range(groups.world_size)))
+        peer = peers.get(number, -1)
+        if group is None or peer >= MOST_RANKS:
+            who = f"group {text(name)[:40]!r}" if is_everyone else "a group of some dimensions (involved_dim)"
+            who = who if peer < MOST_RANKS else f"rank {peer}"
+            result.warnings.append(
+                f"no work for a simulator: nothing says who {who} is; a file of communicator groups of "
+                "ASTRA-sim beside would"
+            )
+            return None
+        found[number] = Met(row["kind"], group, peer)
+    return found
+
+
+def _laid_out(
+    nodes: Mapping[int, Node], met: Mapping[int, Met], result: Recording, *, drawn: bool
+) -> pa.Table:
+    """Return the timeline of *nodes*, each as early as its dependencies and its stream allow.
+
+    *drawn*: nodes have no durations, and are drawn equally long.
+    """
+    ended: dict[int, int] = {}
+    free: defaultdict[str, int] = defaultdict(int)
+    rows = Rows()
+    for number, node in nodes.items():
+        row = _row(node)
+        took = DRAWN_NS if drawn and node.kind > _METADATA else node.duration_ns
+        begun = max([free[row["stream"]], *(ended[other] for other in node.before if other in ended)])
+        ended[number] = begun + took
+        if number in met:
+            one = met[number]
+            row |= placed(one.group) | {"peer": one.peer, "size_bytes": one.size_bytes(node)}
+            if not took:
+                result.lost["communication without a duration, which a simulation has"] += 1
+        if took:
+            free[row["stream"]] = ended[number]
+            rows.add({"group": -1, "peer": -1, **row, "start_ns": begun, "duration_ns": took})
     return rows.table()
 
 
@@ -203,22 +326,16 @@ def _row(node: Node) -> dict[str, Any]:
     what = kernel("kernel", node.name)
     if node.kind in {_SEND, _RECV, _COLLECTIVE} or (what.category == "collective" and not node.on_host):
         transfer = {_SEND: "send", _RECV: "recv"}.get(node.kind)
-        told = node.collective or collective_kind(node.name)
+        told = _collective(whole(node.said.get("comm_type"))) or collective_kind(node.name)
         kind = transfer or (
             told if told != UNKNOWN else what.kind if what.category == "collective" else UNKNOWN
         )
         row = {"stream": "communication", "category": "p2p" if transfer else "collective", "kind": kind}
-        return row | {"name": what.name, "size_bytes": node.size_bytes, "axis": "unknown"}
+        return row | {"name": what.name, "size_bytes": node.size("comm_size"), "flops": 0, "axis": "unknown"}
     stream, category = ("host", "host") if node.on_host else ("compute", what.category)
     kind = "operator" if node.on_host else what.kind
-    return {
-        "stream": stream,
-        "category": category,
-        "kind": kind,
-        "name": what.name,
-        "size_bytes": 0,
-        "axis": "",
-    }
+    row = {"stream": stream, "category": category, "kind": kind, "name": what.name}
+    return row | {"size_bytes": 0, "flops": node.size("num_ops"), "axis": ""}
 
 
 # Execution traces of PyTorch, schemas 1.0.1 to 1.1.1 (``torch.profiler.ExecutionTraceObserver``), have no
@@ -311,18 +428,24 @@ def _inner(kind: str) -> str:
 def _groups(nodes: list[dict[str, Any]], rank: int) -> TraceGroups:
     groups = TraceGroups(rank, 0)
     for node in nodes:
-        if "process_group:init" not in text(node.get("name", "")):
-            continue
-        told = node.get("inputs")
-        values = told.get("values") if isinstance(told, dict) else told
-        try:
-            listed = json.loads(text(values[0])) if isinstance(values, list) and values else []
-        except (ValueError, RecursionError):  # cut off by the observer
-            return groups
-        for one in listed if isinstance(listed, list) else ():
-            size = (whole(one.get("group_size")) if isinstance(one, dict) else 0) or 0
-            if 0 < size < MOST_RANKS:
-                members = one.get("ranks") or list(range(size))
-                groups.configure(one.get("pg_name", ""), one.get("pg_desc", ""), members, size)
-        return groups
+        if _configure(groups, node):
+            break
     return groups
+
+
+def _configure(groups: TraceGroups, node: Mapping[str, Any]) -> bool:
+    """Note the groups that *node* lists, if it is the one that does."""
+    if "process_group:init" not in text(node.get("name", "")):
+        return False
+    told = node.get("inputs")
+    values = told.get("values") if isinstance(told, dict) else told
+    try:
+        listed = json.loads(text(values[0])) if isinstance(values, list) and values else []
+    except (ValueError, RecursionError):  # cut off by the observer
+        return True
+    for one in listed if isinstance(listed, list) else ():
+        size = (whole(one.get("group_size")) if isinstance(one, dict) else 0) or 0
+        if 0 < size < MOST_RANKS:
+            members = one.get("ranks") or list(range(size))
+            groups.configure(one.get("pg_name", ""), one.get("pg_desc", ""), members, size)
+    return True

@@ -280,6 +280,7 @@ def write_issued(folder: Path, info: RunInfo, issued: Mapping[int, Issued]) -> N
     facts: dict[str, Any] = {str(rank): dict(issued[rank].facts) for rank in ranks}
     missing = info.world_size - len(ranks)
     notes = [f"{missing} ranks that the files do not hold do as rank {ranks[0]} does"] if missing else []
+    notes += sorted({one.facts["note"] for one in issued.values() if one.facts.get("note")})
     write_rehearsal(
         folder,
         Rehearsal(

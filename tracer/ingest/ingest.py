@@ -12,11 +12,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.chakra import shared
 from foretrace.tracer.ingest.explained import explained, write_issued
 from foretrace.tracer.ingest.joining import Joined, join
 from foretrace.tracer.ingest.reading import read_all
 from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.sources import Progress, Source, find_sources, kind_of
+from foretrace.tracer.ingest.sources import GROUPS, Progress, Source, find_sources, kind_of
 from foretrace.traces.info import RunInfo
 from foretrace.traces.rehearsal import FOLDER
 from foretrace.traces.store import write_run
@@ -74,6 +75,8 @@ def ingest(
     beside = _graphs_beside_traces(kinds)
     # Left out as if they were no traces, and told of below.
     kinds |= dict.fromkeys(beside, "")
+    members = [source for source, kind in kinds.items() if kind == GROUPS]
+    kinds |= dict.fromkeys(members, "")
     found = sorted(set(kinds.values()) - {""})
     if not found:
         raise IngestError(f"{sources[0].name} is not a trace of a known kind; docs/ingest.md lists them")
@@ -87,6 +90,8 @@ def ingest(
             raise IngestError(f"{flag} is for traces of the kind kineto, these are of the kind {found[0]}")
     if found[0] == "kineto":
         options = {"communicates": pattern, "explain": explain}
+    elif found[0] == "chakra":
+        options = shared([source for source in sources if kinds[source]], members)
     outcomes = list(read_all(READERS[found[0]], options, [s for s in sources if kinds[s]], progress))
     recordings = [one for outcome in outcomes for one in outcome.recordings]
     failed = [outcome.failed for outcome in outcomes if outcome.failed]
@@ -96,7 +101,7 @@ def ingest(
         f"{source.name} is {'a graph beside traces that have times' if source in beside else 'no trace'}: "
         "left out"
         for source in sources
-        if not kinds[source]
+        if not kinds[source] and source not in members
     ]
     if found[0] == "exported":
         if len(recordings) > 1:

@@ -249,7 +249,18 @@ _ROCPROF: Final = re.compile(rb'"rocprofiler-sdk-tool"\s*:')
 _CHAKRA: Final = re.compile(rb"[\x02-\x7f]\x0a[\x01-\x20]\d+\.\d+")
 """A message of metadata after its length: its first field is the version of the schema."""
 
-_TEXTS: Final = {"rocprof": _ROCPROF, "chakra": _GRAPH, "param": _COLLECTIVES, "flight recorder": _FLIGHT}
+GROUPS: Final = "groups"
+"""Kind of a file that is no trace, but says which ranks are in the groups of traces beside it."""
+
+_MEMBERS: Final = re.compile(rb'\A\{\s*"\d+"\s*:\s*\[\s*\d')
+
+_TEXTS: Final = {
+    GROUPS: _MEMBERS,
+    "rocprof": _ROCPROF,
+    "chakra": _GRAPH,
+    "param": _COLLECTIVES,
+    "flight recorder": _FLIGHT,
+}
 """Kinds of JSON beside events, and what is in them; the first that is found counts."""
 
 _EXPORTED: Final = re.compile(rb'"otherData"\s*:\s*\{"foretrace": true')
