@@ -16,10 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from foretrace.tracer import on_cpu
 from foretrace.tracer.ended import watch
 from foretrace.tracer.errors import LaunchError
-from foretrace.tracer.process import is_one_of_many, job
+from foretrace.tracer.process import ON_CPU, is_one_of_many, job
 from foretrace.tracer.record import (
     DEPTH_VARIABLE,
     DEPTHS,
@@ -68,7 +67,7 @@ def launch(
     if shutil.which(command[0]) is None:  # it looks for itself by its name
         words[0] = program
     env = environment(path, name or path.name)
-    asked = {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, on_cpu.VARIABLE: str(n_gpus_on_cpu or "")}
+    asked = {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, ON_CPU: str(n_gpus_on_cpu or "")}
     asked[DEPTH_VARIABLE] = "" if depth == DEPTHS[0] else depth
     # Options that are not asked for are taken out: those of a recording around this one are not meant here.
     env = {word: value for word, value in {**env, **asked}.items() if value or word not in asked}

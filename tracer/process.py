@@ -31,6 +31,14 @@ def versions() -> dict[str, str]:
     return {"foretrace": own, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
+ON_CPU: Final = "FORETRACE_ON_CPU"  # environment variable with the number of GPUs that a script is told of
+
+
+def n_pretended_gpus() -> int:
+    """Return how many GPUs this process takes its processors for; 0: none."""
+    return int(os.environ.get(ON_CPU) or 0)
+
+
 # How launchers tell a process that it is one of several.
 
 WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")

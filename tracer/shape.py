@@ -15,7 +15,8 @@ from itertools import islice
 from math import prod
 from typing import Any, Final
 
-from foretrace.tracer import internals, on_cpu
+from foretrace.tracer import internals
+from foretrace.tracer.process import n_pretended_gpus
 from foretrace.tracer.records import Block
 from foretrace.tracer.wrapped import PASSING, compiled_of, held_whole, holders, inside, whole_shape
 
@@ -155,7 +156,7 @@ def describe_machine(world_size: int) -> dict[str, Any]:
 
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     per_node = int(local) if local.isdecimal() and int(local) else world_size
-    if torch.cuda.is_available() and torch.cuda.is_initialized() and not on_cpu.n_gpus():
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and not n_pretended_gpus():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = {"name": properties.name, "kind": "gpu", "memory_bytes": int(properties.total_memory)}
     else:

@@ -241,7 +241,7 @@ def notes(
 def _paused(rehearsal: Rehearsal) -> list[str]:
     """Return a sentence about what hosts of a trace did beside launching, if they did."""
     facts = list(rehearsal.job.get("traced", {}).values())
-    paused_s = sum(one["paused_s"] / one["steps"] for one in facts) / max(len(facts), 1)
+    paused_s = sum(one.get("paused_s", 0.0) / one["steps"] for one in facts) / max(len(facts), 1)
     late_s = max((one.get("late_s", 0.0) for one in facts), default=0.0)
     said = [f"the host pauses for {format_time(paused_s)} a step"] if paused_s else []
     said += [f"ranks begin up to {format_time(late_s)} apart"] if late_s else []

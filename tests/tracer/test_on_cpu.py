@@ -12,7 +12,8 @@ from tests.rehearsals import rehearse
 from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.cli import record
-from foretrace.tracer.on_cpu import SAID, VARIABLE
+from foretrace.tracer.on_cpu import SAID
+from foretrace.tracer.process import ON_CPU
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.join import join_spans
@@ -43,7 +44,7 @@ def recorded(folder: Path, how: str) -> Any:
         assert done.returncode == 0, done.stderr
         output = done.stdout
     else:
-        env = Runner.env(path) | {VARIABLE: "2"}
+        env = Runner.env(path) | {ON_CPU: "2"}
         ended = Runner.run([sys.executable, str(SCRIPT), how], env, loads_torch=True)
         assert ended.status == (0, 0), ended.errors
         output = ended.output
@@ -69,7 +70,7 @@ def test_what_a_script_for_gpus_sends_is_what_its_rehearsal_says(how: str, tmp_p
 
 
 def test_a_gpu_that_is_not_there_is_refused_as_by_cuda(tmp_path: Path) -> None:
-    env = Runner.env(tmp_path / "real") | {VARIABLE: "2"}
+    env = Runner.env(tmp_path / "real") | {ON_CPU: "2"}
     ended = Runner.run([sys.executable, str(SCRIPT), "ordinal"], env, loads_torch=True)
     assert all(ended.status)
     assert ended.errors.count("CUDA error: invalid device ordinal") == 2

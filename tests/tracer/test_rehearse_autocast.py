@@ -7,7 +7,7 @@ import pytest
 from tests.processes import Runner
 from tests.rehearsals import rehearse
 
-from foretrace.tracer.on_cpu import VARIABLE
+from foretrace.tracer.process import ON_CPU
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import rehearsal_folder
 
@@ -81,7 +81,7 @@ def test_autocast_of_a_gpu_keeps_its_own_dtype(tmp_path: Path) -> None:
 
 
 def test_autocast_on_processors_is_that_of_a_gpu(tmp_path: Path) -> None:
-    env = Runner.env(tmp_path / "run") | {VARIABLE: "1"}
+    env = Runner.env(tmp_path / "run") | {ON_CPU: "1"}
     ended = Runner.run([sys.executable, "-c", SCRIPT], env, loads_torch=True)
     assert ended.status == (0, 0), ended.errors
     assert set(ended.output.replace("torch.", "").splitlines()) == set(SAID)

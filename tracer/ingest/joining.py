@@ -82,7 +82,8 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         if 1 < len(parts.tables) == parts.world_size and not unmatched and parts.facts.pop("assumed", None):
             parts.evidence["group"] = "no group in the files; collectives of all ranks ran at the same times"
         clock = common_clock(parts.tables)
-        if not unmatched:
+        # A graph of work has no clock at all.
+        if not unmatched and all("began_ns" in one.facts for one in parts.issued.values()):
             parts.issued = begun_apart(parts.issued, clock)
     if any(clock[rank].offset_ns for rank in clock):
         parts.evidence["clock"] = (

@@ -9,14 +9,12 @@ processors.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 from foretrace.tracer import internals
-
-VARIABLE: Final = "FORETRACE_ON_CPU"  # environment variable with the number of GPUs that a script is told of
+from foretrace.tracer.process import n_pretended_gpus
 
 SAID: Final = (
     "the script was told of GPUs that do not exist (--on-cpu): these are times of processors and of gloo"
@@ -24,14 +22,9 @@ SAID: Final = (
 """Warning in every recording of such a run."""
 
 
-def n_gpus() -> int:
-    """Return how many GPUs this process takes its processors for; 0: none."""
-    return int(os.environ.get(VARIABLE) or 0)
-
-
 def tell(warn: Callable[[str], None]) -> None:
     """Have a recording of this process *warn* that its times are not those of GPUs, if that is so."""
-    if n_gpus():
+    if n_pretended_gpus():
         warn(SAID)
 
 
@@ -40,7 +33,7 @@ def install(module: Any) -> None:
     if module.__name__ == internals.C_OF_TORCH:
         from foretrace.tracer.rehearse.device.installing import fit_out
 
-        fit_out(module, n_gpus(), _say).note(is_on=False)
+        fit_out(module, n_pretended_gpus(), _say).note(is_on=False)
         return
     importlib.import_module(internals.DYNAMO)  # first: it needs an unchanged torch
     from foretrace.tracer.on_cpu import autocast, replacing

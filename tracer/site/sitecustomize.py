@@ -53,7 +53,7 @@ class _Finder:
     def __init__(self) -> None:
         self.expected = {"torch.distributed.distributed_c10d": _attach}
         if os.environ.get("FORETRACE_ON_CPU"):
-            self.expected |= {"torch._C": _take_for_gpus, "torch": _take_for_gpus}
+            self.expected["torch"] = _take_for_gpus
         self.is_watching = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
@@ -74,6 +74,10 @@ class _Finder:
         if name in self.STARTING and not self.is_watching:
             self.is_watching = True
             _watch_children()
+        if name == "torch" and name in self.expected:
+            from foretrace.tracer.internals import C_OF_TORCH
+
+            self.expected[C_OF_TORCH] = self.expected[name]
         if name in self.expected:
             tell = self.expected.pop(name)
             try:
