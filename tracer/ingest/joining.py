@@ -63,7 +63,13 @@ class _Parts:
 
 
 def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
-    """Return one run of *recordings* from files of a *kind*: one per rank, or a single one of several."""
+    """Return one run of *recordings* from files of a *kind*: one per rank, or a single one of several.
+
+    Raises:
+        IngestError: they are of two jobs, or lie too far apart in time.
+    """
+    if kind == "kineto":
+        _check_one_job(recordings)
     parts = _Parts()
     _tell_ranks_by_folder(recordings)
     for recording in recordings:
@@ -173,6 +179,17 @@ def _add(parts: _Parts, recording: Recording) -> None:
     members = (rank for group in recording.groups for rank in group.ranks)
     highest = max(max(members, default=0), *parts.tables) + 1
     parts.world_size = max(parts.world_size, recording.world_size or 1, highest)
+
+
+def _check_one_job(recordings: Sequence[Recording]) -> None:
+    """Raise IngestError if two files say themselves that their worlds have different sizes."""
+    said = {one.world_size: one.name for one in recordings if one.rank is not None and one.world_size}
+    if len(said) > 1:
+        (size, name), (other, another) = sorted(said.items())[:2]
+        raise IngestError(
+            f"files of different jobs: {name} is of {'1 rank' if size == 1 else f'{size} ranks'}, {another} "
+            f"of {other}: take them over one job at a time"
+        )
 
 
 def _told_once(warnings: Sequence[tuple[str, str]]) -> Iterator[str]:
