@@ -471,6 +471,17 @@ def test_ranks_wait_for_one_that_begins_later(tmp_path: Path, late_us: float) ->
     assert len(noted) == bool(late_us)
 
 
+def test_ranks_that_never_meet_are_not_late(tmp_path: Path) -> None:
+    """Their clocks may have nothing in common."""
+    for rank in (0, 1):
+        events = late(traced(transformer(), lambda _: 20.0), 1e6 * rank)
+        text = kineto_text(events, {"deviceProperties": [{"name": "NVIDIA H100"}]} | info(rank, 2))
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    ingest([tmp_path / f"rank{rank}.json" for rank in (0, 1)], tmp_path / "run", explain=True)
+    facts = read_rehearsal(tmp_path / "run").job["traced"]
+    assert [one["late_s"] for one in facts.values()] == [0.0, 0.0]
+
+
 def test_ranks_that_issued_unlike_counts_of_operators_meet_in_their_communication(tmp_path: Path) -> None:
     """Its number is that within the group, whatever came before it."""
     numbers = []

@@ -89,7 +89,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
             parts.evidence["group"] = "no group in the files; collectives of all ranks ran at the same times"
         clock = common_clock(parts.tables)
         if not unmatched:
-            parts.issued = begun_apart(parts.issued, clock)
+            parts.issued = begun_apart(parts.issued, clock, parts.tables)
     if any(clock[rank].offset_ns for rank in clock):
         parts.evidence["clock"] = (
             "ends of collectives that ranks share: offset of each rank is the median difference"
@@ -117,15 +117,25 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     return Joined(info, tables, pa.concat_tables(held) if held else None, parts.issued)
 
 
-def begun_apart(issued: Mapping[int, Issued], clock: Mapping[int, Clock]) -> dict[int, Issued]:
-    """Return *issued* with what ranks began later than the first as a pause of their hosts.
+def begun_apart(
+    issued: Mapping[int, Issued], clock: Mapping[int, Clock], tables: Mapping[int, pa.Table]
+) -> dict[int, Issued]:
+    """Return *issued* with what ranks began later than the first that they meet as a pause of their hosts.
 
     The first step of all ranks then begins with that of the first: ranks that begin early wait for late ones.
     """
     began = {rank: one.facts["began_ns"] + clock[rank].offset_ns for rank, one in issued.items()}
+    together: list[tuple[set[int], set[int]]] = []  # ranks that meet, and in which groups
+    for rank in issued:
+        ranks, groups = {rank}, set(collectives(tables[rank]))
+        for met in [one for one in together if one[1] & groups]:
+            together.remove(met)
+            ranks, groups = ranks | met[0], groups | met[1]
+        together.append((ranks, groups))
+    earliest = {rank: min(began[one] for one in ranks) for ranks, _ in together for rank in ranks}
     found = {}
     for rank, one in issued.items():
-        late_ns = began[rank] - min(began.values())
+        late_ns = began[rank] - earliest[rank]
         pauses = int64(one.measured, "pause_ns").copy()
         pauses[0] += late_ns
         at = one.measured.schema.get_field_index("pause_ns")
