@@ -361,6 +361,16 @@ def test_operators_tell_what_their_kernels_reach(tmp_path: Path) -> None:
         assert (row["nearest"], row["dtype"]) == (("bytes_per_s", "bf16") if rate else (None, ""))
 
 
+def test_a_copy_has_what_the_file_says_of_it(tmp_path: Path) -> None:
+    as_copy = {"cat": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)"}
+    events = [
+        one | (as_copy if one["cat"] == "kernel" else {})
+        for one in traced([("", added(8, 8))] * 2, lambda _: 9.0)
+    ]
+    (row,) = kernels(open_run(taken(tmp_path, [*events, *reduced()], info(0, 2))), copies=True)
+    assert (row["count"], row["dtype"], row["bytes_per_s"]) == (2, "", None)
+
+
 def test_what_wraps_a_model_is_not_its_name(tmp_path: Path) -> None:
     within = [(f"Wrapper_0/{path}", op) for path, op in transformer()]
     run = taken(tmp_path, traced([("Wrapper_0", added(8, 8)), *within], lambda _: 20.0))
