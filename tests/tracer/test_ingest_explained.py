@@ -454,6 +454,19 @@ def test_one_rank_of_several_cannot_tell_waiting_from_transfer(tmp_path: Path) -
     assert wider["step_time_s"] < own["step_time_s"] - 300e-6
 
 
+def test_communication_of_an_unknown_group_takes_what_it_took(tmp_path: Path) -> None:
+    """A single rank would have nobody to wait for, and nothing to send."""
+    untold = [
+        one | {"args": {key: value for key, value in one["args"].items() if not key[0].isupper()}}
+        if one["name"].startswith("nccl")
+        else one
+        for one in replicas()
+    ]
+    found = calibrated(taken(tmp_path, untold))
+    (communication,) = (one for one in found.errors if one.name in {COMMUNICATION_PART, UNTOLD})
+    assert communication.after_s == pytest.approx(communication.measured_s) == pytest.approx(400e-6)
+
+
 def late(events: list[Event], us: float) -> list[Event]:
     """The same, all of it later."""
     return [one | {"ts": one["ts"] + us} for one in events]
