@@ -29,8 +29,8 @@ class RankTasks(NamedTuple):
 class Joiner:
     """Finds who takes part in the same communication, and asks what it costs.
 
-    *representatives*: index rank, value the rehearsed rank that stands for it. *took_ns*: how long took what
-    has no price, by kind, group, size and peer.
+    *representatives*: index rank, value the rehearsed rank that stands for it. *took_ns*: how long
+    communication took that is not priced, by kind, group, size and peer.
 
     *network*: prices the others. *keys*: numbers of the communications, by what their participants have in
     common. *meetings*: of each, the rank that decides about it, and its part.

@@ -189,8 +189,8 @@ def untold(
         own = what == COMMUNICATION
         for number, ns in zip(item[own].tolist(), device_ns[own].tolist(), strict=True):
             said = messages[number]
-            others = members.get(said["group"], ()) if said["peer"] < 0 else (said["peer"],)
-            if not set(others) <= traced.keys():
+            others = members.get(said["group"]) if said["peer"] < 0 else (said["peer"],)
+            if others is None or not set(others) <= traced.keys():
                 took[said["kind"], said["group"], said["size_bytes"], said["peer"]].append(ns)
     return {key: round(sum(ns) / len(ns)) for key, ns in took.items()}
 

@@ -361,6 +361,16 @@ def test_operators_tell_what_their_kernels_reach(tmp_path: Path) -> None:
         assert (row["nearest"], row["dtype"]) == (("bytes_per_s", "bf16") if rate else (None, ""))
 
 
+def test_a_copy_has_what_the_file_says_of_it(tmp_path: Path) -> None:
+    as_copy = {"cat": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)"}
+    events = [
+        one | (as_copy if one["cat"] == "kernel" else {})
+        for one in traced([("", added(8, 8))] * 2, lambda _: 9.0)
+    ]
+    (row,) = kernels(open_run(taken(tmp_path, [*events, *reduced()], info(0, 2))), copies=True)
+    assert (row["count"], row["dtype"], row["bytes_per_s"]) == (2, "", None)
+
+
 def test_what_wraps_a_model_is_not_its_name(tmp_path: Path) -> None:
     within = [(f"Wrapper_0/{path}", op) for path, op in transformer()]
     run = taken(tmp_path, traced([("Wrapper_0", added(8, 8)), *within], lambda _: 20.0))
@@ -444,6 +454,19 @@ def test_one_rank_of_several_cannot_tell_waiting_from_transfer(tmp_path: Path) -
     assert wider["step_time_s"] < own["step_time_s"] - 300e-6
 
 
+def test_communication_of_an_unknown_group_takes_what_it_took(tmp_path: Path) -> None:
+    """A single rank would have nobody to wait for, and nothing to send."""
+    untold = [
+        one | {"args": {key: value for key, value in one["args"].items() if not key[0].isupper()}}
+        if one["name"].startswith("nccl")
+        else one
+        for one in replicas()
+    ]
+    found = calibrated(taken(tmp_path, untold))
+    (communication,) = (one for one in found.errors if one.name in {COMMUNICATION_PART, UNTOLD})
+    assert communication.after_s == pytest.approx(communication.measured_s) == pytest.approx(400e-6)
+
+
 def late(events: list[Event], us: float) -> list[Event]:
     """The same, all of it later."""
     return [one | {"ts": one["ts"] + us} for one in events]
@@ -469,6 +492,17 @@ def test_ranks_wait_for_one_that_begins_later(tmp_path: Path, late_us: float) ->
     assert errors[COMMUNICATION_PART].measured_s == pytest.approx((400 + late_us / 2) * 1e-6, rel=0.01)
     noted = [one for one in simulated(tmp_path / "run")["warnings"] if "apart" in one]
     assert len(noted) == bool(late_us)
+
+
+def test_ranks_that_never_meet_are_not_late(tmp_path: Path) -> None:
+    """Their clocks may have nothing in common."""
+    for rank in (0, 1):
+        events = late(traced(transformer(), lambda _: 20.0), 1e6 * rank)
+        text = kineto_text(events, {"deviceProperties": [{"name": "NVIDIA H100"}]} | info(rank, 2))
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    ingest([tmp_path / f"rank{rank}.json" for rank in (0, 1)], tmp_path / "run", explain=True)
+    facts = read_rehearsal(tmp_path / "run").job["traced"]
+    assert [one["late_s"] for one in facts.values()] == [0.0, 0.0]
 
 
 def test_ranks_that_issued_unlike_counts_of_operators_meet_in_their_communication(tmp_path: Path) -> None:

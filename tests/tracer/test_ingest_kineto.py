@@ -226,6 +226,14 @@ def test_a_file_cut_off_says_so_and_keeps_what_was_complete(tmp_path: Path) -> N
     assert len(rows(open_run(tmp_path / "run"), category="collective")) == 2
 
 
+def test_files_of_two_jobs_make_no_run(tmp_path: Path) -> None:
+    for name, size in (("a", 2), ("b", 8)):
+        (tmp_path / f"{name}.json").write_text(kineto_text(rank_events([100], [150]), info(1, size)))
+    with pytest.raises(IngestError, match=r"a\.json is of 2 ranks, .*b\.json of 8: take them over one"):
+        ingest([tmp_path / "a.json", tmp_path / "b.json"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_files_of_one_rank_are_not_counted_twice(tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text(kineto_text(rank_events([100], [110]), info(0, 2)))

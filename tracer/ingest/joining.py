@@ -63,7 +63,13 @@ class _Parts:
 
 
 def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
-    """Return one run of *recordings* from files of a *kind*: one per rank, or a single one of several."""
+    """Return one run of *recordings* from files of a *kind*: one per rank, or a single one of several.
+
+    Raises:
+        IngestError: they are of two jobs, or lie too far apart in time.
+    """
+    if kind == "kineto":
+        _check_one_job(recordings)
     parts = _Parts()
     _tell_ranks_by_folder(recordings)
     for recording in recordings:
@@ -84,7 +90,7 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
         clock = common_clock(parts.tables)
         # A graph of work has no clock at all.
         if not unmatched and all("began_ns" in one.facts for one in parts.issued.values()):
-            parts.issued = begun_apart(parts.issued, clock)
+            parts.issued = begun_apart(parts.issued, clock, parts.tables)
     if any(clock[rank].offset_ns for rank in clock):
         parts.evidence["clock"] = (
             "ends of collectives that ranks share: offset of each rank is the median difference"
@@ -112,15 +118,25 @@ def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     return Joined(info, tables, pa.concat_tables(held) if held else None, parts.issued)
 
 
-def begun_apart(issued: Mapping[int, Issued], clock: Mapping[int, Clock]) -> dict[int, Issued]:
-    """Return *issued* with what ranks began later than the first as a pause of their hosts.
+def begun_apart(
+    issued: Mapping[int, Issued], clock: Mapping[int, Clock], tables: Mapping[int, pa.Table]
+) -> dict[int, Issued]:
+    """Return *issued* with what ranks began later than the first that they meet as a pause of their hosts.
 
     The first step of all ranks then begins with that of the first: ranks that begin early wait for late ones.
     """
     began = {rank: one.facts["began_ns"] + clock[rank].offset_ns for rank, one in issued.items()}
+    together: list[tuple[set[int], set[int]]] = []  # ranks that meet, and in which groups
+    for rank in issued:
+        ranks, groups = {rank}, set(collectives(tables[rank]))
+        for met in [one for one in together if one[1] & groups]:
+            together.remove(met)
+            ranks, groups = ranks | met[0], groups | met[1]
+        together.append((ranks, groups))
+    earliest = {rank: min(began[one] for one in ranks) for ranks, _ in together for rank in ranks}
     found = {}
     for rank, one in issued.items():
-        late_ns = began[rank] - min(began.values())
+        late_ns = began[rank] - earliest[rank]
         pauses = int64(one.measured, "pause_ns").copy()
         pauses[0] += late_ns
         at = one.measured.schema.get_field_index("pause_ns")
@@ -174,6 +190,17 @@ def _add(parts: _Parts, recording: Recording) -> None:
     members = (rank for group in recording.groups for rank in group.ranks)
     highest = max(max(members, default=0), *parts.tables) + 1
     parts.world_size = max(parts.world_size, recording.world_size or 1, highest)
+
+
+def _check_one_job(recordings: Sequence[Recording]) -> None:
+    """Raise IngestError if two files say themselves that their worlds have different sizes."""
+    said = {one.world_size: one.name for one in recordings if one.rank is not None and one.world_size}
+    if len(said) > 1:
+        (size, name), (other, another) = sorted(said.items())[:2]
+        raise IngestError(
+            f"files of different jobs: {name} is of {'1 rank' if size == 1 else f'{size} ranks'}, {another} "
+            f"of {other}: take them over one job at a time"
+        )
 
 
 def _told_once(warnings: Sequence[tuple[str, str]]) -> Iterator[str]:

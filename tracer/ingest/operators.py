@@ -339,8 +339,11 @@ class _Writer:
         spans = self._spans
         columns = {name: spans[name].to_pylist() for name in ("flops", "bytes_moved", "dtype")}
         for one in issues:
-            if one.what == _OP and one.work is not None and one.work.is_known and len(one.rows) == 1:
-                (row,) = one.rows
+            if one.work is None or not one.work.is_known or len(one.rows) > 1:
+                continue
+            (row,) = one.rows
+            # A copy says its bytes itself, and has no type.
+            if self._rows.computes[row]:
                 for name, values in columns.items():
                     values[row] = values[row] or getattr(one.work, name)
         for name, values in columns.items():

@@ -149,8 +149,11 @@ def bandwidths(
 
 
 def lacks_ranks(run: Run, axis: str) -> bool:
-    """Whether ranks that communicate along *axis* are not in the run: waiting for them counts as transfer."""
-    return bool(run.missing_ranks) or axis == UNNAMED_AXIS
+    """Whether ranks that communicate along *axis* are not in the run: waiting for them counts as transfer.
+
+    A trace without groups does not tell how many ranks there were.
+    """
+    return bool(run.missing_ranks) or (run.info.origin == "ingested" and axis == UNNAMED_AXIS)
 
 
 def _known(_: Run) -> dict[tuple[bool, float | None], list[dict[str, Any]]]:
