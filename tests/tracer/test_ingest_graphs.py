@@ -73,12 +73,14 @@ def test_nodes_are_laid_out_as_early_as_they_may_be(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("metadata", [b"\x0a\x06schema", b"0.0.4"])
-def test_protobuf_reads_as_json_does(metadata: bytes, tmp_path: Path) -> None:
-    """Whether the file begins with an attribute, or with the version as ASTRA-sim's own do."""
+@pytest.mark.parametrize(
+    "metadata", [[(1, b"\x0a\x06schema")], [(1, b"0.0.4")], [(1, b"0.0.4"), (2, message((29, b" " * 200)))]]
+)
+def test_protobuf_reads_as_json_does(metadata: list[tuple[int, bytes]], tmp_path: Path) -> None:
+    """Whether the file begins with an attribute, with the version as ASTRA-sim's own do, or with much."""
     (tmp_path / "g.json").write_text(json.dumps({"workload_graph": NODES}))
     data = b""
-    for part in [message((1, metadata)), *map(encoded, NODES)]:
+    for part in [message(*metadata), *map(encoded, NODES)]:
         data += varint(len(part)) + part
     (tmp_path / "g.et").write_bytes(b"".join([data]))
     assert opened(tmp_path / "g.et", tmp_path / "a").spans().to_pylist() == (

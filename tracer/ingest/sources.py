@@ -246,7 +246,7 @@ _GRAPH: Final = re.compile(rb'"workload_graph"\s*:|"schema"\s*:\s*"1\.')
 _FLIGHT: Final = re.compile(rb'"entries"\s*:')
 _COLLECTIVES: Final = re.compile(rb'"comms"\s*:\s*"')
 _ROCPROF: Final = re.compile(rb'"rocprofiler-sdk-tool"\s*:')
-_CHAKRA: Final = re.compile(rb"[\x02-\x7f]\x0a[\x01-\x20]\d+\.\d+")
+_CHAKRA: Final = re.compile(rb"[\x80-\xff]{0,3}[\x00-\x7f]\x0a[\x01-\x20]\d+\.\d+")
 """A message of metadata after its length: its first field is the version of the schema."""
 
 GROUPS: Final = "groups"
