@@ -926,12 +926,15 @@ def is_below_fakes() -> bool:
 # ---- What a rehearsal asks of torch (tracer.rehearse) ----------------------------------------------------
 
 
+_TOP: Final = "_top_saved_tensors_default_hooks"
+"""Function of autograd in C++ that torch 2.6 lacks."""
+
+
 def saved_tensor_hooks() -> Any:
     """Return the hooks to which autograd gives what it saves, as those of a checkpoint; None: it has none."""
     import torch
 
-    # torch 2.6 does not tell: a compiled checkpoint counts as what is around it.
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    top = getattr(torch._C._autograd, _TOP, None)
     return top and top(True)  # noqa: FBT003 - has no name
 
 
@@ -1161,6 +1164,9 @@ def partitioned(
 
     Returns:
         None if there is no backward.
+
+    Raises:
+        NotImplementedError: this torch tells no checkpoint from the work around it.
     """
     import torch
     from torch._functorch.aot_autograd import aot_function
@@ -1168,6 +1174,8 @@ def partitioned(
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx import traceback
 
+    if not hasattr(torch._C._autograd, _TOP):
+        raise NotImplementedError("torch 2.6 tells no checkpoints")
     found = list[tuple[Any, Any, int]]()
 
     def cut(joint: Any, inputs: Any, *, num_fwd_outputs: int, **how: Any) -> Any:

@@ -178,20 +178,6 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
         ]
         return (*of, [torch.empty_like(weight) for weight in weights] if wants[3] else [])
 
-    def per_channel(x: Any) -> Any:
-        wide = torch.float32 if x.dtype in {torch.float16, torch.bfloat16} else x.dtype
-        return x.new_empty(x.shape[1], dtype=wide)
-
-    def norm_stats(x: Any, *others: Any, **named: Any) -> Any:
-        return per_channel(x), per_channel(x)
-
-    def norm_backward_reduce(gradient: Any, x: Any, mean: Any, invstd: Any, weight: Any, *wants: bool) -> Any:
-        of_input, of_weight, of_bias = (per_channel(x) if want else None for want in wants)
-        return of_input, None if of_input is None else per_channel(x), of_weight, of_bias
-
-    def like_first(x: Any, *others: Any, **named: Any) -> Any:
-        return torch.empty_like(x)
-
     def like_second(gradient: Any, x: Any, *others: Any, **named: Any) -> Any:
         return torch.empty_like(x)
 
@@ -201,11 +187,6 @@ def _rules(driver: Driver) -> Mapping[Any, Callable[..., Any]]:
     return {
         aten.record_stream.default: record_stream,
         aten.is_pinned.default: is_pinned,
-        aten.batch_norm_stats.default: norm_stats,
-        aten.batch_norm_gather_stats_with_counts.default: norm_stats,
-        aten.batch_norm_elemt.default: like_first,
-        aten.batch_norm_backward_reduce.default: norm_backward_reduce,
-        aten.batch_norm_backward_elemt.default: like_second,
         getattr(aten, "_pin_memory").default: pin_memory,  # noqa: B009 - a name of an operator, here and below
         getattr(aten, "_cudnn_rnn").default: rnn,  # noqa: B009
         getattr(aten, "_cudnn_rnn_backward").default: rnn_backward,  # noqa: B009
