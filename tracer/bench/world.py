@@ -33,6 +33,8 @@ SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 <<
 
 ATTENTION: Final = replace(SIZES["cpu"], heads=8, kv_heads=8)  # of a small transformer without shared keys
 
+OTHER_BYTES: Final = 1 << 24  # what is worked on between two operations: more than a core's own caches
+
 LINKS: Final = 32  # products, each followed by a sum, in the chain of tiny operations
 
 OPERATIONS_PER_LINK: Final = 4
@@ -123,11 +125,27 @@ def _communicate(rank: int, n_processes: int) -> dict[str, dict[int, list[float]
             dist.barrier()
             if rank < n_ranks:
                 share = 0.5 if kind == "p2p" else 1.0  # there and back
-                runs = [(_operation_of(kind, size, n_ranks, group)[0], size) for size in SIZES_BYTES]
-                times = [_times(run, 31 if size < 1 << 20 else 9, together=False) for run, size in runs]
-                found.setdefault(kind, {})[n_ranks] = [share * median(one) for one in times]
+                times = [_in_training(kind, size, n_ranks, group) for size in SIZES_BYTES]
+                found.setdefault(kind, {})[n_ranks] = [share * one for one in times]
         dist.barrier()
     return found
+
+
+def _in_training(kind: str, size_bytes: int, n_ranks: int, group: Any) -> float:
+    """Return the time of an operation as a training calls it: on tensors made for it, after other work.
+
+    Again and again on the same ones it takes half as long, from caches that a training fills with its own.
+    """
+    import torch
+    import torch.distributed as dist
+
+    other_work, times = torch.zeros(OTHER_BYTES // 4), list[float]()
+    for _ in range(WARM_UP + (21 if size_bytes < 1 << 20 else 9)):
+        other_work += 1
+        run, _ = _operation_of(kind, size_bytes, n_ranks, group)
+        dist.barrier(group)
+        times += _times(run, 1, n_before=0, together=False)
+    return median(times[WARM_UP:])
 
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -240,14 +258,16 @@ def _links(distance: int, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def _times(run: Callable[[], Any], repeats: int, *, together: bool = True) -> list[float]:
-    """Return the time of each call of *run*, begun by all ranks at once if *together*."""
+def _times(
+    run: Callable[[], Any], repeats: int, *, n_before: int = WARM_UP, together: bool = True
+) -> list[float]:
+    """Return the time of each call of *run* behind *n_before*, begun by all ranks at once if *together*."""
     import torch
     import torch.distributed as dist
 
     found = []
     through = torch.cuda.synchronize if _device().type == "cuda" else lambda: None
-    for _ in range(WARM_UP + repeats):
+    for _ in range(n_before + repeats):
         if together:
             dist.barrier()
         through()
@@ -255,7 +275,7 @@ def _times(run: Callable[[], Any], repeats: int, *, together: bool = True) -> li
         run()
         through()
         found.append(time.perf_counter() - began)
-    return found[WARM_UP:]
+    return found[n_before:]
 
 
 def _flag(rows: list[dict[str, Any]], column: str) -> None:
