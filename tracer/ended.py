@@ -68,7 +68,6 @@ def _reaped(path: Path, since_s: float, pid: int, status: int) -> None:
 
 def _note_end(path: Path, since_s: float, pid: int, status: int) -> None:
     """Write how child *pid* has ended beside the sidecar of its rank, if it has one and did not end well."""
-    from foretrace.door import sealed_text
     from foretrace.tracer.run_directory import beside
 
     sent = sorted(_sent.pop(pid, ()))
@@ -82,5 +81,7 @@ def _note_end(path: Path, since_s: float, pid: int, status: int) -> None:
                     continue
                 for one in json.loads(text)["processes"].values():
                     if (one["host"], one["pid"]) == (socket.gethostname(), pid):
+                        from foretrace.door import sealed_text  # most children are no ranks
+
                         said = json.dumps({"status": status, "signals_sent": sent})
                         file.with_suffix(".ended.json").write_text(sealed_text(said), encoding="utf-8")

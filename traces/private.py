@@ -48,7 +48,7 @@ def private_folder(folder: Path, why: str) -> Path:
     except OSError as error:
         raise RunError(f"{folder}: {reason(error)}; {why}") from error
     own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not own or stat.S_IMODE(found.st_mode) != ONLY_OWNER:
+    if not own or found.st_mode & 0o777 != ONLY_OWNER:  # where groups own folders, a bit of theirs stays
         raise RunError(
             f"{folder} must be a folder of yours that nobody else can write to, because its files are run: "
             f"chmod 700 {folder}, or remove it"

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from foretrace.door import as_table, check_known, is_as_sealed, parse, read_text, sealed_text, shaped
+from foretrace.door import as_table, check_known, is_as_sealed, parse, read_text, sealed_text, shaped, shown
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import CHANGED, SAID
 from foretrace.traces.layout import Group, Layout
@@ -220,6 +220,9 @@ class Rehearsal:
             found: Rehearsal = shaped(cls, document)
             for name, kinds in SAID.items():
                 check_known(getattr(found, name, None), kinds, name)
+            for name in ("first_step", "steps"):
+                if not isinstance(found.job.get(name, 0), int):
+                    raise ValueError(f"job.{name} is {shown(found.job[name])}: a whole number is needed")
         except ValueError as error:
             raise RunError(f"{source} does not describe a rehearsal: {error}") from error
         if is_as_sealed(text, document):

@@ -192,7 +192,9 @@ def test_a_spread_holds_for_8_in_10_sources_however_many_runs_each_has() -> None
 def test_a_gpu_that_nobody_measured_has_the_errors_of_inherited_clocks() -> None:
     some = rows({f"source {at}": 0.01 * at for at in range(1, 11)})
     table = made(some)
-    assert table["spread"] * table["wider"]["device"] >= 0.5
+    assert (
+        table["spread"] * table["wider"]["device"] >= 0.5 - 1e-9
+    )  # sums are rounded otherwise since Python 3.12
     others = [row for row in some if row["source"] != "source 10"]
     held = [row for row in some if row["source"] == "source 10"]
     assert shares(held, made(others), elsewhere=True) == [1.0]

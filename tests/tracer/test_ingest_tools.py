@@ -10,6 +10,7 @@ import os
 import sqlite3
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ INSERT INTO StringIds VALUES (1, 'sm90_gemm'), (2, 'cudaLaunchKernel_v7000'), (3
 
 def exported(path: Path, n_processes: int = 2, base: int = START) -> Path:
     """Two steps of each process: a copy of pageable memory, a product and an all-reduce of 2 ms each."""
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.executescript(SCHEMA)
         for process in range(n_processes):
             pid = (100 + process) << 24
@@ -134,7 +135,7 @@ def test_a_single_process_is_a_single_rank(tmp_path: Path) -> None:
 )
 def test_an_export_that_lacks_something_is_refused(tmp_path: Path, damage: str, said: str) -> None:
     path = exported(tmp_path / "a.sqlite")
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.executescript(damage)
     with pytest.raises(IngestError, match=said):
         ingest([path], tmp_path / "run")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 from foretrace.tracer.errors import IngestError
@@ -50,7 +51,8 @@ def read(source: Source, progress: Progress | None = None) -> list[Recording]:
         raise IngestError(f"{source.name}: a database is read from a file of its own: unpack it first")
     try:
         # As a file that nobody changes: SQLite takes no lock, and makes no file beside it.
-        with sqlite3.connect(f"{source.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True) as database:
+        where = f"{source.path.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(where, uri=True)) as database:
             return _read(_Database(database, source.name), source, progress)
     except sqlite3.Error as error:
         raise IngestError(f"{source.name} is damaged: {error}") from error

@@ -162,12 +162,14 @@ def window_state(run: Run, swept: Sweep, window: Window) -> StateArray:
     """Return the state of each interval of *window*, with the bubbles at its two ends."""
     part = swept.inside(window)
     state = swept.state[part].copy()
+    if not is_pipelined(run):
+        return state
     near = slice(
         int(np.searchsorted(swept.pass_until_ns, window.start_ns, side="right")),
         int(np.searchsorted(swept.pass_start_ns, window.end_ns)),
     )
     within = swept.pass_end_ns[near] > window.start_ns
-    if is_pipelined(run) and within.any():
+    if within.any():
         start = swept.point_ns[part]
         begun = swept.pass_start_ns[near][within].min()
         finished = swept.pass_end_ns[near][within].max()

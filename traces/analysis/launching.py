@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from foretrace.traces.analysis.activity import in_window, sweep
+from foretrace.traces.analysis.activity import states, sweep, window_state
 from foretrace.traces.analysis.arrivals import arrivals
 from foretrace.traces.analysis.metrics import breakdown, represented
 from foretrace.traces.analysis.windows import windows_of
@@ -75,12 +75,11 @@ def _launching_ns(run: Run, rank: int) -> int:
     start = int64(table, "start_ns")[rows]
     order = np.argsort(start)
     start, end = start[order], (start + int64(table, "duration_ns")[rows])[order]
-    swept, found_ns = sweep(run, rank), 0
+    swept, other, found_ns = sweep(run, rank), states(run).index("other"), 0
+    launched_ns = np.diff(_until(swept.point_ns, start, end))
     for window in windows_of(run, rank):
-        done = in_window(run, swept, window, rank)
-        other = done.state == done.states.index("other")
-        launched_ns = _until(done.end_ns, start, end) - _until(done.start_ns, start, end)
-        found_ns += int(launched_ns[other].sum())
+        is_other = window_state(run, swept, window) == other
+        found_ns += int(launched_ns[swept.inside(window)][is_other].sum())
     return found_ns
 
 

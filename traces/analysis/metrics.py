@@ -17,10 +17,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.activity import Sweep, covered_by, in_window, sweep
+from foretrace.traces.analysis.activity import Sweep, covered_by, states, sweep, window_state
 from foretrace.traces.analysis.arrivals import arrivals
 from foretrace.traces.analysis.windows import Window, windows, windows_of
-from foretrace.traces.columns import Int64Array, distinct, factorized, flags, int64, is_one_of, labels, summed
+from foretrace.traces.columns import (
+    BoolArray,
+    Int64Array,
+    distinct,
+    factorized,
+    flags,
+    int64,
+    is_one_of,
+    labels,
+    summed,
+)
 from foretrace.traces.errors import RunError
 from foretrace.traces.run import Inside, Run
 
@@ -407,23 +417,29 @@ def _breakdown(run: Run) -> list[Breakdown]:
 
 def _steps_of(run: Run, rank: int, represents: int) -> list[Breakdown]:
     """Return what each step of the stored *rank* is made of."""
-    swept, found = sweep(run, rank), []
-    for window in windows_of(run, rank):
-        part = swept.inside(window)
-        lengths = swept.lengths_ns(part)
-        computing = swept.computing[part]
+    swept, windows, names, found = sweep(run, rank), windows_of(run, rank), states(run), []
+    lengths = np.diff(swept.point_ns)
+    parts = [swept.inside(window) for window in windows]
+    first, last = ([getattr(part, edge) for part in parts] for edge in ("start", "stop"))
+
+    def of_steps(mask: BoolArray) -> list[int]:
+        done_ns = np.append(0, np.cumsum(np.where(mask, lengths, 0)))
+        each: list[int] = (done_ns[last] - done_ns[first]).tolist()
+        return each
+
+    hidden_ns = {axis: of_steps(mask & swept.computing) for axis, mask in swept.moving.items()}
+    communication_ns = {axis: of_steps(mask) for axis, mask in swept.communicating.items()}
+    for at, (window, part) in enumerate(zip(windows, parts, strict=True)):
+        # Sums of whole nanoseconds, which a float has exactly for a hundred days.
+        ns = np.bincount(window_state(run, swept, window), lengths[part], len(names)).astype(np.int64)
         row = Breakdown(
             rank=rank,
             step=window.step,
             represents=represents,
             window_ns=window.duration_ns,
-            ns=in_window(run, swept, window, rank).total_ns(),
-            hidden_ns={
-                axis: int(lengths[mask[part] & computing].sum()) for axis, mask in swept.moving.items()
-            },
-            communication_ns={
-                axis: int(lengths[mask[part]].sum()) for axis, mask in swept.communicating.items()
-            },
+            ns=dict(zip(names, ns.tolist(), strict=True)),
+            hidden_ns={axis: each[at] for axis, each in hidden_ns.items()},
+            communication_ns={axis: each[at] for axis, each in communication_ns.items()},
         )
         found.append(_opened(row, run.inside[rank], swept, window) if rank in run.inside else row)
     return found

@@ -205,9 +205,11 @@ class Graph:
             end[units] += start
         is_last = np.ones(len(chain), np.bool_)  # nothing depends on it, which would end no earlier
         is_last[self._from] = False
+        ends = np.flatnonzero(is_last)
+        ends = ends[np.argsort(key[ends], kind="stable")]
+        found, first = np.unique(key[ends], return_index=True)
         last = np.full((len(first_ns), end.shape[1]), -np.inf)
-        for one in range(len(first_ns)):
-            np.max(end[is_last & (key == one)], axis=0, out=last[one], initial=-np.inf)
+        last[found] = np.maximum.reduceat(end[ends], first, axis=0)
         return last
 
     def wave_of(self) -> tuple[Int64Array, Int64Array]:
