@@ -72,7 +72,7 @@ def die_hard(number):
     os.kill(os.getpid(), number)
 
 def end(number, frame):
-    os.write(1, f"asked to end by {number}\n".encode())  # a print may be under way
+    os.write(1, f"asked to end by {number}\\n".encode())  # a print may be under way
     sys.exit(7)
 
 if how == "raises":
