@@ -428,11 +428,11 @@ def test_rows_of_a_large_run_are_fetched_when_they_are_asked_for(
     monkeypatch.setattr("foretrace.traces.serving.runs.WHOLE_SPANS", 10)
     monkeypatch.setattr("foretrace.traces.serving.runs.WINDOW_CELLS", 4_000)
     visit = Visit(browser, address, "run?run=small&x=1").ready()
-    visit.page.wait_for_function("foretrace.meta().overview", timeout=20_000)
+    visit.page.wait_for_function("() => foretrace.meta().overview", timeout=20_000)
     visit.page.wait_for_selector("#findings li", timeout=20_000)
     shown = visit.page.evaluate("foretrace.view.slots.map(slot => slot.rank)")
     visit.page.select_option("#picker select", "2")
-    visit.page.wait_for_function("foretrace.view.pick === 2", timeout=20_000)
+    visit.page.wait_for_function("() => foretrace.view.pick === 2", timeout=20_000)
     visit.page.wait_for_timeout(300)
     other = visit.page.evaluate("foretrace.view.slots.map(slot => slot.rank)")
     assert other

@@ -181,7 +181,7 @@ def test_what_is_selected_can_be_copied(pipeline: Any) -> None:
     assert "Forward · Stage 2" in lines[0]
     assert any("micro-batch" in line and line.endswith("  5") for line in lines)
     pipeline.page.click("#copy")
-    pipeline.page.wait_for_function("document.querySelector('#copied').textContent")
+    pipeline.page.wait_for_function("() => document.querySelector('#copied').textContent")
     assert pipeline.page.evaluate("getSelection().toString()").split("\n")[0] == lines[0]
 
 
