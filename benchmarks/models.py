@@ -91,7 +91,7 @@ def searched_step(model: Model, seq_len: int) -> str:
 def row(name: str) -> list[str]:
     """Return the cells of a preset."""
     model, found = load_model(name), published_params(name)
-    theirs, off = "not published", ""
+    theirs, off = "unknown", ""
     if found:
         rounded = found.decimals < EXACT
         theirs = f"{found.params / 1e9:g} billion, rounded" if rounded else f"{found.params:,}"
