@@ -19,7 +19,7 @@ from foretrace.simulator.idle import why_idle
 from foretrace.simulator.job import PRECISIONS, Job
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.recorded.model import recorded_model
-from foretrace.simulator.settings import CONVENTIONS, KINDS, TABLES
+from foretrace.simulator.settings import CONVENTIONS, KINDS, TABLES, checked
 from foretrace.simulator.sharding import SHARDINGS
 from foretrace.topologies.catalog import device_named, load_cluster, names
 from foretrace.topologies.errors import TopologyError
@@ -208,7 +208,11 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
     """
     found = like(run)
     # Fields that no job has are facts for this module alone.
-    known = {name: value for name, value in found.settings.items() if name in KINDS}
+    known = {
+        name: checked(f"{run.path}: {name}", name, value)
+        for name, value in found.settings.items()
+        if name in KINDS
+    }
     settings = {**known, **{name: value for name, value in given.items() if value is not None}}
     if single := {**known.get(CONVENTIONS, {}), **(given.get(CONVENTIONS) or {})}:
         settings[CONVENTIONS] = single

@@ -11,7 +11,7 @@ from hypothesis.strategies import sampled_from
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
-from foretrace.simulator.errors import LikeError
+from foretrace.simulator.errors import ConfigError, LikeError
 from foretrace.simulator.idle import idle
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
@@ -145,6 +145,14 @@ def noted(simulation: Simulation, cluster: dict[str, Any]) -> Run:
     """Return the run of *simulation*, whose machine is described as *cluster*."""
     info = replace(simulation.info, cluster=cluster)
     return Run("runs/then", info, [Part(None, lambda: simulation.spans)], simulation.memory, ())
+
+
+@pytest.mark.parametrize("value", [None, "two", 2.5])
+def test_a_setting_that_is_none_is_named_with_the_run(simulation: Simulation, value: object) -> None:
+    info = replace(simulation.info, job={**(simulation.info.job or {}), "micro_batch": value})
+    run = Run("runs/then", info, [Part(None, lambda: simulation.spans)], simulation.memory, ())
+    with pytest.raises(ConfigError, match=r"runs/then: micro_batch = .*: must be a whole number"):
+        job_like(run, {})
 
 
 def bare(simulation: Simulation, **changes: Any) -> Run:

@@ -14,7 +14,6 @@ from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import EXACT, _read, load_model, names, published_params
 
-
 UNKNOWN = ("falcon-h1-7b", "kimi-linear-48b-a3b")
 """Presets of whose checkpoints nobody has looked up the count; their layers are those of transformers."""
 
