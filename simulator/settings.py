@@ -78,6 +78,9 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
 )
 """Every setting and its type."""
 
+DEGREES: Final = frozenset({"tp", "cp", "ep", "pp", "dp"})
+"""Settings by which ranks are divided; that of tensor parallelism in experts may be 0: not said."""
+
 MOST: Final = 2**31 - 1
 """Largest number of a setting: what a timeline numbers steps and micro-batches with."""
 
@@ -102,7 +105,7 @@ def near_setting(name: str) -> str:
 
 
 def checked(place: str, name: str, value: object) -> Any:
-    """Return *value* if it has the type of setting *name*. Raises ConfigError if not."""
+    """Return *value* if it has the type of setting *name*, and any job may have it. Raises ConfigError."""
     if name not in KINDS:
         raise ConfigError(f"unknown setting {name!r}; {near_setting(name)}")
     kind = KINDS[name]
@@ -116,6 +119,8 @@ def checked(place: str, name: str, value: object) -> Any:
         raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[kind]}")
     if isinstance(value, int) and abs(value) > MOST:
         raise ConfigError(f"{place} = {value}: at most {MOST:,}")
+    if name in DEGREES and value < 1:  # before anything is divided by it
+        raise ConfigError(f"{place} = {value}: a parallel degree is a whole number of at least 1")
     # Opening a path with NUL in it raises ValueError, which is no OSError.
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{place} = {value!r}: no name and no path holds the character NUL")

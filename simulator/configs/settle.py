@@ -10,7 +10,7 @@ from foretrace.simulator.configs.rules import CONVENTION, MODEL
 from foretrace.simulator.errors import ConfigError
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.nearest import near_multiples
-from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE
+from foretrace.simulator.settings import CONVENTIONS, KINDS, SHAPE, checked
 
 _PLACES: Final = {"cpu": "host", "nvme": "nvme"}
 
@@ -35,7 +35,7 @@ def settled(facts: Mapping[str, Any], given: Mapping[str, Any], where: str) -> d
         facts.pop("layers_per_virtual_stage", None)
     if "global_batch" in given:
         facts.pop("accumulation", None)
-    facts |= given
+    facts |= {name: checked(name, name, value) for name, value in given.items() if value is not None}
     # In this order: GPUs give replicas, these the batch, and both the stages.
     _experts(facts, given)
     _gpus(facts)

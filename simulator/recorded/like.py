@@ -213,7 +213,8 @@ def job_like(run: Run, given: Mapping[str, Any]) -> Job:
         for name, value in found.settings.items()
         if name in KINDS
     }
-    settings = {**known, **{name: value for name, value in given.items() if value is not None}}
+    asked = {name: checked(name, name, value) for name, value in given.items() if value is not None}
+    settings = {**known, **asked}
     if single := {**known.get(CONVENTIONS, {}), **(given.get(CONVENTIONS) or {})}:
         settings[CONVENTIONS] = single
     if "gpus" in given and "dp" not in given:

@@ -155,6 +155,14 @@ def test_a_setting_that_is_none_is_named_with_the_run(simulation: Simulation, va
         job_like(run, {})
 
 
+@pytest.mark.parametrize("axis", ["tp", "cp", "pp", "dp", "ep"])
+def test_a_degree_of_none_is_refused_before_ranks_are_divided_by_it(
+    simulation: Simulation, axis: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{axis} = 0: a parallel degree is a whole number of at least 1"):
+        job_like(noted(simulation, {}), {axis: 0, "gpus": 8})
+
+
 def bare(simulation: Simulation, **changes: Any) -> Run:
     """Return a recorded run with the spans of *simulation* that knows only what *changes* say."""
     info = RunInfo(origin="recorded", world_size=8, **changes)
