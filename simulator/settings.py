@@ -119,8 +119,8 @@ def checked(place: str, name: str, value: object) -> Any:
         raise ConfigError(f"{place} = {value!r}: must be {_TOML_NAMES[kind]}")
     if isinstance(value, int) and abs(value) > MOST:
         raise ConfigError(f"{place} = {value}: at most {MOST:,}")
-    if name in DEGREES and value < 1:  # before anything is divided by it
-        raise ConfigError(f"{place} = {value}: a parallel degree is a whole number of at least 1")
+    if name in DEGREES and isinstance(value, int) and value < 1:  # before anything is divided by it
+        raise ConfigError(f"{place}={value}: a parallel degree is a whole number of at least 1")
     # Opening a path with NUL in it raises ValueError, which is no OSError.
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{place} = {value!r}: no name and no path holds the character NUL")

@@ -174,3 +174,9 @@ def test_names_that_readers_know_are_in_the_catalogue() -> None:
 def test_an_unknown_device_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"no device 'h100'.*did you mean"):
         read(tmp_path, TEMPLATE, "h100")
+
+
+@pytest.mark.parametrize("n_digits", [7, 400])
+def test_more_links_than_there_are_is_one_line_however_many(tmp_path: Path, n_digits: int) -> None:
+    with pytest.raises(CatalogError, match=r"9{7}.* links, or Gb/s, of one GPU: from 0 to 100,000"):
+        read(tmp_path, matrix(f"NV{'9' * n_digits}", []), "h100-sxm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foretrace.door import read_text
+from foretrace.door import read_text, shown
 from foretrace.topologies.discover.found import Wiring
 from foretrace.topologies.discover.machine import to_toml
 from foretrace.topologies.discover.matrix import from_matrix
@@ -37,5 +37,5 @@ def discover(path: str | Path) -> Wiring:
         raise CatalogError(f"{path} names no GPU: give NCCL_TOPO_DUMP_FILE's XML or `nvidia-smi topo -m`")
     counts = [*found.to_switch.values(), *found.between.values(), *found.nics]
     if wrong := [count for count in counts if not 0 <= count <= MOST_LINKS]:
-        raise CatalogError(f"{path}: {wrong[0]:.3g} links, or Gb/s, of one GPU: from 0 to {MOST_LINKS:,}")
+        raise CatalogError(f"{path}: {shown(wrong[0])} links, or Gb/s, of one GPU: from 0 to {MOST_LINKS:,}")
     return found
