@@ -38,10 +38,14 @@ class Batch:
 
     @property
     def words(self) -> str:
-        """What a person reads: the equation with its result, or why there is none."""
-        if self.unknown:
-            return f"tokens/step unknown: {self.unknown}"
+        """What a person reads: the equation with its result, or why there is none.
+
+        >>> Batch(equation="4 rows").words
+        'tokens/step unknown: the run does not tell'
+        """
         name, total = ("tokens", self.tokens) if self.tokens else ("rows", self.rows)
+        if self.unknown or total is None:
+            return f"tokens/step unknown: {self.unknown or 'the run does not tell'}"
         return f"{name}/step = {self.equation} = {total:,}"
 
     def widened(self, dp: int, rehearsed: int) -> Batch:
