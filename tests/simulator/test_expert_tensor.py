@@ -13,7 +13,7 @@ from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
 from foretrace.simulator.configs.read import read_files
 from foretrace.simulator.configs.write import written
-from foretrace.simulator.errors import JobError
+from foretrace.simulator.errors import ConfigError, JobError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.memory.states import sharding_units
@@ -149,7 +149,7 @@ def test_copies_of_experts_are_as_many_as_of_the_rest() -> None:
     ],
 )
 def test_what_cannot_be_cut_so_is_refused_with_what_could(given: dict[str, Any], said: str) -> None:
-    with pytest.raises((LayoutError, JobError), match=said):
+    with pytest.raises((ConfigError, LayoutError, JobError), match=said):
         _job(**given)
 
 
