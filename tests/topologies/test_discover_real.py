@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.topologies.catalog import load_cluster, load_device, load_link
+from foretrace.topologies.catalog import load_cluster, load_link
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.discover import discover, to_toml
-from foretrace.topologies.discover.known import FAMILIES, NICS, PCI_DEVICES
+from foretrace.topologies.discover.known import FAMILIES, NICS
 from foretrace.topologies.errors import CatalogError
 
 UNDERLINED = (
@@ -164,7 +164,6 @@ def test_the_file_of_a_cloud_names_places_and_the_device_is_asked_for(tmp_path: 
 
 
 def test_names_that_readers_know_are_in_the_catalogue() -> None:
-    assert [load_device(name).name for name in PCI_DEVICES.values()] == list(PCI_DEVICES.values())
     links = [link for link, _, _ in FAMILIES.values()] + [
         link for kind in NICS.values() for link in kind.values()
     ]

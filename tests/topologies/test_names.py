@@ -1,20 +1,68 @@
 """What people call machines, and a link over another."""
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from foretrace.topologies.catalog import device_names, load_cluster, load_device, load_link, names
-from foretrace.topologies.catalog.aliases import ALIASES, plain
+from foretrace.topologies import catalog
+from foretrace.topologies.catalog import (
+    aliases,
+    device_named,
+    device_names,
+    load_cluster,
+    load_device,
+    load_link,
+    names,
+    plain,
+)
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import CatalogError, TopologyError
 from foretrace.topologies.wiring import fabric
 
 
 def test_every_alias_is_plain_and_stands_for_a_machine() -> None:
-    assert {plain(alias) for alias in ALIASES} == set(ALIASES)
-    assert set(ALIASES.values()) <= set(names())
-    assert not set(ALIASES) & set(names())
+    others = aliases()
+    assert {plain(alias) for alias in others} == set(others)
+    assert not set(others) & set(names())
+
+
+def test_no_name_and_no_pci_id_stands_for_two() -> None:
+    """Each entry of the catalogue says what it is called, and knows nothing of the others."""
+    said = [tomllib.loads(path.read_text("utf-8")) for path in Path(catalog.__file__).parent.rglob("*.toml")]
+    # A device has one pattern, a machine a list.
+    machines = [other for one in said if isinstance(one.get("called"), list) for other in one["called"]]
+    assert len(machines) == len(set(machines)) == len(aliases())
+    pci_ids = [pci_id for one in said for pci_id in one.get("pci_ids", ())]
+    assert len(pci_ids) == len(set(pci_ids))
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA B200", "b200-sxm"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+    ],
+)
+def test_a_device_is_found_by_the_pattern_that_says_most_of_its_name(said: str, meant: str) -> None:
+    assert device_named(said).name == meant
+
+
+def test_names_are_of_the_catalogue_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(CatalogError, match="unknown key 'called'"):
+        written(tmp_path_factory, 'base = "dgx-h100"\ncalled = ["mine"]\n')
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,10 @@
 
 Clusters are ``catalog/*.toml``, devices ``catalog/devices/*.toml``, links ``catalog/links/*.toml``. A user's
 own file has the same keys as a cluster of the catalogue and may name its devices and links.
+
+An entry says what else it is called: a machine lists its other names (``called``), a device gives the pattern
+of what GPUs and people call it, and its PCI ids (``pci_ids``: the PCI ID Repository; A100, Hopper and
+Blackwell also in the nvidia-migmanager of bottlerocket-os).
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from foretrace.topologies.catalog.aliases import ALIASES, DEVICES, WITHOUT, plain
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
 from foretrace.topologies.errors import CatalogError, TopologyError
@@ -34,6 +37,16 @@ _LISTS: Final = {
 }
 """Which verb lists all names of a kind."""
 
+_CALLED: Final = ("called", "pci_ids")
+"""What an entry of the catalogue says of its names; a file of one's own is called by its path."""
+
+WITHOUT: Final = (
+    (r"tpu|v5p|v6e|trillium", "TPUs", "times of XLA's kernels and of collectives on their torus"),
+    (r"trn[12]|trainium|inf2", "Trainium", "times of the Neuron compiler's kernels and of its collectives"),
+    (r"gaudi", "Gaudi", "times of its kernels and of its collectives"),
+)
+"""Machines that people ask for and that are not there: names, what they are, what no source was found for."""
+
 
 def names() -> list[str]:
     """Return the names of the clusters in the catalogue."""
@@ -50,10 +63,42 @@ def link_names() -> list[str]:
     return _names(_HOME / "links")
 
 
+@cache
+def aliases() -> dict[str, str]:
+    """Return by what else people call a machine, as ``plain`` writes it, its name in the catalogue."""
+    return {other: name for name in names() for other in read_toml(_HOME / f"{name}.toml").get("called", ())}
+
+
+@cache
+def _devices() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the devices of the catalogue by the pattern of what they are called, and by PCI id."""
+    files = {name: read_toml(_HOME / "devices" / f"{name}.toml") for name in device_names()}
+    patterns = {file["called"]: name for name, file in files.items() if "called" in file}
+    return patterns, {pci_id: name for name, file in files.items() for pci_id in file.get("pci_ids", ())}
+
+
+def device_of_pci_id(pci_id: str) -> str:
+    """Return the name of the device with *pci_id*, empty if the catalogue has none.
+
+    >>> device_of_pci_id("0x2330"), device_of_pci_id("0x0000")
+    ('h100-sxm', '')
+    """
+    return _devices()[1].get(pci_id.lower(), "")
+
+
+def plain(name: str) -> str:
+    """Return *name* as the catalogue writes names: in lower case, words joined by hyphens.
+
+    >>> plain("Standard_ND96isr_H100_v5"), plain("P5.48xlarge"), plain("RTX 4090")
+    ('nd96isr-h100-v5', 'p5-48xlarge', 'rtx-4090')
+    """
+    return re.sub(r"[ _.]+", "-", name.strip().lower()).removeprefix("standard-")
+
+
 def load_cluster(name_or_path: str | Path, n_gpus: int | None = None) -> Cluster:
     """Return a cluster of the catalogue by name, or of a TOML file by path, with *n_gpus* devices.
 
-    Anything that ends in ``.toml`` or contains a slash is a path. A name may be one of ``ALIASES``, too.
+    Anything that ends in ``.toml`` or contains a slash is a path. A name may be one of ``aliases``, too.
 
     Raises:
         CatalogError: the name is unknown, the file does not describe a machine, or it cannot have *n_gpus*.
@@ -73,7 +118,7 @@ def _own(path: Path) -> Cluster:
 
 
 def _read_cluster(path: Path) -> Cluster:
-    table = _with_base(read_toml(path), _HOME, "cluster")
+    table = _with_base(_tables(path), _HOME, "cluster")
     return cluster_from(Section(table, str(path)), path.stem, load_device, load_link, load_cluster)
 
 
@@ -88,7 +133,7 @@ def load_device(name: str) -> Device:
     """
     folder = _HOME / "devices"
     path = Path(name) if name.endswith(".toml") else _find(folder, name, "device")
-    return device_from(Section(_with_base(read_toml(path), folder, "device"), str(path)))
+    return device_from(Section(_with_base(_tables(path), folder, "device"), str(path)))
 
 
 @cache
@@ -112,9 +157,14 @@ def device_named(hardware: str, memory_bytes: int = 0) -> Device:
         return load_cluster(name).device
     if name in device_names():
         return load_device(name)
-    for pattern, device in DEVICES:
-        if re.search(pattern, name):
-            return _with_memory(load_device(device), memory_bytes)
+    # The pattern that says most of the name: "gb200" holds "b200", "h100 pcie" holds "h100".
+    said = {
+        len(found[0]): device
+        for pattern, device in _devices()[0].items()
+        if (found := re.search(pattern, name))
+    }
+    if said:
+        return _with_memory(load_device(said[max(said)]), memory_bytes)
     raise CatalogError(f"hardware {hardware!r} is not a device of the catalogue")
 
 
@@ -135,6 +185,12 @@ def _with_memory(found: Device, memory_bytes: int) -> Device:
     return alike[0] if len(alike) == 1 else found
 
 
+def _tables(path: Path) -> dict[str, Any]:
+    """Return the tables of a file; of one of the catalogue without its names, which are nobody else's."""
+    own = _CALLED if path.is_relative_to(_HOME) else ()
+    return {key: value for key, value in read_toml(path).items() if key not in own}
+
+
 def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]:
     """Return the tables of a file over those of the entry of *folder* that its ``base`` names.
 
@@ -147,7 +203,7 @@ def _with_base(table: dict[str, Any], folder: Path, what: str) -> dict[str, Any]
     if str(base).endswith(".toml"):
         raise CatalogError(f"base = {base!r}: a base is a name of the catalogue, not a file")
     path = _machine(str(base)) if what == "cluster" else _find(folder, str(base), what)
-    below = _with_base(read_toml(path), folder, what)
+    below = _with_base(_tables(path), folder, what)
     own = {"device": ["power_limit"], "cluster": []}.get(what, [])
     if what == "cluster":
         own += ["price_per_gpu", "node_power", "node_memory"] if "device" in table else []
@@ -187,7 +243,7 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def load_link(name: str) -> LinkSpec:
     """Return a link of the catalogue, over that of its ``base``. Raises CatalogError if there is none."""
     path = _find(_HOME / "links", name, "link")
-    return link_from(Section(_with_base(read_toml(path), path.parent, "link"), str(path)), name)
+    return link_from(Section(_with_base(_tables(path), path.parent, "link"), str(path)), name)
 
 
 @contextmanager
@@ -208,8 +264,8 @@ def _names(folder: Path) -> list[str]:
 def _machine(name: str) -> Path:
     """Return the file of the machine that *name*, or what people call it, stands for."""
     wanted, known = plain(name), _names(_HOME)
-    if wanted in known or wanted in ALIASES:
-        return _HOME / f"{ALIASES.get(wanted, wanted)}.toml"
+    if wanted in known or wanted in aliases():
+        return _HOME / f"{aliases().get(wanted, wanted)}.toml"
     if wanted in device_names():
         raise CatalogError(
             f"{name!r} is a device, and no machine of the catalogue has it: give a TOML file with "
@@ -221,8 +277,8 @@ def _machine(name: str) -> Path:
                 f"no cluster {name!r} in the catalogue: no source was found for {missing}, and peaks alone "
                 f"do not price a step on {what}; a TOML file with figures measured on it would work"
             )
-    named = difflib.get_close_matches(wanted, [*known, *ALIASES], n=9, cutoff=0.7)
-    near = list(dict.fromkeys(ALIASES.get(one, one) for one in named))[:3]
+    named = difflib.get_close_matches(wanted, [*known, *aliases()], n=9, cutoff=0.7)
+    near = list(dict.fromkeys(aliases().get(one, one) for one in named))[:3]
     hint = _hint(near, known, "cluster")
     raise CatalogError(
         f"no cluster {name!r} in the catalogue: {hint} A machine of your own is a path that ends in .toml"

@@ -6,30 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-PCI_DEVICES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "0x1db1": "v100-16gb",
-        "0x1db5": "v100-32gb",
-        "0x1eb8": "t4",
-        "0x20b0": "a100-40gb",
-        "0x20b2": "a100-80gb",
-        "0x20b5": "a100-pcie",
-        "0x2235": "a40",
-        "0x2237": "a10g",
-        "0x2321": "h100-nvl",
-        "0x2330": "h100-sxm",
-        "0x2331": "h100-pcie",
-        "0x2335": "h200-sxm",
-        "0x2684": "rtx-4090",
-        "0x26b9": "l40s",
-        "0x27b8": "l4",
-        "0x2901": "b200-sxm",
-        "0x2941": "gb200",
-    }
-)
-"""PCI ids of GPUs in NCCL's topology file: the PCI ID Repository; A100, Hopper and Blackwell also in the
-nvidia-migmanager of bottlerocket-os."""
-
 CAPABILITIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "70": "v100-32gb",

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET
 
+from foretrace.topologies.catalog import device_of_pci_id
 from foretrace.topologies.discover.found import Wiring
-from foretrace.topologies.discover.known import MAKERS, PCI_DEVICES
+from foretrace.topologies.discover.known import MAKERS
 from foretrace.topologies.errors import CatalogError
 
 NVSWITCH: Final = "0x068000"
@@ -60,7 +61,7 @@ def from_xml(content: str, path: Path) -> Wiring:
 
 def _note_card(found: Wiring, pci: ET.Element) -> None:
     """Take device and generation of PCIe from the place of a GPU."""
-    found.device = PCI_DEVICES.get(pci.get("device", "").lower(), found.device)
+    found.device = device_of_pci_id(pci.get("device", "")) or found.device
     if speed := re.match(r"[\d.]+", pci.get("link_speed", "")):
         found.pcie = GENERATIONS.get(float(speed[0]), found.pcie)
 
