@@ -294,9 +294,10 @@ def show_comparison(found: Comparison) -> None:
         console.print(_kinds(found))
     if found.operators:
         console.print(_operators(found))
-    elif found.kernels:
+    if found.kernels and not _says_operators(found):
         console.print(
-            "operators are not compared: one of the two does not say its own (ingest --explain)", style="dim"
+            "foretrace ingest --explain of both traces: operators are compared, by module and shape",
+            style="dim",
         )
     _show_joined(console, found.spans.to_dict())
     show_warnings(console, found.warnings)
@@ -305,11 +306,17 @@ def show_comparison(found: Comparison) -> None:
 SHOWN_OPERATORS: Final = 12
 
 
+def _says_operators(found: Comparison) -> bool:
+    """Return whether operators are compared; only their kernels have names alone."""
+    return any(pair.operator.shapes for pair in found.operators)
+
+
 def _operators(found: Comparison) -> Table:
     """Return the operators of two traces that differ most; what only one of them has is summed up last."""
     joined = [pair for pair in found.operators if pair.joined_by]
     alone = [pair for pair in found.operators if not pair.joined_by]
-    table = _table("operator, on the device", "calls", "a", "b", "b - a", "b / a")
+    what = "operator, on the device" if _says_operators(found) else "kernel, by its name"
+    table = _table(what, "calls", "a", "b", "b - a", "b / a")
     for pair in joined[:SHOWN_OPERATORS]:
         module = "/".join(pair.operator.module.split("/")[-2:])
         words = " ".join(part for part in (pair.operator.name, pair.operator.shapes, module) if part)

@@ -620,7 +620,7 @@ def test_kernels_of_two_vendors_are_compared_by_their_kind(tmp_path: Path) -> No
     assert gemm["b_s"] == pytest.approx(2 * gemm["a_s"])
     assert not found["operators"]
     assert {row["kind"] for row in found["spans"]["kinds"]} == {"kernel"}  # why devices idle is no work
-    assert "operators are not compared" in CliRunner().invoke(main, ["compare", *runs]).output
+    assert "ingest --explain of both" in CliRunner().invoke(main, ["compare", *runs]).output
 
 
 def test_copies_over_the_link_are_joined_whatever_their_size(tmp_path: Path) -> None:

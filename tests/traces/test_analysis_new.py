@@ -315,6 +315,34 @@ def test_pauses_are_summed_by_cause() -> None:
         ("cudnn::bn_bw_1C11_kernel_new", "normalization"),
         ("Memcpy HtoD", "copy and layout"),
         ("something", "other"),
+        # What templates are filled with is no word of the kernel: a lambda is no LAMB, a conversion no
+        # convolution, a normal distribution no norm.
+        (
+            "void at::elementwise_kernel<4, at::neg(Base&)::{lambda()#2}::operator()(){lambda(int)#1}>(int)",
+            "elementwise",
+        ),
+        (
+            "std::enable_if<(8>(0)) && _typeConvert<int>::exists, void>::type fused_add_rms_norm<int>()",
+            "normalization",
+        ),
+        (
+            "void (anonymous namespace)::distribution_elementwise<float, normal_and_transform<float>>(long)",
+            "dropout and random",
+        ),
+        (
+            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::half_t>>(int)",
+            "attention",
+        ),
+        ("attn_fwd", "attention"),
+        (
+            "void (anonymous namespace)::softmax_warp_forward<float, float, 10, true>(float*)",
+            "softmax and loss",
+        ),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_nhwckrsc_nchw_tilesize128x128x16", "convolution"),
+        # Inductor names the operators of which a kernel computes a part.
+        ("triton_poi_fused_addmm_gelu_view_15", "elementwise"),
+        ("triton_red_fused__unsafe_view_addmm_native_layer_norm_19", "normalization"),
+        ("triton_per_fused_addmm_mean_2", "reduction"),
     ],
 )
 def test_kernels_are_grouped_by_name(name: str, group: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,31 +16,58 @@ from foretrace.traces.columns import factorized, int64, is_one_of, labels, summe
 from foretrace.traces.run import Run
 
 GROUPS: Final = (
-    ("gemm", r"gemm|cutlass|cublas|sm\d+_xmma|Cijk_|wgmma|addmm|matmul|linear|\bmm\b|bmm|nvjet"),
-    ("attention", r"flash|fmha|attention|sdpa|softmax_warp|mla_"),
-    ("convolution", r"conv|winograd|implicit_con|dgrad|wgrad|im2col|miopen"),
-    ("normalization", r"norm|bn_fw|bn_bw|batch_?norm"),
+    ("attention", r"flash|fmha|attention|attn_|sdpa|\bmla_"),
+    ("normalization", r"(?<![a-z])norm(?!al)|(layer|group|batch|rms|welford)_?norm|bn_fw|bn_bw"),
+    ("convolution", r"conv(?!ert)|winograd|implicit_|fprop|dgrad|wgrad|im2?d?2col|cudnn|miopen"),
+    ("gemm", r"gemm|cutlass|cublas|xmma|Cijk_|wgmma|nvjet|matmul|\b(add|b)?mm(\b|_)|\blinear\b"),
     # Backward passes of tables hold the name of the optimizer that they apply.
-    ("embedding", r"embedding|permute_sparse|index_select|gather_kernel"),
-    ("optimizer", r"adam|sgd|adagrad|multi_tensor_apply|lamb"),
-    ("softmax and loss", r"softmax|cross_entropy|nll_loss|loss"),
+    ("embedding", r"embedding|permute_sparse|index_?select|gather_kernel"),
+    ("optimizer", r"adam|sgd|adagrad|multi_tensor_apply|lamb(?!da)"),
+    ("softmax and loss", r"softmax|cross_entropy|loss|\bmse_"),
     ("reduction", r"reduce|sum_kernel|argmax|topk|sort|scan"),
-    ("dropout and random", r"dropout|philox|distribution|uniform|random"),
-    ("copy and layout", r"copy|memcpy|memset|cat|transpose|contiguous|nchw|nhwc|pack|fill|zero"),
-    ("elementwise", r"elementwise|pointwise|triton_poi|functor|add|mul|relu|gelu|silu"),
+    ("dropout and random", r"dropout|philox|distribution_|uniform|random"),
+    ("copy and layout", r"copy|memcpy|memset|(?<![a-z])cat|transpose|contiguous|nchw|nhwc|pack|fill|zero"),
+    ("elementwise", r"elementwise|pointwise|functor|add|mul|relu|gelu|silu"),
 )
 """Groups and what the names of their kernels hold; the first that fits, ignoring case."""
 
 OTHER: Final = "other"
 
+_FUSED: Final = re.compile(r"triton_(poi|red|per)_")
+"""Kernels that Inductor fuses: their names list operators of which they compute a part, never a product."""
 
+
+@cache
 def group_of(name: str) -> str:
-    """Return the group of the kernel *name*.
+    """Return the group of the kernel *name*: what its function is called says more than its templates.
 
     >>> group_of("ampere_sgemm_128x64_tn"), group_of("vectorized_elementwise_kernel<4, FillFunctor>")
     ('gemm', 'copy and layout')
     """
-    return next((group for group, words in GROUPS if re.search(words, name, re.IGNORECASE)), OTHER)
+    if fused := _FUSED.match(name):
+        whole = GROUPS[-1][0] if fused[1] == "poi" else "reduction"
+        found = _fitting(name, ("normalization", "softmax and loss"))
+        return found if found and fused[1] != "poi" else whole
+    # Functions that apply any operation to all elements say in their templates which.
+    special = [group for group, _ in GROUPS if group != "elementwise"]
+    return _fitting(_function(name), special) or _fitting(name, [*special, "elementwise"]) or OTHER
+
+
+def _fitting(text: str, among: Sequence[str]) -> str:
+    fits = (group for group, words in GROUPS if group in among and re.search(words, text, re.IGNORECASE))
+    return next(fits, "")
+
+
+def _function(name: str) -> str:
+    """Return what the function of a kernel is called, without its namespaces, templates and parameters.
+
+    >>> _function("void a::(anonymous namespace)::softmax_warp_forward<float, b::less<int> >(float*)")
+    'softmax_warp_forward'
+    """
+    bare = name.replace("(anonymous namespace)", "")
+    while bare != (bare := re.sub(r"<[^<>]*>", "", bare)):
+        pass
+    return bare.partition("(")[0].rpartition(" ")[2].rpartition("::")[2]
 
 
 class Peaks(NamedTuple):
