@@ -8,6 +8,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from foretrace.traces.analysis.kernels import declared
+
 UNKNOWN: Final = "unknown"  # kind of a communication that the file does not tell
 PEER: Final = "peer_to_peer"  # kind of a copy between devices
 
@@ -156,10 +158,8 @@ def kernel_dtype(name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a kernel's name without what no person reads: return type and arguments, and not too long."""
-    short = name.removeprefix("void ")
-    if short.endswith(")") and (at := short.find("(", 1)) > 0 and "(anonymous" not in short:
-        short = short[:at]
+    """Return what a kernel is called, not too long."""
+    short = declared(name)
     return short if len(short) <= 160 else short[:159] + "…"
 
 

@@ -64,10 +64,33 @@ def _function(name: str) -> str:
     >>> _function("void a::(anonymous namespace)::softmax_warp_forward<float, b::less<int> >(float*)")
     'softmax_warp_forward'
     """
-    bare = name.replace("(anonymous namespace)", "")
-    while bare != (bare := re.sub(r"<[^<>]*>", "", bare)):
-        pass
-    return bare.partition("(")[0].rpartition(" ")[2].rpartition("::")[2]
+    return declared(name).partition("<")[0].rpartition("::")[2]
+
+
+def declared(name: str) -> str:
+    """Return a kernel's name without what no person reads: its return type and parameters.
+
+    >>> declared("std::enable_if<((8)>(0)), void>::type a::(anonymous namespace)::norm<int>(float*, int)")
+    'a::(anonymous namespace)::norm<int>'
+    >>> declared("Memcpy HtoD (Pinned -> Device)")
+    'Memcpy HtoD (Pinned -> Device)'
+    """
+    within: list[str] = []
+    start = opened = 0
+    for at, letter in enumerate(name):
+        if letter in "<(":
+            opened = opened if within else at
+            within.append(letter)
+        elif letter == ">" and within[-1:] == ["<"]:  # in parentheses it compares
+            within.pop()
+        elif letter == ")" and "(" in within:
+            while within.pop() != "(":
+                pass
+            if not within and not name.startswith("::", at + 1):  # what is no namespace without a name
+                return name[start:opened] or name
+        elif letter == " " and not within:
+            start = at + 1
+    return name.removeprefix("void ")
 
 
 class Peaks(NamedTuple):
