@@ -1,21 +1,27 @@
 """Closes the loop on real traces: calibrates on each, predicts it, and holds the prediction against it.
 
     python benchmarks/trace_loop.py ../shared/real_traces
+    python benchmarks/trace_loop.py TraceLens/tests/traces --across
 
 A class of operators as a whole takes what it took, for its factor is fitted to that. What is tested is the
 step that comes of it (what overlaps, what the host holds up), and operators that were held back: half of the
 distinct ones of a class, predicted by the other half, the worse of both ways. Prints the table of
 docs/calibration.md; parts and classes below 5 % of a step are left out.
+
+``--across``: of models that were traced on two machines (AMD-AGI/TraceLens, tests/traces, folders h100 and
+mi300), what the trace of one says of the other, before anything is fitted.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from foretrace.simulator.recorded.calibrate import Calibrated, Error
 from foretrace.simulator.recorded.operators import PAUSES, UNKNOWN, UNTOLD, calibrate_traced
+from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.traces.report.format import format_share
@@ -65,9 +71,33 @@ def percent(off: float) -> str:
     return format_share(off, "+.0f" if abs(off) >= 0.095 else "+.1f").replace("-", "−")
 
 
+def across(root: Path) -> None:
+    """Print how far off one machine's trace is about another machine, of files of one name in two folders."""
+    print(
+        "| model | from H100 | on MI300X | off | from MI300X | on H100 | off |\n|---|---|---|---|---|---|---|"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for path in sorted((root / "h100").glob("*.json.gz")):
+            sides = []
+            for name, machine, other in (("h100", "dgx-h100", "mi300x"), ("mi300", "mi300x", "dgx-h100")):
+                (home := Path(folder) / name).mkdir(exist_ok=True)
+                own = closed(root / name / path.name, machine, home)
+                elsewhere = simulate_rehearsal(home / path.name, partial(load_cluster, other))
+                sides.append((own.errors[0].measured_s, elsewhere.summary["step_time_s"]))
+            (here_s, there_guessed_s), (there_s, here_guessed_s) = sides
+            cells = [path.name.partition("__")[0]]
+            for guessed_s, measured_s in ((there_guessed_s, there_s), (here_guessed_s, here_s)):
+                off = percent(guessed_s / measured_s - 1)
+                cells += [f"{1e3 * guessed_s:.3g} ms", f"{1e3 * measured_s:.3g} ms", off]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Print the table of all traces below the folder that is given."""
     root = Path(sys.argv[1])
+    if "--across" in sys.argv:
+        across(root)
+        return
     columns = ("trace", "step", "off", "catalogue", "worst part", "held back", "as it took")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     with tempfile.TemporaryDirectory() as folder:

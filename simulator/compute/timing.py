@@ -94,6 +94,10 @@ def calibrated_s(op: Op, seconds: float, device: Device) -> float:
     return fixed + factor * (seconds - fixed) if factor != 1.0 else seconds
 
 
+LAUNCHING: Final = "host: "
+"""How the note begins that says what the host's time to launch is taken to be."""
+
+
 @lru_cache(maxsize=256)
 def in_training(device: Device) -> Device:
     """Return *device* with the clock that it sustains in training."""
@@ -179,7 +183,7 @@ def _constants(device: Device, precision: str, attention: Sequence[str]) -> list
         **_attention_lines(device, attention),
         "memory_bound.fraction": f"memory-bound: {device.memory_bound_fraction:.2f} of {bandwidth}, "
         f"+ {format_time(device.memory_bound_latency_s)} each",
-        "launch": f"host: {format_time(device.launch_s)} per operation",
+        "launch": f"{LAUNCHING}{format_time(device.launch_s)} per operation",
         "training_clock_fraction": f"clock in training: {device.sustained_clock_fraction:.2f} of every peak",
     }
     found = []

@@ -24,7 +24,7 @@ from foretrace.simulator.recorded.calibration import Calibration, Factor, consta
 from foretrace.simulator.recorded.least_squares import Floats, fit_factors
 from foretrace.simulator.recorded.network import Communication, network_factors
 from foretrace.simulator.rehearsed.rank import COMMUNICATION, OP
-from foretrace.simulator.rehearsed.run import OPERATIONS_PER_KERNEL, simulate_rehearsal
+from foretrace.simulator.rehearsed.run import OPERATIONS_PER_KERNEL, launched, simulate_rehearsal
 from foretrace.simulator.rehearsed.works import op_of, precision_of
 from foretrace.simulator.simulate import Simulation
 from foretrace.topologies.cluster import Cluster
@@ -432,12 +432,8 @@ def _launch(trace: Trace, timed: Sequence[Timed], launch_s: float) -> dict[str, 
     ratios, total_s, expected_s = [], 0.0, 0.0
     for rank, one in zip(trace.rehearsal.ranks, timed, strict=True):
         tables, measured = trace.tables[rank], trace.measured_of[rank]
-        event, host_ns = (measured[name].to_numpy() for name in ("event", "host_ns"))
-        what, item = (tables.events[name].to_numpy()[event] for name in ("what", "item"))
-        kernels = (
-            np.where(what == OP, one.kernels[np.where(what == OP, item, 0)], 1) if len(one.kernels) else what
-        )
-        wanted = kernels * launch_s * OPERATIONS_PER_KERNEL
+        host_ns = measured["host_ns"].to_numpy()
+        wanted = launched(tables, measured, one.kernels) * launch_s * OPERATIONS_PER_KERNEL
         total_s, expected_s = total_s + host_ns.sum() / 1e9, expected_s + wanted.sum()
         ratios += [
             host.sum() / 1e9 / want.sum()

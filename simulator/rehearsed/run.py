@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from foretrace.simulator.compute.timing import COPY_START_S, ComputeModel
+from foretrace.simulator.compute.timing import COPY_START_S, LAUNCHING, ComputeModel
 from foretrace.simulator.engine import choose
 from foretrace.simulator.engine.spans import STEP
 from foretrace.simulator.errors import JobError
@@ -204,7 +204,8 @@ def _pauses(measured: pa.Table) -> dict[int, int]:
 class _Built(NamedTuple):
     """A rehearsal as a program.
 
-    *host_bound*: ranks whose host is slower than their device.
+    *host_bound*: ranks whose host is slower than their device. *launch_s*: of ranks of a trace, what the host
+    takes per kernel.
     """
 
     program: Program
@@ -212,6 +213,7 @@ class _Built(NamedTuple):
     costs: Mapping[int, Priced]
     joiner: Joiner
     host_bound: Sequence[int]
+    launch_s: Mapping[int, float]
 
 
 def _built(
@@ -226,15 +228,20 @@ def _built(
     sharing = min(joiner.network.cluster.gpus_per_node, rehearsal.world_size)
     costs = {rank: priced(one.works, compute, sharing) for rank, one in tables.items()}
     costs |= {rank: as_measured(costs[rank], tables[rank], one) for rank, one in traced.items()}
-    ranks, host_bound = _rank_tasks(rehearsal, tables, costs, compute, traced)
+    ranks, host_bound, launch_s = _rank_tasks(rehearsal, tables, costs, compute, traced)
     parts = [RankTasks(rank, *one) for rank, one in ranks.items()]
     program = assembled(parts, joiner, steps_of(rehearsal).start)
-    return _Built(program, ranks, costs, joiner, host_bound)
+    return _Built(program, ranks, costs, joiner, host_bound, launch_s)
 
 
 def _rests_on(built: _Built, rehearsal: Rehearsal, machine: Cluster, compute: ComputeModel) -> list[str]:
+    catalogue = compute.notes
+    if built.launch_s:
+        catalogue = [note for note in catalogue if not note.startswith((LAUNCHING, "calibrated: launch "))]
+        mean_s = sum(built.launch_s.values()) / len(built.launch_s)
+        catalogue.append(f"{LAUNCHING}{format_time(mean_s)} per kernel, as in the trace, on any machine")
     found = [
-        *compute.notes,
+        *catalogue,
         *machine.calibrated,
         *rules(compute.device),
         *built.joiner.assumed(),
@@ -255,13 +262,21 @@ def _rank_tasks(
     costs: Mapping[int, Priced],
     compute: ComputeModel,
     traced: Mapping[int, pa.Table],
-) -> tuple[dict[int, Issued], list[int]]:
-    """Return tasks and places by rank, and the ranks whose host is slower than their device."""
+) -> tuple[dict[int, Issued], list[int], dict[int, float]]:
+    """Return tasks and places by rank, the ranks whose host is slower than their device, and ``launched_s``.
+
+    The host of a trace launches as fast as it did there, whatever the device.
+    """
     groups = {group.id: group for group in rehearsal.groups}
     found: dict[int, Issued] = {}
     bound: list[int] = []
+    seen: dict[int, float] = {}
     for rank, one in tables.items():
         launch_s = _launch_s(one, compute.device.launch_s)
+        # A graph says how long its work took, and nothing of the host.
+        if rank in traced and (seconds := launched_s(one, traced[rank], costs[rank].kernels)):
+            seen[rank] = seconds
+            launch_s = np.full(len(launch_s), seconds)
         what, item, place = (one.events[name].to_numpy() for name in ("what", "item", "place"))
         items, places = item[what == OP], place[what == OP]
         # What the host computes does not keep the device busy.
@@ -269,20 +284,37 @@ def _rank_tasks(
         busy_s = float((np.array(costs[rank].seconds) * on_device)[items].sum())
         is_bound = float((np.array(costs[rank].kernels)[items] * launch_s[places]).sum()) > busy_s
         bound += [rank] if is_bound else []
-        # Launches are tasks only where they decide, or where a trace has measured them: a graph says how long
-        # its work took, and nothing of the host.
-        is_measured = rank in traced and bool(traced[rank]["host_ns"].to_numpy().any())
+        # Launches are tasks only where they decide, or where a trace has measured them.
         writer = RankWriter(
             one,
             costs[rank],
             groups,
             steps_of(rehearsal),
-            launch_s=launch_s.tolist() if is_bound or is_measured else None,
+            launch_s=launch_s.tolist() if is_bound or rank in seen else None,
             pauses=_pauses(traced[rank]) if rank in traced else None,
             pipeline=pipeline_of(rehearsal, rank),
         )
         found[rank] = (writer.tasks, writer.places)
-    return found, bound
+    return found, bound, seen
+
+
+def launched(tables: RankTables, measured: pa.Table, kernels: npt.ArrayLike) -> Int64Array:
+    """Return how many kernels the host launched for each row of *measured*.
+
+    *kernels*: of each of the rank's works.
+    """
+    event = measured["event"].to_numpy()
+    what, item = (tables.events[name].to_numpy()[event] for name in ("what", "item"))
+    found: Int64Array = np.ones(len(event), np.int64)
+    found[what == OP] = np.asarray(kernels, np.int64)[item[what == OP]]
+    return found
+
+
+def launched_s(tables: RankTables, measured: pa.Table, kernels: Sequence[int]) -> float | None:
+    """Return how long the host of a trace took per kernel, on the mean; None if it says nothing of it."""
+    host_ns = measured["host_ns"].to_numpy().sum()
+    n = launched(tables, measured, kernels).sum()
+    return float(host_ns / n / 1e9) if host_ns and n else None
 
 
 def _launch_s(tables: RankTables, operation_s: float) -> Floats:
