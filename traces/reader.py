@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from os import PathLike, fspath
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,12 @@ from foretrace.traces.writer import SPANS
 
 INFO_KEY: Final = b"foretrace.run"
 """Schema metadata under which a single file carries the text of ``run.json``."""
+
+_BECOMES: Final = dict.fromkeys(
+    (".json", ".gz", ".zip", ".pb", ".sqlite", ".et"),
+    "a trace of another tool becomes one by foretrace ingest",
+) | {".toml": "a job becomes one by foretrace simulate"}
+"""How a file that is no run becomes one, by its ending."""
 
 _RANK_FILE: Final = re.compile(r"rank-(\d+)\.(arrow|arrows|json)$")
 _MEMORY_FILE: Final = re.compile(r"ranks/rank-(\d+)\.memory\.arrow")
@@ -81,7 +87,10 @@ class _Reader:
         sidecars = {rank: self._info(at.path) for rank, _, at in _rank_files(files, "ranks")}
         spans = self._span_files(files)
         if base is None and not sidecars and not spans:
-            raise RunError(f"{self._name} is not a run: neither run.json nor spans/rank-*.arrow in it")
+            raise RunError(
+                f"{self._name} is not a run: neither run.json nor spans/rank-*.arrow in it; traces of other "
+                f"tools become one by foretrace ingest {self._name} -o DIRECTORY"
+            )
         parts = [part for rank, at in spans.items() if (part := self._part(rank, at)) is not None]
         if not parts:
             raise RunError(f"{self._name} holds no spans: nothing was recorded, or every file is missing")
@@ -163,15 +172,10 @@ class _Reader:
                 return self._arrow(path)
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{self._name} is damaged or not a timeline: {reason(error)}") from error
-        job = path.endswith(".toml")
-        raise RunError(
-            f"{self._name} is not a run: "
-            + (
-                f"a job becomes one by foretrace simulate {self._name} -o DIRECTORY"
-                if job
-                else "give its directory, or an .arrow, .arrows or .parquet file"
-            )
-        )
+        how = _BECOMES.get(PurePosixPath(path).suffix)
+        own = "give its directory, or an .arrow, .arrows or .parquet file"
+        said = f"{how} {self._name} -o DIRECTORY" if how else own
+        raise RunError(f"{self._name} is not a run: {said}")
 
     def _arrow(self, path: str) -> pa.Table:
         """Return the rows of an Arrow file, and note whether it has a checksum."""

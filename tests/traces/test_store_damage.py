@@ -250,6 +250,10 @@ def test_a_run_without_checksums_says_so_once(tmp_path: Path) -> None:
     [
         ("missing", "does not exist"),
         ("notes.txt", "is not a run: give its directory"),
+        (
+            "trace.json.gz",
+            "a trace of another tool becomes one by foretrace ingest .*trace.json.gz -o DIRECTORY",
+        ),
         ("job.toml", "a job becomes one by foretrace simulate"),
         ("empty", "is not a run: neither run.json"),
         ("empty.arrow", "damaged or not a timeline|not an Arrow file"),
@@ -259,6 +263,7 @@ def test_a_run_without_checksums_says_so_once(tmp_path: Path) -> None:
 )
 def test_what_is_not_a_run_is_refused(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "trace.json.gz").touch()
     (tmp_path / "job.toml").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.arrow").touch()
