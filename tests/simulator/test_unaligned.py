@@ -40,6 +40,28 @@ def test_none_is_faster_for_it_and_plain_units_do_not_mind(m: int, n: int, k: in
     assert _seconds(gemm("x", m, n, k, "fp32"), UNALIGNED) == _seconds(gemm("x", m, n, k, "fp32"))
 
 
+@pytest.mark.parametrize(
+    ("machine", "batch", "shape", "measured_us"),
+    [
+        ("dgx-h100", 96, (3137, 3137, 64), 1902),
+        ("dgx-h100", 96, (3137, 64, 3137), 1699),
+        ("dgx-h100", 16, (5185, 5185, 64), 1083),
+        ("dgx-h100", 16, (5185, 64, 5185), 828),
+        ("mi300x", 96, (3137, 3137, 64), 1212),
+        ("mi300x", 96, (3137, 64, 3137), 810),
+        ("mi300x", 16, (5185, 5185, 64), 337),
+        ("mi300x", 16, (5185, 64, 5185), 459),
+    ],
+)
+def test_a_batch_takes_about_what_it_took(
+    machine: str, batch: int, shape: tuple[int, int, int], measured_us: float
+) -> None:
+    """Kernels of the traces that the rate is of."""
+    op = replace(gemm("x", *shape, "bf16", batch=batch), kernel=UNALIGNED)
+    found_s = ComputeModel(load_cluster(machine).device, "bf16").op_s(op)
+    assert found_s == pytest.approx(measured_us / 1e6, rel=0.35)
+
+
 def _odd(vocab: int = 50257, tp: int = 1, **settings: object) -> Job:
     model = replace(load_model("gpt2-xl"), vocab=vocab, n_heads=16, n_kv_heads=16, head_dim=96)
     return job(model, Layout(tp=tp), **{"framework": "torchtitan", **settings})

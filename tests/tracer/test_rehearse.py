@@ -85,6 +85,8 @@ def test_a_product_is_aligned_if_rows_of_its_matrices_begin_every_16_bytes(m: in
     """Rows of the first matrix have k elements of two bytes, those of the second and of the result n."""
     found = work_of(call("aten.mm", Tensor((m, k)), Tensor((k, n)), out=Tensor((m, n))))
     assert found.aligned is (n % 8 == 0 and k % 8 == 0)
+    batch = work_of(call("aten.bmm", Tensor((3, m, k)), Tensor((3, k, n)), out=Tensor((3, m, n))))
+    assert batch.aligned is found.aligned
 
 
 @given(batch=integers(1, 64), m=sizes, n=sizes, k=sizes)

@@ -66,10 +66,11 @@ def shapes_of(call: Call) -> str:
 
 
 def is_aligned(matrix: Any) -> bool:
-    """Return whether each row of *matrix* is aligned, or each column if columns are contiguous."""
-    if min(matrix.shape) < 2:
+    """Return whether each row of *matrix*, or of those of a batch, is aligned; or columns if contiguous."""
+    if min(matrix.shape[-2:]) < 2:
         return True
-    return bool(max(matrix.stride()) * matrix.element_size() % ALIGNED_BYTES == 0)
+    width = matrix.element_size()
+    return all(stride * width % ALIGNED_BYTES == 0 for stride in matrix.stride() if stride > 1)
 
 
 def product(
@@ -513,10 +514,8 @@ def _mm(call: Call) -> Work:
     *added, a, b = call.args[: 3 if call.name in {"aten.addmm", "aten.baddbmm"} else 2]
     # What is multiplied by 0 is not read.
     extra_bytes = total_bytes(added) if call.named.get("beta", 1) else 0
-    shape = (a.shape[-2], b.shape[-1], a.shape[-1])
-    if len(a.shape) > 2:
-        return product(call, a, shape, batch=a.shape[0], extra_bytes=extra_bytes)
-    found = product(call, a, shape, extra_bytes=extra_bytes)
+    shape, batch = (a.shape[-2], b.shape[-1], a.shape[-1]), a.shape[0] if len(a.shape) > 2 else 1
+    found = product(call, a, shape, batch=batch, extra_bytes=extra_bytes)
     return found._replace(aligned=all(map(is_aligned, (a, b, *tensors_in(call.out)))))
 
 
