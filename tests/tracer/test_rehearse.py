@@ -89,6 +89,13 @@ def test_a_product_is_aligned_if_rows_of_its_matrices_begin_every_16_bytes(m: in
     assert batch.aligned is found.aligned
 
 
+@pytest.mark.parametrize(("row", "reads"), [(7, 1), (1024, 1), (2048, 1), (2049, 3), (32768, 3)])
+def test_a_softmax_reads_a_row_again_that_does_not_stay_on_the_chip(row: int, reads: int) -> None:
+    x = Tensor((5, row))
+    for name in ("aten._softmax", "aten._log_softmax"):
+        assert work_of(call(name, x, -1, False, out=x)).bytes_moved == (reads + 1) * 2 * 5 * row
+
+
 @given(batch=integers(1, 64), m=sizes, n=sizes, k=sizes)
 def test_a_batch_of_products_is_that_many(batch: int, m: int, n: int, k: int) -> None:
     one = work_of(call("aten.mm", Tensor((m, k)), Tensor((k, n)), out=Tensor((m, n))))

@@ -203,6 +203,21 @@ def _one_of_each_row(call: Call) -> int:
     return 2 * total_bytes(tensors_in(call.args[1:2])) + total_bytes(tensors_in(call.out))
 
 
+WARP_ROW: Final = 1024
+"""Elements of the longest row that one warp holds in its registers for a softmax."""
+
+BLOCK_BYTES: Final = 48 << 10
+"""Memory that a block shares unless it asks for more."""
+
+
+def _softmax(call: Call) -> int:
+    """A row is read once if it stays on the chip, else for its maximum, its sum, the result (SoftMax.cu)."""
+    of, dim = call.args[:2]
+    row, width = int(of.shape[dim]), of.element_size()
+    stays = row <= WARP_ROW or (row * width % ALIGNED_BYTES == 0 and row * width < BLOCK_BYTES)
+    return (1 if stays else 3) * tensor_bytes(of) + total_bytes(tensors_in(call.out))
+
+
 def _gathered(call: Call) -> int:
     """Shards are copied into the buffer of an all-gather."""
     return 2 * total_bytes(tensors_in(call.args[0]))
@@ -226,6 +241,7 @@ _TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
             _normalised_backward: "native_batch_norm_backward native_group_norm_backward "
             "native_layer_norm_backward",
             _adam: "_fused_adam_ _fused_adamw_",
+            _softmax: "_softmax _log_softmax",
         }.items()
         for name in names.split()
     }
