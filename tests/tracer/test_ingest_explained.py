@@ -623,6 +623,23 @@ def test_kernels_of_two_vendors_are_compared_by_their_kind(tmp_path: Path) -> No
     assert "operators are not compared" in CliRunner().invoke(main, ["compare", *runs]).output
 
 
+def test_two_traces_that_say_no_operators_are_compared_by_kernel_and_say_what_would_tell(
+    tmp_path: Path,
+) -> None:
+    bare = [
+        one | {"args": {}} if one["cat"] == "cpu_op" else one for one in traced(transformer(), lambda _: 40.0)
+    ]
+    runs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        runs.append(str(taken(tmp_path / name, named(bare, "at::native::mine"))))
+    shown = CliRunner().invoke(main, ["compare", *runs]).output
+    assert "kernel, by its name" in shown
+    assert "\nmine_" in shown
+    assert "by module, operator and shape with ingest --explain of both" in shown
+    assert "pieces of work joined" not in shown
+
+
 def test_copies_over_the_link_are_joined_whatever_their_size(tmp_path: Path) -> None:
     sides = []
     for size in (1 << 20, 3 << 20):

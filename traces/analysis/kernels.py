@@ -15,13 +15,14 @@ from foretrace.traces.columns import factorized, int64, is_one_of, labels, summe
 from foretrace.traces.run import Run
 
 GROUPS: Final = (
+    # Names of the first two hold the library that they multiply with, or the algorithm.
+    ("attention", r"flash|fmha|attention|attn_|sdpa|mla_"),
+    ("convolution", r"conv(?!ert)|winograd|fprop|dgrad|wgrad|im2col|igemm_"),
     ("gemm", r"gemm|cutlass|cublas|sm\d+_xmma|Cijk_|wgmma|addmm|matmul|linear|\bmm\b|bmm|nvjet"),
-    ("attention", r"flash|fmha|attention|sdpa|softmax_warp|mla_"),
-    ("convolution", r"conv|winograd|implicit_con|dgrad|wgrad|im2col|miopen"),
     ("normalization", r"norm|bn_fw|bn_bw|batch_?norm"),
     # Backward passes of tables hold the name of the optimizer that they apply.
-    ("embedding", r"embedding|permute_sparse|index_select|gather_kernel"),
-    ("optimizer", r"adam|sgd|adagrad|multi_tensor_apply|lamb"),
+    ("embedding", r"embedding|permute_sparse|index_?select|gather_kernel"),
+    ("optimizer", r"adam|sgd|adagrad|multi_tensor_apply|lamb(?!da)"),
     ("softmax and loss", r"softmax|cross_entropy|nll_loss|loss"),
     ("reduction", r"reduce|sum_kernel|argmax|topk|sort|scan"),
     ("dropout and random", r"dropout|philox|distribution|uniform|random"),
