@@ -19,6 +19,7 @@ import argparse
 import bisect
 import gzip
 import json
+import math
 import re
 import subprocess
 import sys
@@ -111,28 +112,30 @@ RULED = {"hta": "idle", "tracelens": "compute"}
 def by_rules(tool: str, events: list[dict[str, Any]]) -> int:
     """Return what *tool* would say of *events* if the reasons why it differs are right, in ns.
 
-    TraceLens counts setting of memory as compute. HTA counts all that has
-    a stream as a kernel, waits and operators of the host, too; it rounds begins up and ends down to
-    microseconds where any time has more digits; and of several steps it leaves out what nothing launched.
+    Both read times as floats of microseconds, which since 1970 go in steps of 0.25. TraceLens counts setting
+    of memory as compute. HTA counts all that has a stream as a kernel, waits and operators of the host, too;
+    it rounds begins up and ends down to microseconds where any time has more digits; and of several steps it
+    leaves out what nothing launched.
     """
     if tool == "tracelens":
         kinds = ("kernel", "gpu_memset", "mtia_ccp_events")
-        spans = [_span(e) for e in events if e.get("cat") in kinds and "nccl" not in e["name"].lower()]
+        found = [_floats(e) for e in events if e.get("cat") in kinds and "nccl" not in e["name"].lower()]
+        spans = [(round(1000 * Decimal(a)), round(1000 * Decimal(b))) for a, b in found]
         return covered(spans, _around(spans))
     own = [e for e in events if isinstance(e.get("args", {}).get("stream"), int) and e["args"]["stream"] >= 0]
     steps = {e["name"] for e in events if re.fullmatch(r"ProfilerStep#\d+", str(e["name"]))}
     if len(steps) > 1:
         launched = {e["args"].get("correlation") for e in events if e.get("cat") in HOST} - {None}
         own = [e for e in own if e["args"].get("correlation") in launched]
-    spans = [_span(e) for e in own]
-    if any(Decimal(e["ts"]) % 1 or Decimal(e["dur"]) % 1 for e in events):
-        spans = [(-(-a // 1000) * 1000, b // 1000 * 1000) for a, b in spans]
+    # Whole microseconds stay what they are.
+    spans = [(1000 * math.ceil(a), 1000 * math.floor(b)) for a, b in map(_floats, own)]
     window = _around(spans)
     return window[1] - window[0] - covered(spans, window)
 
 
-def _span(event: dict[str, Any]) -> Interval:
-    return ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])
+def _floats(event: dict[str, Any]) -> tuple[float, float]:
+    start = float(event["ts"])
+    return start, start + float(event["dur"])
 
 
 def _around(spans: list[Interval]) -> Interval:

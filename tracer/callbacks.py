@@ -93,11 +93,13 @@ class Logged:
         self._stack = ExitStack()
         self._steps: Steps | None = None
         self._is_open = self._has_ended = False
+        self._first = 0
 
-    def begin(self) -> None:
+    def begin(self, first: int) -> None:
         """Begin to record, in the process group that both libraries have joined by now.
 
-        Raises as `foretrace.record` does.
+        *first* is the number that the library gives to the step that comes: not the first one of a training
+        that goes on from a checkpoint. Raises as `foretrace.record` does.
         """
         if self._is_open:
             return
@@ -107,7 +109,7 @@ class Logged:
                     f"foretrace: {self._path} has the training before; this one is not recorded\n"
                 )
             return
-        self._is_open = True
+        self._is_open, self._first = True, first
         session = self._stack.enter_context(record(self._path, **self._how)).session
         atexit.register(self.end)  # a training that raises does not say that it has ended
         if session is not None:  # None: this rank is not recorded
@@ -115,14 +117,15 @@ class Logged:
             session.sink.heard.append(session.guarded("callbacks", self._steps.hear))
 
     def tell(self, log: Log, *, last: bool = False) -> None:
-        """Give *log* the number and the figures of each step that has become known, by their names."""
+        """Give *log* the library's number, and figures by name, of each step that has become known."""
         if self._steps is None:
             return
         try:
             if last:
                 self._steps.finish()
             for step, figures in self._steps.take():
-                log(step, {f"{PREFIX}{name.replace(':', '_')}": value for name, value in figures.items()})
+                named = {f"{PREFIX}{name.replace(':', '_')}": value for name, value in figures.items()}
+                log(self._first + step, named)
         except Exception as error:  # the training is worth more than its log
             sys.stderr.write(f"foretrace: steps are not logged any more: {first_line(error)}\n")
             self._steps = None
@@ -159,13 +162,16 @@ def trainer_callback(path: str | os.PathLike[str], **how: Any) -> Any:
         def __init__(self) -> None:
             self._logged = Logged(path, how)
             self._writer: Any = None
+            self._named: set[str] = set()
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self._logged.begin()
+            self._logged.begin(state.global_step + 1)  # the Trainer numbers a step when it is over
             if state.is_world_process_zero and "tensorboard" in args.report_to and find_spec("tensorboard"):
                 from torch.utils.tensorboard import SummaryWriter
 
-                self._writer = SummaryWriter(str(Path(args.output_dir) / "runs" / "foretrace"))
+                where = os.environ.get("TENSORBOARD_LOGGING_DIR") or Path(args.output_dir) / "runs"
+                # Named as the recording: a second training in the same folder is not drawn over the first.
+                self._writer = SummaryWriter(str(Path(where) / f"foretrace-{Path(path).name}"))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self._logged.tell(self._log if state.is_world_process_zero else _nowhere)
@@ -179,6 +185,10 @@ def trainer_callback(path: str | os.PathLike[str], **how: Any) -> Any:
             # Not imported: whoever logs to wandb has loaded it.
             run = getattr(sys.modules.get("wandb"), "run", None)
             if run is not None:
+                # The Trainer lets wandb draw all metrics over its own step, which is some steps ahead by now.
+                for name in figures.keys() - self._named:
+                    run.define_metric(name, step_metric=f"{PREFIX}step")
+                self._named |= figures.keys()
                 run.log({**figures, f"{PREFIX}step": step})
             if self._writer is not None:
                 for name, value in figures.items():
@@ -209,7 +219,7 @@ def lightning_callback(path: str | os.PathLike[str], **how: Any) -> Any:
             self._logged = Logged(path, how)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            self._logged.begin()
+            self._logged.begin(trainer.global_step)
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             self._logged.tell(_to_loggers(trainer))

@@ -204,7 +204,7 @@ def export(
     what = "memory" if is_memory else f"{n_spans:,} spans"
     console.print(f"{written}: {what} of rank {rank_list(chosen)}", soft_wrap=True, markup=False)
     if is_memory:
-        console.print("open it at https://pytorch.org/memory_viz: a device per rank")
+        console.print("open it at https://pytorch.org/memory_viz: devices are ranks")
     if written.name.endswith((".pftrace", ".pftrace.gz", ".json", ".json.gz")):
         console.print("open it at https://ui.perfetto.dev: the page reads it without sending it anywhere")
         if n_spans > PERFETTO_SPANS:

@@ -21,7 +21,7 @@ from foretrace.traces.compare import Comparison
 from foretrace.traces.console import stdout
 from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import format_left_out, format_share, format_si, format_time
-from foretrace.traces.report.tables import tables
+from foretrace.traces.report.tables import NAMESPACES, tables
 from foretrace.traces.run import Run
 
 SHOWN_RANKS: Final = 16
@@ -294,41 +294,46 @@ def show_comparison(found: Comparison) -> None:
         console.print(_kinds(found))
     if found.operators:
         console.print(_operators(found))
-    if found.kernels and not _says_operators(found):
+        if not _are_told(found):
+            console.print("by module, operator and shape with ingest --explain of both", style="dim")
+    elif found.kernels:
         console.print(
-            "foretrace ingest --explain of both traces: operators are compared, by module and shape",
-            style="dim",
+            "operators are not compared: one of the two does not say its own (ingest --explain)", style="dim"
         )
-    _show_joined(console, found.spans.to_dict())
+    _show_joined(console, found.spans.to_dict(), of_traces=bool(found.kernels))
     show_warnings(console, found.warnings)
 
 
 SHOWN_OPERATORS: Final = 12
 
 
-def _says_operators(found: Comparison) -> bool:
-    """Return whether operators are compared; only their kernels have names alone."""
-    return any(pair.operator.shapes for pair in found.operators)
+def _are_told(found: Comparison) -> bool:
+    """Whether both traces say their operators; else their kernels stand in for them."""
+    return any(pair.operator.module or pair.operator.shapes for pair in found.operators)
 
 
 def _operators(found: Comparison) -> Table:
     """Return the operators of two traces that differ most; what only one of them has is summed up last."""
     joined = [pair for pair in found.operators if pair.joined_by]
     alone = [pair for pair in found.operators if not pair.joined_by]
-    what = "operator, on the device" if _says_operators(found) else "kernel, by its name"
+    what = "operator, on the device" if _are_told(found) else "kernel, by its name"
     table = _table(what, "calls", "a", "b", "b - a", "b / a")
     for pair in joined[:SHOWN_OPERATORS]:
         module = "/".join(pair.operator.module.split("/")[-2:])
-        words = " ".join(part for part in (pair.operator.name, pair.operator.shapes, module) if part)
+        name = NAMESPACES.sub("", pair.operator.name)
+        words = " ".join(part for part in (name, pair.operator.shapes, module) if part)
         table.add_row(escape(words[:LONGEST_OPERATOR]), _calls(pair), *_took(pair.a_s, pair.b_s))
     rest = joined[SHOWN_OPERATORS:]
     only = [pair for pair in alone if pair.a_calls], [pair for pair in alone if pair.b_calls]
     for said, pairs in ((f"{len(rest)} more", rest), ("only in a", only[0]), ("only in b", only[1])):
         if pairs:
             calls = f"{sum(pair.a_calls + pair.b_calls * (pair.a_calls == 0) for pair in pairs):.4g}"
-            names = ", ".join(dict.fromkeys(pair.operator.name[:30] for pair in pairs[:3]))
+            names = ", ".join(
+                dict.fromkeys(NAMESPACES.sub("", pair.operator.name)[:30] for pair in pairs[:3])
+            )
             sums = (sum(pair.a_s for pair in pairs), sum(pair.b_s for pair in pairs))
-            table.add_row(f"{said}: {escape(names)}" if pairs is not rest else said, calls, *_took(*sums))
+            label = said if pairs is rest else f"{said}: {names}"[:LONGEST_OPERATOR]
+            table.add_row(escape(label), calls, *_took(*sums))
     return table
 
 
@@ -381,17 +386,23 @@ def _beside(a_ns: int, b_ns: int, scale: float, step_ns: int) -> Iterator[str]:
     yield format_share((theirs - a_ns) / (step_ns * scale), "+.1f")
 
 
-def _show_joined(console: Console, spans: Mapping[str, Any]) -> None:
-    """Print how many spans were joined, and how their durations compare by kind."""
+def _show_joined(console: Console, spans: Mapping[str, Any], *, of_traces: bool) -> None:
+    """Print how many spans were joined, and how their durations compare by kind.
+
+    Kernels of traces have a table of their own: *of_traces* communication alone is left.
+    """
+    listed = [kind for kind in spans["kinds"] if kind["axis"] or not of_traces]
+    if of_traces and not listed:
+        return
     unjoined = f"{spans['a_unjoined']:,} spans only in a, {spans['b_unjoined']:,} only in b"
     console.print(f"{spans['n_joined']:,} pieces of work joined; {unjoined}", style="dim")
     kinds = _table("joined work", "n", "a", "b", "median a / b")
-    for kind in spans["kinds"]:
+    for kind in listed:
         ratio = "" if kind["median_ratio"] is None else f"{kind['median_ratio']:.3f}"
         times = (format_time(kind[f"{side}_total_s"]) for side in "ab")
         name = escape(f"{kind['kind']} {kind['axis']}".strip())
         kinds.add_row(name, f"{kind['n_joined']:,}", *times, ratio)
-    if spans["kinds"]:
+    if listed:
         console.print(kinds)
 
 

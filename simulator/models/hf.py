@@ -15,8 +15,8 @@ from foretrace.simulator.errors import ModelError
 from foretrace.simulator.models.hf_config import Config, Shape, with_defaults
 from foretrace.simulator.models.hf_experts import EXPERTS
 from foretrace.simulator.models.hf_hybrid import HYBRIDS, local_and_global
-from foretrace.simulator.models.hf_llama import llama, qwen3
-from foretrace.simulator.models.hf_plain import bert, bloom, falcon, gpt2, gpt_neox
+from foretrace.simulator.models.hf_llama import llama, mixers, pattern, qwen3
+from foretrace.simulator.models.hf_plain import PLAIN
 from foretrace.simulator.models.hf_vision import tower_of
 from foretrace.simulator.models.model import Model
 
@@ -113,6 +113,71 @@ def _mistral(config: Config) -> Shape:
     return {**llama(config), "window": config.integer("sliding_window", 0)}
 
 
+def _listed(config: Config, every: int) -> Shape:
+    """Return the shape of Llama whose first layer of so many sees everything, or those that are listed."""
+    window = config.integer("sliding_window", 0)
+    found = mixers(
+        config,
+        config.integer("num_hidden_layers"),
+        lambda i: "sliding_attention" if window and (not every or i % every) else "full_attention",
+    )
+    return {**llama(config), "window": window, "pattern": pattern([f"{kind}+mlp" for kind in found])}
+
+
+def _cwm(config: Config) -> Shape:
+    """Code World Model: every fourth layer sees everything, the first one among them."""
+    return _listed(config, 4)
+
+
+def _ministral(config: Config) -> Shape:
+    """Ministral 8B: all layers have the window, but those that are listed."""
+    return _listed(config, 0)
+
+
+def _vaultgemma(config: Config) -> Shape:
+    """VaultGemma: Gemma 2 without norms behind the blocks."""
+    return {**_gemma2(config), "norms_per_layer": 2}
+
+
+def _hyperclovax(config: Config) -> Shape:
+    """HyperCLOVA X: outputs are normalised too."""
+    return {**llama(config), "norms_per_layer": 4 if config.flag("use_post_norm", default=True) else 2}
+
+
+def _internlm3(config: Config) -> Shape:
+    """InternLM 3, whose checkpoints have two other names for biases."""
+    for key in ("qkv_bias", "bias"):
+        config.need(not config.flag(key, default=False), f"{key}=true: not supported")
+    return llama(config)
+
+
+def _exaone(config: Config) -> Shape:
+    """EXAONE 3: the files of checkpoints call their layers otherwise than transformers does."""
+    return llama(config) | {"n_layers": config.integer("num_layers", config.integer("num_hidden_layers"))}
+
+
+def _stablelm(config: Config) -> Shape:
+    """StableLM 2: layer norms, and one for every head of queries and keys."""
+    parallel = config.flag("use_parallel_residual", default=False)
+    return {
+        **llama(config),
+        "qkv_bias": config.flag("use_qkv_bias", default=False),
+        "norm": "layernorm",
+        "parallel_blocks": parallel,
+        "norms_per_layer": 1 if parallel else 2,
+        "qk_norm": config.flag("qk_layernorm", default=False),
+        "qk_norm_weights": "all",
+        "dropout": config.number("hidden_dropout", 0.0) > 0,
+    }
+
+
+def _jais2(config: Config) -> Shape:
+    """Jais 2: Nemotron with biases."""
+    bias = config.flag("attention_bias", default=True)
+    mlp_bias = config.flag("mlp_bias", default=True)
+    return {**_nemotron(config), "qkv_bias": bias, "proj_bias": bias, "mlp_bias": mlp_bias}
+
+
 def _cohere(config: Config) -> Shape:
     """Command R: one layer norm without bias for both blocks, tied embeddings."""
     return {
@@ -192,26 +257,30 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
         **EXPERTS,
         **HYBRIDS,
+        **PLAIN,
         "apertus": _apertus,
         "arcee": _arcee,
-        "bert": bert,
-        "bloom": bloom,
         "cohere": _cohere,
         "cohere2": _cohere2,
+        "cwm": _cwm,
         "ernie4_5": _ernie,
+        "exaone": _exaone,
         "exaone4": _exaone4,
-        "falcon": falcon,
         "gemma": llama,
         "gemma2": _gemma2,
         "gemma3_text": _gemma3_text,
         "glm": _glm,
         "glm4": _glm4,
         "glm4v_text": _glm4v_text,
-        "gpt2": gpt2,
-        "gpt_neox": gpt_neox,
         "granite": llama,
+        "helium": llama,
         "hunyuan_v1_dense": qwen3,
+        "hyperclovax": _hyperclovax,
+        "internlm3": _internlm3,
+        "iquestcoder": llama,
+        "jais2": _jais2,
         "llama": llama,
+        "ministral": _ministral,
         "ministral3": _mistral,
         "mistral": _mistral,
         "nemotron": _nemotron,
@@ -227,7 +296,9 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "qwen3_vl_text": qwen3,
         "seed_oss": _seed_oss,
         "smollm3": llama,
+        "stablelm": _stablelm,
         "starcoder2": _starcoder2,
+        "vaultgemma": _vaultgemma,
     }
 )
 """Reader of each supported ``model_type``."""

@@ -68,6 +68,14 @@ class Config:
         except ShapeError as error:
             raise ModelError(f"{self._where}: {error}") from None
 
+    def alike(self, key: str) -> int:
+        """Return a whole number, or the one that a list has for every layer."""
+        if not isinstance(self._values.get(key), list):
+            return self.integer(key)
+        listed = sorted(set(self.items(key, int)))
+        self.need(len(listed) == 1, f"{key} has {listed}: equal in all layers is supported")
+        return listed[0]
+
     def automatic(self, key: str, value: int) -> int:
         """Return a whole number; ``"auto"``, ``null`` and a missing key give *value*."""
         return value if self._values.get(key) == "auto" else self.integer(key, value)

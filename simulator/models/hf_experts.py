@@ -91,21 +91,29 @@ def _ernie(config: Config) -> Shape:
     }
 
 
+def _latent(config: Config) -> Shape:
+    """Youtu and MiniCPM 3: latent attention of DeepSeek without experts."""
+    nope_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    shape = llama(config)
+    return {
+        **shape,
+        "head_dim": nope_dim + rope_dim,
+        "kv_lora_rank": config.integer("kv_lora_rank"),
+        "q_lora_rank": config.integer("q_lora_rank", 0),
+        "rope_head_dim": rope_dim,
+        "v_head_dim": config.integer("v_head_dim", int(shape["hidden"]) // max(int(shape["n_heads"]), 1)),
+    }
+
+
 def _deepseek(config: Config) -> Shape:
     """DeepSeek V2 and V3; multi-token prediction of V3 is left out, as transformers do: set ``n_mtp``."""
-    nope_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
     return {
-        **llama(config),
-        "head_dim": nope_dim + rope_dim,
+        **_latent(config),
         "n_experts": config.integer("n_routed_experts"),
         "top_k": config.integer("num_experts_per_tok"),
         "moe_ffn_hidden": config.integer("moe_intermediate_size"),
         "n_shared_experts": config.integer("n_shared_experts"),
         "n_dense_layers": config.integer("first_k_dense_replace", 1),
-        "kv_lora_rank": config.integer("kv_lora_rank"),
-        "q_lora_rank": config.integer("q_lora_rank", 0),
-        "rope_head_dim": rope_dim,
-        "v_head_dim": config.integer("v_head_dim"),
     }
 
 
@@ -119,10 +127,10 @@ def _deepseek_v32(config: Config) -> Shape:
     }
 
 
-def _n_dense(config: Config) -> int:
+def _n_dense(config: Config, default: int = 1) -> int:
     """Return how many layers, the first ones, are dense."""
     listed = config.items("mlp_layer_types", str)
-    dense = listed.count("dense") if listed else config.integer("first_k_dense_replace", 1)
+    dense = listed.count("dense") if listed else config.integer("first_k_dense_replace", default)
     known = [*["dense"] * dense, *["sparse"] * (len(listed) - dense)]
     config.need(
         listed == known or not listed, "mlp_layer_types: dense layers come first, all others are sparse"
@@ -176,19 +184,58 @@ def _dots1(config: Config) -> Shape:
     }
 
 
-def _exaone_moe(config: Config) -> Shape:
-    """K-EXAONE: every fourth layer sees everything, experts but in the first ones."""
-    n, dense = config.integer("num_hidden_layers"), _n_dense(config)
-    every = 4 if config.items("layer_types", str) else config.integer("sliding_window_pattern", 4)
-    found = mixers(config, n, lambda i: "sliding_attention" if (i + 1) % every else "full_attention")
+def _windowed(config: Config, every: int, dense: int) -> Shape:
+    """Return that of Qwen 3 with experts but in *dense* layers, of which every so many sees everything."""
+    n = config.integer("num_hidden_layers")
+    found = mixers(config, n, lambda i: "full_attention" if (i + 1) % every == 0 else "sliding_attention")
     return {
-        **qwen3(config),
+        **_qwen3_moe(config),
         "window": config.integer("sliding_window"),
         "pattern": pattern([f"{kind}+{'mlp' if i < dense else 'moe'}" for i, kind in enumerate(found)]),
-        "n_experts": config.integer("num_experts"),
-        "top_k": config.integer("num_experts_per_tok"),
-        "moe_ffn_hidden": config.integer("moe_intermediate_size"),
+        "n_shared_experts": config.integer("num_shared_experts", 0),
+    }
+
+
+def _exaone_moe(config: Config) -> Shape:
+    """K-EXAONE: every fourth layer sees everything, experts but in the first ones."""
+    every = 4 if config.items("layer_types", str) else config.integer("sliding_window_pattern", 4)
+    return _windowed(config, every, _n_dense(config))
+
+
+def _mellum(config: Config) -> Shape:
+    """Mellum 2: layers that see everything and those that do not are listed."""
+    return _windowed(config, 1, _n_dense(config, 0))
+
+
+def _afmoe(config: Config) -> Shape:
+    """Trinity: as K-EXAONE, outputs gated and normalised; routers keep a bias for each expert."""
+    n, dense = config.integer("num_hidden_layers"), config.integer("num_dense_layers")
+    return {
+        **_windowed(config, config.integer("global_attn_every_n_layers", 4), dense),
+        "attention_gate": True,
+        "norms_per_layer": 4,
+        "extra_params": (n - dense) * config.integer("num_experts"),
+    }
+
+
+def _hy_v3(config: Config) -> Shape:
+    """Hunyuan 3: Qwen 3 with a shared expert, and dense first layers."""
+    return {
+        **_qwen3_moe(config),
         "n_shared_experts": config.integer("num_shared_experts"),
+        "n_dense_layers": _n_dense(config),
+    }
+
+
+def _hunyuan_v1_moe(config: Config) -> Shape:
+    """Hunyuan-A13B: a shared expert; what may be listed is equal in all layers."""
+    shape = qwen3(config)
+    return {
+        **shape,
+        "n_experts": config.alike("num_experts"),
+        "top_k": config.alike("moe_topk"),
+        "moe_ffn_hidden": shape["ffn_hidden"],
+        "n_shared_experts": 1,
     }
 
 
@@ -240,6 +287,7 @@ def _gpt_oss(config: Config) -> Shape:
 
 EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
+        "afmoe": _afmoe,
         "dbrx": _dbrx,
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,
@@ -247,6 +295,7 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "dots1": _dots1,
         "ernie4_5_moe": _ernie,
         "exaone_moe": _exaone_moe,
+        "flex_olmo": _olmoe,
         "glm4_moe": _glm4_moe,
         "glm4_moe_lite": _glm4_moe_lite,
         "glm4v_moe_text": _glm4_moe,
@@ -254,7 +303,11 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "gpt_oss": _gpt_oss,
         "granitemoe": _granitemoe,
         "granitemoeshared": _granitemoe,
+        "hunyuan_v1_moe": _hunyuan_v1_moe,
+        "hy_v3": _hy_v3,
         "kimi_k2": _deepseek,
+        "mellum": _mellum,
+        "minicpm3": _latent,
         "minimax_m2": _minimax_m2,
         "mixtral": _mixtral,
         "olmoe": _olmoe,
@@ -263,6 +316,7 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "qwen3_moe": _qwen3_moe,
         "qwen3_vl_moe_text": _qwen3_moe,
         "solar_open": _solar_open,
+        "youtu": _latent,
     }
 )
 """Reader of each ``model_type`` that has experts."""

@@ -1,10 +1,13 @@
-"""Reads configs of models with layer norms and plain MLPs: GPT-2, GPT-NeoX, Falcon, BLOOM, BERT."""
+"""Reads configs of models with layer norms and plain MLPs: GPT-2 to Phi-2, Falcon, BLOOM, OPT, BERT."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from foretrace.simulator.models.hf_config import Config, Shape
+from foretrace.simulator.models.hf_llama import mixers, pattern
 
 
 class Names(NamedTuple):
@@ -45,17 +48,101 @@ def _sizes(config: Config, names: Names, *, tied: bool, attention_bias: bool, ml
     }
 
 
-def gpt2(config: Config) -> Shape:
+_OF_GPT: Final = Names("n_layer", "n_embd", "n_head", "n_inner", ffn_given=False)
+
+
+def _gpt2(config: Config) -> Shape:
     """GPT-2: learned positions, dropout."""
-    names = Names("n_layer", "n_embd", "n_head", "n_inner", ffn_given=False)
     return {
-        **_sizes(config, names, tied=True, attention_bias=True, mlp_bias=True),
+        **_sizes(config, _OF_GPT, tied=True, attention_bias=True, mlp_bias=True),
         "max_positions": config.integer("n_positions"),
         "dropout": config.number("resid_pdrop", 0.1) > 0,
     }
 
 
-def gpt_neox(config: Config) -> Shape:
+def _gpt_bigcode(config: Config) -> Shape:
+    """StarCoder: GPT-2 whose query heads have one key head."""
+    shape = _gpt2(config)
+    return {**shape, "n_kv_heads": 1 if config.flag("multi_query", default=True) else shape["n_heads"]}
+
+
+def _gptj(config: Config) -> Shape:
+    """GPT-J and CodeGen: one norm for both blocks, side by side; biases in the MLPs and of the head."""
+    return {
+        **_sizes(config, _OF_GPT, tied=False, attention_bias=False, mlp_bias=True),
+        **_BESIDE,
+        "extra_params": config.integer("vocab_size"),
+        "dropout": config.number("resid_pdrop", 0.0) > 0,
+    }
+
+
+_BESIDE: Final[Mapping[str, int | bool]] = MappingProxyType({"parallel_blocks": True, "norms_per_layer": 1})
+
+
+def _phi(config: Config) -> Shape:
+    """Phi-1 to Phi-2: as GPT-J, with biases everywhere and grouped keys."""
+    config.need(not config.flag("qk_layernorm", default=False), "qk_layernorm: not supported")
+    shape = _sizes(config, Names(), tied=False, attention_bias=True, mlp_bias=True)
+    return {
+        **shape,
+        **_BESIDE,
+        "n_kv_heads": config.integer("num_key_value_heads", int(shape["n_heads"])),
+        "extra_params": config.integer("vocab_size"),
+        "dropout": config.number("resid_pdrop", 0.0) > 0,
+    }
+
+
+def _gpt_neo(config: Config) -> Shape:
+    """GPT-Neo: every second layer has a window, or as ``attention_types`` has the turns."""
+    names = Names("num_layers", "hidden_size", "num_heads", "intermediate_size", ffn_given=False)
+    shape = _sizes(config, names, tied=True, attention_bias=False, mlp_bias=True)
+    n = int(shape["n_layers"])
+    turns = config.items("attention_types", list) or [[["global", "local"], n // 2]]
+    config.need(
+        all(len(turn) == 2 and isinstance(turn[0], list) and turn[1] in range(n + 1) for turn in turns),
+        "attention_types: lists of kinds, and how often each comes",
+    )
+    drawn = [kind for kinds, times in turns for kind in kinds * times]
+    config.need(len(drawn) == n, f"attention_types are of {len(drawn)} layers, not of {n}")
+    known = {"global": "attention", "local": "window"}
+    found = mixers(config, n, lambda i: str(drawn[i]), key="attention_layers", **known)
+    return {
+        **shape,
+        "proj_bias": True,
+        "max_positions": config.integer("max_position_embeddings"),
+        "window": config.integer("window_size", 256),
+        "pattern": pattern([f"{kind}+mlp" for kind in found]),
+        "dropout": config.number("resid_dropout", 0.0) > 0,
+    }
+
+
+def _opt(config: Config) -> Shape:
+    """OPT: learned positions, of which the first two are no token's."""
+    names = Names(ffn="ffn_dim")
+    bias = config.flag("enable_bias", default=True)
+    shape = _sizes(config, names, tied=True, attention_bias=bias, mlp_bias=bias)
+    width = config.integer("word_embed_proj_dim", int(shape["hidden"]))
+    config.need(width == shape["hidden"], f"word_embed_proj_dim={width}: not supported")
+    for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
+        config.need(config.flag(key, default=True), f"{key}=false: not supported")
+    return {
+        **shape,
+        "max_positions": config.integer("max_position_embeddings") + 2,
+        "dropout": config.number("dropout", 0.1) > 0,
+    }
+
+
+def _mpt(config: Config) -> Shape:
+    """MPT: ALiBi needs no positions; neither matrices nor norms have biases, and MLPs are of four widths."""
+    shape = _sizes(
+        config, Names("n_layers", "d_model", "n_heads", ""), tied=True, attention_bias=False, mlp_bias=False
+    )
+    times = config.integer("expansion_ratio", 4)
+    config.need(times == 4, f"expansion_ratio={times}: transformers has 4 always")
+    return {**shape, "norm_bias": False}
+
+
+def _gpt_neox(config: Config) -> Shape:
     """GPT-NeoX and Pythia: both blocks side by side."""
     bias = config.flag("attention_bias", default=True)
     return {
@@ -64,7 +151,7 @@ def gpt_neox(config: Config) -> Shape:
     }
 
 
-def falcon(config: Config) -> Shape:
+def _falcon(config: Config) -> Shape:
     """Falcon: 7B has one key head and one norm, the later ones grouped heads and a norm per block."""
     new, parallel = (
         config.flag(key, default=default)
@@ -83,7 +170,7 @@ def falcon(config: Config) -> Shape:
     }
 
 
-def bloom(config: Config) -> Shape:
+def _bloom(config: Config) -> Shape:
     """BLOOM: ALiBi needs no positions, and the embedding is normalised."""
     names = Names("n_layer", "hidden_size", "n_head", "")
     shape = _sizes(config, names, tied=True, attention_bias=True, mlp_bias=True)
@@ -92,7 +179,7 @@ def bloom(config: Config) -> Shape:
 
 
 def bert(config: Config) -> Shape:
-    """BERT and its descendants: an encoder with token types, a norm after the embedding and a pooler."""
+    """BERT and RoBERTa: an encoder with token types, a norm after the embedding and a pooler."""
     shape = _sizes(config, Names(), tied=True, attention_bias=True, mlp_bias=True)
     hidden = int(shape["hidden"])
     return {
@@ -104,3 +191,25 @@ def bert(config: Config) -> Shape:
         "dropout": config.number("hidden_dropout_prob", 0.1) > 0,
         "causal": False,
     }
+
+
+PLAIN: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
+    {
+        "bert": bert,
+        "bloom": _bloom,
+        "camembert": bert,
+        "codegen": _gptj,
+        "falcon": _falcon,
+        "gpt2": _gpt2,
+        "gpt_bigcode": _gpt_bigcode,
+        "gpt_neo": _gpt_neo,
+        "gpt_neox": _gpt_neox,
+        "gptj": _gptj,
+        "mpt": _mpt,
+        "opt": _opt,
+        "phi": _phi,
+        "roberta": bert,
+        "xlm-roberta": bert,
+    }
+)
+"""Reader of each ``model_type`` with layer norms and plain MLPs."""

@@ -215,13 +215,36 @@ class Trace:
     def check_explained(self) -> None:
         """Raise CalibrationError if too little of the device's time is of operators of known work."""
         # The rank of which least is explained decides.
-        share = min(float(one["explained"]) for one in self.rehearsal.job["traced"].values())
+        traced = self.rehearsal.job["traced"]
+        rank, share = min(
+            ((rank, float(traced[str(rank)]["explained"])) for rank in self.tables), key=lambda one: one[1]
+        )
         if share < LEAST_EXPLAINED:
             raise CalibrationError(
                 f"{self.path}: only {format_share(share)} of the device's time is of operators of which the "
-                f"trace tells the work; {format_share(LEAST_EXPLAINED, '.0f')} are needed. Record with "
-                "record_shapes=True"
+                f"trace tells the work; {format_share(LEAST_EXPLAINED, '.0f')} are needed. Most of the rest: "
+                f"{', '.join(self._unexplained(rank))}. Record eagerly with record_shapes=True; newer "
+                "PyTorch also writes numbers and members of lists"
             )
+
+    def _unexplained(self, rank: int) -> list[str]:
+        """Return the operators of unknown work that took longest on *rank*, with how long."""
+        works, took = self.tables[rank].works, defaultdict[str, float](float)
+        columns = (works[name].to_pylist() for name in ("name", "is_known"))
+        for name, is_known, seconds in zip(*columns, self._device_s(rank)[1].tolist(), strict=True):
+            took[name] += 0.0 if is_known else seconds
+        longest = sorted(took, key=lambda name: -took[name])[:3]
+        return [f"{name[:80]} {1e3 * took[name]:.3g} ms" for name in longest]
+
+    def _device_s(self, rank: int) -> tuple[Int64Array, Floats]:
+        """Return how often each distinct operator of *rank* ran, and how long all its calls took, seconds."""
+        tables, measured = self.tables[rank], self.measured_of[rank]
+        what, item = (tables.events[name].to_numpy() for name in ("what", "item"))
+        event, device_ns = (measured[name].to_numpy() for name in ("event", "device_ns"))
+        ops = what[event] == OP
+        n = tables.works.num_rows
+        calls = np.bincount(item[event[ops]], minlength=n).astype(np.int64)
+        return calls, np.bincount(item[event[ops]], device_ns[ops], minlength=n) / 1e9
 
     def compute_on(self, machine: Cluster) -> ComputeModel:
         """Return the compute model of *machine* in the precision of the trace."""
@@ -230,15 +253,9 @@ class Trace:
 
     def timed(self, rank: int, compute: ComputeModel) -> Timed:
         """Return the operators of *rank*: counted, priced and measured."""
-        tables, measured = self.tables[rank], self.measured_of[rank]
-        what, item = (tables.events[name].to_numpy() for name in ("what", "item"))
-        event, device_ns = (measured[name].to_numpy() for name in ("event", "device_ns"))
-        ops = what[event] == OP
-        n = tables.works.num_rows
-        calls = np.bincount(item[event[ops]], minlength=n).astype(np.int64)
-        took = np.bincount(item[event[ops]], device_ns[ops], minlength=n) / 1e9
-        kinds, design = [], np.zeros((n, len(COLUMNS)))
-        rows = tables.works.to_pylist()
+        calls, took = self._device_s(rank)
+        rows = self.tables[rank].works.to_pylist()
+        kinds, design = [], np.zeros((len(rows), len(COLUMNS)))
         for at, row in enumerate(rows):
             kind = _class_of(row, compute)
             kinds.append(kind)

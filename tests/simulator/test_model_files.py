@@ -361,22 +361,49 @@ PARAMS = {
     "phi3": 14_659_507_200,
 }
 DEFAULTS = {
+    "afmoe": 19_232_600_000,
     "arcee": 4_022_766_080,
+    "camembert": 109_482_240,
+    "codegen": 6_050_882_784,
+    "cwm": 32_581_097_472,
     "ernie4_5": 360_748_032,
     "ernie4_5_moe": 21_825_437_888,
+    "exaone": 7_818_448_896,
     "exaone4": 9_429_069_824,
     "exaone_moe": 28_550_639_616,
     "falcon_h1": 8_514_961_408,
+    "flex_olmo": 33_270_665_216,
     "glm_moe_dsa": 743_911_199_232,
+    "gpt_bigcode": 111_446_784,
+    "gpt_neo": 1_315_575_808,
+    "gptj": 6_050_882_784,
     "granitemoe": 37_039_116_288,
     "granitemoeshared": 37_039_116_288,
+    "helium": 2_172_643_840,
     "hunyuan_v1_dense": 8_859_684_864,
+    "hunyuan_v1_moe": 13_188_337_664,
+    "hy_v3": 295_033_528_320,
+    "hyperclovax": 6_738_677_760,
+    "internlm3": 8_804_241_408,
+    "iquestcoder": 39_794_283_520,
+    "jais2": 8_090_401_280,
     "jamba": 51_570_323_328,
     "mamba2": 7_285_403_648,
+    "mellum": 12_149_923_072,
+    "minicpm3": 4_073_875_968,
+    "ministral": 7_241_732_096,
+    "mpt": 1_311_213_568,
+    "opt": 125_239_296,
+    "phi": 1_418_270_720,
     "qwen2_moe": 14_315_784_192,
+    "roberta": 124_644_864,
     "smollm3": 3_075_098_624,
     "solar_open": 102_651_793_408,
+    "stablelm": 2_795_443_200,
     "starcoder2": 3_030_371_328,
+    "vaultgemma": 2_614_222_080,
+    "xlm-roberta": 109_482_240,
+    "youtu": 1_961_560_064,
 }
 """Parameters of what transformers 5.24 makes of a configuration that says nothing."""
 
@@ -612,3 +639,18 @@ def test_a_toml_file_that_is_wrong_is_one_clear_error(tmp_path: Path, text: str,
     with pytest.raises(ModelError) as caught:
         load_model(path)
     assert words in str(caught.value)
+
+
+def test_names_that_checkpoints_have_beside_those_of_transformers_are_read() -> None:
+    """Not the default of the class: that is of another size."""
+    assert model_from_config({"model_type": "exaone", "num_layers": 30}).n_layers == 30
+    listed = {"model_type": "hunyuan_v1_moe", "num_experts": [8] * 32, "moe_topk": [2] * 32}
+    assert (model_from_config(listed).n_experts, model_from_config(listed).top_k) == (8, 2)
+    with pytest.raises(ModelError, match=r"moe_topk has \[2, 4\]: equal in all layers is supported"):
+        model_from_config(listed | {"moe_topk": [2, 4] * 16})
+
+
+@pytest.mark.parametrize("times", [10**12, -1, "12", [1]])
+def test_turns_that_are_not_those_of_the_layers_are_refused(times: object) -> None:
+    with pytest.raises(ModelError, match="attention_types: lists of kinds, and how often each comes"):
+        model_from_config({"model_type": "gpt_neo", "attention_types": [[["global"], times]]})

@@ -1,8 +1,10 @@
 """What a callback logs of a step while it runs is what the finished recording says of it."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -62,15 +64,23 @@ def test_steps_are_those_of_the_whole_however_their_spans_come(
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float]]:
-    """Stand in for transformers and wandb, which the suite does not install; return what wandb is given."""
+    """Stand in for transformers and wandb, which the suite does not install; return what wandb is given.
+
+    As wandb does, refuse what is drawn over the Trainer's own step.
+    """
     logged: dict[int, dict[str, float]] = {}
+    drawn_over: dict[str, str] = {"foretrace/step": "foretrace/step"}
 
     def log(found: dict[str, float]) -> None:
+        assert {drawn_over[name] for name in found} == {"foretrace/step"}
         logged[int(found["foretrace/step"])] = found
+
+    def define_metric(name: str, *, step_metric: str) -> None:
+        drawn_over[name] = step_metric
 
     for name, attribute, value in (
         ("transformers", "TrainerCallback", type("TrainerCallback", (), {})),
-        ("wandb", "run", SimpleNamespace(log=log)),
+        ("wandb", "run", SimpleNamespace(log=log, define_metric=define_metric)),
     ):
         module = ModuleType(name)
         setattr(module, attribute, value)
@@ -78,12 +88,17 @@ def library(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float]]:
     return logged
 
 
-def test_each_step_is_logged_with_where_it_went(library: dict[int, dict[str, float]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("done", [0, 500])
+def test_each_step_is_logged_with_where_it_went(
+    done: int, library: dict[int, dict[str, float]], tmp_path: Path
+) -> None:
+    """By the number that the Trainer gives it, which goes on from a checkpoint."""
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(256, 256)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     callback = foretrace.trainer_callback(tmp_path / "run", flush_s=0.01)
-    args, state = SimpleNamespace(report_to=[]), SimpleNamespace(is_world_process_zero=True)
+    args = SimpleNamespace(report_to=[])
+    state = SimpleNamespace(is_world_process_zero=True, global_step=done)
     callback.on_train_begin(args, state, None)
     for _ in range(6):
         model(torch.randn(512, 256)).square().mean().backward()
@@ -92,10 +107,11 @@ def test_each_step_is_logged_with_where_it_went(library: dict[int, dict[str, flo
         callback.on_step_end(args, state, None)
     callback.on_train_end(args, state, None)
     rows = foretrace.breakdown(foretrace.open_run(tmp_path / "run"))
-    assert list(library) == [row.step for row in rows] == list(range(6))
-    for row in rows:
-        assert library[row.step]["foretrace/step_s"] == row.window_ns / 1e9
-        assert library[row.step]["foretrace/compute"] == row.shares["compute"]
+    assert [row.step for row in rows] == list(range(6))
+    assert list(library) == [done + 1 + row.step for row in rows]
+    for row, logged in zip(rows, library.values(), strict=True):
+        assert logged["foretrace/step_s"] == row.window_ns / 1e9
+        assert logged["foretrace/compute"] == row.shares["compute"]
 
 
 @pytest.mark.parametrize("name", ["transformers"])
@@ -116,7 +132,8 @@ def test_a_logger_that_fails_ends_no_training_and_a_second_training_is_not_recor
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     callback = foretrace.trainer_callback(tmp_path / "run", flush_s=0.01)
-    args, state = SimpleNamespace(report_to=[]), SimpleNamespace(is_world_process_zero=True)
+    args = SimpleNamespace(report_to=[])
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0)
     for _ in range(2):
         callback.on_train_begin(args, state, None)
         for _ in range(4):
@@ -141,14 +158,20 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 TRAININGS = {
     "transformers": """
-import sys, torch, foretrace
+import json, sys, torch, foretrace
+from importlib.util import find_spec
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+report_to = [name for name in ("wandb", "tensorboard") if find_spec(name)]
 config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(64)]
-args = TrainingArguments(sys.argv[1] + "/out", max_steps=5, report_to=[], use_cpu=True, save_strategy="no")
+how = {"max_steps": 5, "report_to": report_to, "use_cpu": True, "save_strategy": "no"}
+args = TrainingArguments(sys.argv[1] + "/out", **how)
 callback = foretrace.trainer_callback(sys.argv[1] + "/run")
 Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=rows, callbacks=[callback]).train()
+if "wandb" in report_to:
+    import wandb
+    open(sys.argv[1] + "/wandb.json", "w").write(json.dumps(dict(wandb.run.summary), default=str))
 """,
     "lightning": """
 import sys, torch, foretrace
@@ -173,14 +196,25 @@ L.Trainer(max_steps=5, accelerator="cpu", devices=1, logger=CSVLogger(sys.argv[1
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_the_libraries_themselves_take_it(name: str, tmp_path: Path) -> None:
-    """Lightning's own loggers get the figures; both record their steps."""
+def test_the_libraries_themselves_take_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's own loggers, wandb and TensorBoard get the figures; both record their steps."""
     pytest.importorskip(name)
     script = tmp_path / "script.py"
     script.write_text(TRAININGS[name])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, capture_output=True)
     rows = foretrace.breakdown(foretrace.open_run(tmp_path / "run"))
     assert [row.step for row in rows] == list(range(5))
     if name == "lightning":
         (logged,) = tmp_path.rglob("metrics.csv")
         assert "foretrace/exposed" in logged.read_text() or "foretrace/compute" in logged.read_text()
+    elif find_spec("wandb"):
+        summary = json.loads((tmp_path / "wandb.json").read_text())
+        assert summary["foretrace/step"] == summary["train/global_step"] == 5
+        assert summary["foretrace/step_s"] == rows[-1].window_ns / 1e9
+    if name == "transformers" and find_spec("tensorboard"):
+        accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        events = accumulator.EventAccumulator(str(tmp_path / "out" / "runs" / "foretrace-run"))
+        events.Reload()
+        assert [scalar.step for scalar in events.Scalars("foretrace/step_s")] == [1, 2, 3, 4, 5]

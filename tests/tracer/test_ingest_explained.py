@@ -255,7 +255,7 @@ def test_operators_of_unknown_work_take_what_they_took_or_are_too_many(tmp_path:
     assert next(e for e in calibrated(run).errors if e.name == "operators of unknown work").off_after == 0
     (tmp_path / "many").mkdir()
     run = taken(tmp_path / "many", traced([*some, *[("", strange)] * len(some)], lambda _: 20.0))
-    with pytest.raises(CalibrationError, match="80 % are needed"):
+    with pytest.raises(CalibrationError, match=r"80 % are needed. Most of the rest: mine.fused [\d.]+ ms"):
         calibrated(run)
 
 
@@ -633,7 +633,24 @@ def test_kernels_of_two_vendors_are_compared_by_their_kind(tmp_path: Path) -> No
     assert gemm["b_s"] == pytest.approx(2 * gemm["a_s"])
     assert not found["operators"]
     assert {row["kind"] for row in found["spans"]["kinds"]} == {"kernel"}  # why devices idle is no work
-    assert "ingest --explain of both" in CliRunner().invoke(main, ["compare", *runs]).output
+    assert "operators are not compared" in CliRunner().invoke(main, ["compare", *runs]).output
+
+
+def test_two_traces_that_say_no_operators_are_compared_by_kernel_and_say_what_would_tell(
+    tmp_path: Path,
+) -> None:
+    bare = [
+        one | {"args": {}} if one["cat"] == "cpu_op" else one for one in traced(transformer(), lambda _: 40.0)
+    ]
+    runs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        runs.append(str(taken(tmp_path / name, named(bare, "at::native::mine"))))
+    shown = CliRunner().invoke(main, ["compare", *runs]).output
+    assert "kernel, by its name" in shown
+    assert "\nmine_" in shown
+    assert "by module, operator and shape with ingest --explain of both" in shown
+    assert "pieces of work joined" not in shown
 
 
 def test_copies_over_the_link_are_joined_whatever_their_size(tmp_path: Path) -> None:

@@ -312,6 +312,17 @@ def test_pauses_are_summed_by_cause() -> None:
     [
         ("volta_sgemm_128x32_nt", "gemm"),
         ("flash_fwd_splitkv_kernel", "attention"),
+        (
+            "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, cutlass::bfloat16_t>",
+            "attention",
+        ),
+        ("attn_fwd", "attention"),
+        ("softmax_warp_forward<c10::BFloat16>", "softmax and loss"),
+        ("cutlass_tensorop_bf16_s16816fprop_optimized_bf16_256x64", "convolution"),
+        ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt256x64x8", "convolution"),
+        ("MIOpenBatchNormFwdTrainSpatial", "normalization"),
+        ("silu_kernel(at::TensorIteratorBase&)::{lambda", "elementwise"),
+        ("indexSelectLargeIndex<c10::BFloat16, long>", "embedding"),
         ("cudnn::bn_bw_1C11_kernel_new", "normalization"),
         ("Memcpy HtoD", "copy and layout"),
         ("something", "other"),
@@ -328,15 +339,6 @@ def test_pauses_are_summed_by_cause() -> None:
         (
             "void (anonymous namespace)::distribution_elementwise<float, normal_and_transform<float>>(long)",
             "dropout and random",
-        ),
-        (
-            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::half_t>>(int)",
-            "attention",
-        ),
-        ("attn_fwd", "attention"),
-        (
-            "void (anonymous namespace)::softmax_warp_forward<float, float, 10, true>(float*)",
-            "softmax and loss",
         ),
         ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_nhwckrsc_nchw_tilesize128x128x16", "convolution"),
         # Inductor names the operators of which a kernel computes a part.

@@ -79,6 +79,17 @@ def test_the_viewer_of_torch_reads_it(pipeline_run: Run, tmp_path: Any) -> None:
     assert "snapshot.pickle" in viewer.trace_plot(snapshot)
 
 
+def test_a_rank_is_the_device_of_its_number() -> None:
+    """Of two in four ranks, too: the viewer shows the places in the list, where it is not empty."""
+    rows = {"rank": [1, 3], "t_ns": [0, 0], "category": ["weights"] * 2, "bytes": [5, 7]}
+    run = in_memory(info(world_size=4), timeline(some(4)), pa.table(rows).cast(MEMORY))
+    file = io.BytesIO()
+    write_snapshot(run, (1, 3), file)
+    snapshot = pickle.loads(file.getvalue())
+    assert [sum(event["size"] for event in events) for events in snapshot["device_traces"]] == [0, 10, 0, 14]
+    assert {segment["device"]: segment["total_size"] for segment in snapshot["segments"]} == {1: 5, 3: 7}
+
+
 def test_a_run_without_memory_is_refused_and_nothing_written(tmp_path: Any) -> None:
     run = in_memory(info(), timeline(some(1)))
     with pytest.raises(RunError, match="no memory over time of rank 0"):

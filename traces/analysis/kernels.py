@@ -18,7 +18,7 @@ from foretrace.traces.run import Run
 GROUPS: Final = (
     ("attention", r"flash|fmha|attention|attn_|sdpa|\bmla_"),
     ("normalization", r"(?<![a-z])norm(?!al)|(layer|group|batch|rms|welford)_?norm|bn_fw|bn_bw"),
-    ("convolution", r"conv(?!ert)|winograd|implicit_|fprop|dgrad|wgrad|im2?d?2col|cudnn|miopen"),
+    ("convolution", r"conv(?!ert)|winograd|(implicit_|\bi)gemm_|fprop|dgrad|wgrad|im2?d?2col|cudnn|miopen"),
     ("gemm", r"gemm|cutlass|cublas|xmma|Cijk_|wgmma|nvjet|matmul|\b(add|b)?mm(\b|_)|\blinear\b"),
     # Backward passes of tables hold the name of the optimizer that they apply.
     ("embedding", r"embedding|permute_sparse|index_?select|gather_kernel"),

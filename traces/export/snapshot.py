@@ -21,12 +21,12 @@ _FIRST_ADDRESS: Final = 0x7F0000000000
 
 
 def write_snapshot(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
-    """Write the pickle that ``torch.cuda.memory._snapshot`` would give: each rank is one device.
+    """Write the pickle that ``torch.cuda.memory._snapshot`` would give: a rank is the device of its number.
 
     Raises:
         RunError: the run has no memory over time of these ranks.
     """
-    devices = {rank: _Device(at) for at, rank in enumerate(ranks)}
+    devices = {rank: _Device(rank) for rank in ranks}
     sources = {rank: run.source(rank) for rank in ranks}
     found = {curve.rank: curve for curve in curves(run, sorted(set(sources.values())))}
     if not found:
@@ -36,7 +36,8 @@ def write_snapshot(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
             _tell(found[source], devices[rank])
     snapshot = {
         "segments": [segment for device in devices.values() for segment in device.segments()],
-        "device_traces": [device.events for device in devices.values()],
+        # The place in this list is the device's number; the viewer offers those that have events.
+        "device_traces": [devices[at].events if at in devices else [] for at in range(max(ranks) + 1)],
         "allocator_settings": {},
     }
     pickle.dump(snapshot, file, protocol=4)
@@ -57,14 +58,14 @@ class _Device:
     """The allocations of one rank.
 
     Args:
-        number: which device of the snapshot it is.
+        rank: the rank, and the device of the snapshot.
 
     Attributes:
         events: what was allocated and let go, in turn.
     """
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
         self._address = count(_FIRST_ADDRESS)
         self._held: dict[str, list[tuple[int, int]]] = {}
         self.events: list[dict[str, Any]] = []
@@ -95,7 +96,7 @@ class _Device:
     def _segment(self, name: str, address: int, size: int) -> dict[str, Any]:
         place = {"address": address, "frames": _frames(name)}
         return place | {
-            "device": self._number,
+            "device": self._rank,
             "total_size": size,
             "allocated_size": size,
             "active_size": size,
