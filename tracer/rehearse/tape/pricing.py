@@ -166,7 +166,7 @@ def _asks_for_last(tensor: Any) -> bool:
     return bool(tensor.stride(1) == 1 and tensor.shape[1] > 1 and tensor.stride(-1) >= tensor.shape[1])
 
 
-BY_STRIDES: Final = frozenset({"aten.mm", "aten.addmm"})
+BY_STRIDES: Final = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
 """Operators whose work depends on the strides of matrices; that of element-wise ones does, too."""
 
 
