@@ -461,7 +461,7 @@ def _shared() -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    data = sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
     at = len(data) - n * size - 8  # behind the bytes of the columns stands a mark
     head = data[:at].replace(struct.pack("<q", n * size), struct.pack("<q", size))
     for i in range(1, n):
