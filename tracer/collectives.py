@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
 from foretrace.tracer.groups import GroupInfo
-from foretrace.tracer.guarded import between, is_interrupt
+from foretrace.tracer.guarded import between
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.operators import RECORDED, Operator, dtype_name
 from foretrace.tracer.records import Block, Communication, Position
@@ -181,28 +181,14 @@ class CollectiveHook:
 
     def _waiting(self, overload: Any) -> Callable[..., Any]:
         """Return the kernel of ``wait_tensor``, which waits for functional collectives."""
-        completions, guarded = self._session.completions, self._session.guarded
-        ended, claim = (guarded("collectives", f) for f in (completions.ended, completions.claim))
-        pause, resume = self._session.pausing()
-        redispatch, after, by_storage = internals.redispatch(overload), self._after, completions.by_storage
+        waited, by_storage = self._session.waiting(), self._session.completions.by_storage
+        redispatch, after = internals.redispatch(overload), self._after
 
         def kernel(keyset: Any, tensor: Any) -> Any:
             communication = by_storage.get(_address(tensor)) if by_storage else None
             if communication is None and not tensor.is_cuda:
                 return redispatch(keyset & after, tensor)  # waited for before: DTensor asks more than once
-            if communication is not None:
-                claim(communication)
-            is_paused = pause()
-            try:
-                return redispatch(keyset & after, tensor)
-            except Exception as error:
-                if not is_interrupt(error):
-                    completions.raised()
-                raise
-            finally:
-                if communication is not None:
-                    ended(communication)
-                resume(is_paused)
+            return waited(communication, redispatch, keyset & after, tensor)
 
         return kernel
 

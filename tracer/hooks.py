@@ -14,7 +14,7 @@ from foretrace.tracer import internals
 from foretrace.tracer.backward import BackwardHook, CheckpointHook
 from foretrace.tracer.collectives import CollectiveHook, SymmetricHook
 from foretrace.tracer.completion import Completions
-from foretrace.tracer.guarded import Hook, Replacements, between, is_interrupt
+from foretrace.tracer.guarded import Hook, Replacements, between
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.memory import PeakHook
 from foretrace.tracer.modules import CompilerHook, ExportHook, ModuleHook
@@ -79,27 +79,11 @@ class WaitHook(Replacements):
         import torch.distributed as dist
 
         super().__init__()
-        completions = session.completions
-        ended, claim = (session.guarded("collectives", f) for f in (completions.ended, completions.claim))
-        pause, resume = session.pausing()
-        by_work = completions.by_work
+        waited, by_work = session.waiting(), session.completions.by_work
 
         def waiting(original: Any) -> Any:
             def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
-                communication = by_work.get(id(work))
-                if communication is not None:
-                    claim(communication)
-                is_paused = pause()
-                try:
-                    return original(work, *args, **kwargs)
-                except Exception as error:
-                    if not is_interrupt(error):
-                        completions.raised()
-                    raise
-                finally:
-                    if communication is not None:
-                        ended(communication)
-                    resume(is_paused)
+                return waited(by_work.get(id(work)), original, work, *args, **kwargs)
 
             return wait
 

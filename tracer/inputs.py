@@ -9,6 +9,9 @@ from typing import Any, Final, NamedTuple
 MOST_ENTRIES: Final = 16
 """Entries of a list or mapping in which a tensor is looked for: a batch has few parts."""
 
+MOST_VALUES: Final = 64
+"""Values of what a module takes or returns that are looked at for a tensor: the first of them has one."""
+
 MOST_DEEP: Final = 3  # lists and mappings inside of each other in which a tensor is looked for
 N_EMBEDDED: Final = 3  # sides of an input of embedded tokens: rows, tokens and the width of a token
 
@@ -29,6 +32,20 @@ def tensors_inside(values: Iterable[Any], depth: int = MOST_DEEP) -> Iterator[An
         if isinstance(value, list | tuple | Mapping) and not hasattr(value, "shape"):
             entries = value.values() if isinstance(value, Mapping) else value
             yield from tensors_inside(islice(entries, MOST_ENTRIES), depth - 1)
+
+
+def first_of(values: Any) -> Iterable[Any]:
+    """Return the first of *values*, without a word of code of a class that somebody has made of a list.
+
+    Only a tuple, list or dict is asked what it holds: anything else may be without end, costly to make, or
+    gone for the training once it was asked for. It is returned alone.
+    """
+    if isinstance(values, dict):
+        return islice(dict.values(values), MOST_VALUES)
+    for kind in (list, tuple):
+        if isinstance(values, kind):
+            return kind.__getitem__(values, slice(MOST_VALUES))  # type: ignore[index]
+    return (values,)
 
 
 def input_of(values: Iterable[Any]) -> Any:

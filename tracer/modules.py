@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping, ValuesView
-from itertools import islice
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.guarded import Replacements, between
+from foretrace.tracer.inputs import first_of
 from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.records import Block
 from foretrace.tracer.shape import find_blocks, untimed
@@ -28,9 +28,6 @@ _TAG: Final = "foretrace"  # key in the metadata of an autograd node that has an
 
 _VIEWS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0"})
 """Nodes of an output that is another shape of what the block has computed, as that of a linear layer."""
-
-MOST_ASKED: Final = 64
-"""Values of what a module takes or returns that are looked at for a tensor: the first of them has one."""
 
 
 class ModuleHook(Replacements):
@@ -169,7 +166,7 @@ class ModuleHook(Replacements):
                     self._tag(node.next_functions[0][0], block)
                 # In the backward pass the input comes behind the block: from its node on the time is that of
                 # the block around.
-                self._tag(entry or self._node(args) or self._node(kwargs.values()), around)
+                self._tag(entry or self._node(args) or self._node(kwargs), around)
                 if kwargs and not self._is_inside():
                     self._session.called_with(kwargs.values())
                 return
@@ -227,20 +224,11 @@ class ModuleHook(Replacements):
         self._lives.pop(number, None)
 
     def _node(self, values: Any) -> Any:
-        """Return the autograd node that made the first tensor among *values* that has one.
-
-        Only a tuple, list or dict is asked what it holds: in anything else that may be without end, costly
-        to make, or gone for the training once it was asked for.
-        """
+        """Return the autograd node that made the first tensor among *values* that has one."""
         tensor = self._tensor
-        if isinstance(values, tensor):
-            return values.grad_fn
-        if isinstance(values, dict):
-            values = values.values()
-        if isinstance(values, tuple | list | ValuesView):
-            for value in islice(values, MOST_ASKED):
-                if isinstance(value, tensor) and value.grad_fn is not None:
-                    return value.grad_fn
+        for value in first_of(values):
+            if isinstance(value, tensor) and value.grad_fn is not None:
+                return value.grad_fn
         return None
 
     def _tag(self, node: Any, block: Block) -> None:

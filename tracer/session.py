@@ -14,7 +14,7 @@ from typing import Any, Final
 from foretrace.tracer.audit import Auditor
 from foretrace.tracer.clock import RunClock, now_ns
 from foretrace.tracer.device_works import DeviceTimes
-from foretrace.tracer.guarded import Guarded, Hook
+from foretrace.tracer.guarded import Guarded, Hook, is_interrupt
 from foretrace.tracer.kernels import kernel_trace
 from foretrace.tracer.lane import Lane
 from foretrace.tracer.memory import MemoryLog
@@ -109,6 +109,28 @@ class Session(Training[Lane], Guarded):
     def pausing(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what is called before and after a wait; the first returns what the second takes."""
         return self.guarded("modules", self.lane.pause), self.guarded("modules", self.lane.resume)
+
+    def waiting(self) -> Callable[..., Any]:
+        """Return what waits for a communication, None if it is not known which, by the function that does."""
+        completions, (pause, resume) = self.completions, self.pausing()
+        ended, claim = (self.guarded("collectives", f) for f in (completions.ended, completions.claim))
+
+        def wait(communication: Communication | None, original: Any, *args: Any, **kwargs: Any) -> Any:
+            if communication is not None:
+                claim(communication)
+            is_paused = pause()
+            try:
+                return original(*args, **kwargs)
+            except Exception as error:
+                if not is_interrupt(error):
+                    completions.raised()
+                raise
+            finally:
+                if communication is not None:
+                    ended(communication)
+                resume(is_paused)
+
+        return wait
 
     def met_model(self, model: Any, args: Any) -> dict[str, Any]:
         """Learn from a model that is called for the first time."""

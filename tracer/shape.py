@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
 
 from foretrace.tracer import internals
+from foretrace.tracer.inputs import first_of
 from foretrace.tracer.process import n_pretended_gpus
 from foretrace.tracer.records import Block
 from foretrace.tracer.wrapped import PASSING, compiled_of, held_whole, holders, inside, whole_shape
@@ -292,7 +292,6 @@ PRODUCTS: Final = frozenset(
 )
 """Nodes of products, most of the work of a model."""
 
-MOST_VALUES: Final = 64  # values of what a model returns that are looked at
 MOST_NODES: Final = 20_000  # nodes of a graph that are looked at: a layer of a transformer has some 50
 
 
@@ -328,7 +327,7 @@ def computed_in(values: Any) -> Any:
     """
     from torch import Tensor
 
-    todo = deque(value.grad_fn for value in _first(values) if isinstance(value, Tensor))
+    todo = deque(value.grad_fn for value in first_of(values) if isinstance(value, Tensor))
     seen: set[Any] = set()
     found: Counter[Any] = Counter()
     while todo and len(seen) < MOST_NODES:
@@ -340,16 +339,6 @@ def computed_in(values: Any) -> Any:
             found[dtype] += 1
         todo.extend(before for before, _ in node.next_functions)
     return found.most_common(1)[0][0] if found else None
-
-
-def _first(values: Any) -> Iterable[Any]:
-    """Return the first of *values*, without a word of code of a class that somebody has made of a list."""
-    if isinstance(values, dict):
-        return islice(dict.values(values), MOST_VALUES)
-    for kind in (list, tuple):
-        if isinstance(values, kind):
-            return kind.__getitem__(values, slice(MOST_VALUES))  # type: ignore[index]
-    return (values,)
 
 
 def _product(node: Any) -> Any:

@@ -12,36 +12,21 @@ import itertools
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from foretrace.tracer.device_works import DeviceTimes
-from foretrace.tracer.records import Block, Communication, Segment, StepWindow
-from foretrace.tracer.stamps import GATE, Resolver, Stamp
+from foretrace.tracer.records import Communication, Segment, StepWindow
+from foretrace.tracer.stamps import GATE, Resolver
 from foretrace.traces.timeline import DEFAULTS, TIMELINE
 from foretrace.traces.writer import SpanWriter
 
 MIN_GLUE_NS: Final = 20_000
 """Shortest own time of a module that only calls others which is worth a span: below, it is the host's
 overhead of calling a module, some microseconds each."""
-
-SEGMENT: Final = np.dtype(
-    [
-        ("kind", np.int32),
-        ("block", np.int32),
-        ("start_ns", np.int64),
-        ("end_ns", np.int64),
-        ("step", np.int32),
-        ("stage", np.int32),
-        ("virtual_stage", np.int32),
-        ("microbatch", np.int32),
-        ("stream", np.int32),
-    ]
-)
-"""A piece of compute time, by the places of its kind, its block and its stream in lists beside it."""
 
 COLUMNS: Final = (
     "stream", "category", "kind", "name", "start_ns", "duration_ns", "step", "microbatch", "layer", "stage",
@@ -52,110 +37,30 @@ COLUMNS: Final = (
 Row = tuple[Any, ...]
 
 
-class Segments(NamedTuple):
-    """Pieces of compute time in the order of time."""
-
-    # an array of type ``SEGMENT``; its labels are places in the lists beside it
-    rows: np.ndarray[Any, np.dtype[np.void]]
-    kinds: Sequence[str]  # e.g. ``"forward"``
-    blocks: Sequence[Block]  # who owns the time
-    streams: Sequence[str]  # e.g. ``"compute"``
-
-    @classmethod
-    def of(cls, found: Sequence[Segment], ns: Callable[[Stamp], int]) -> Segments:
-        """Return *found*; *ns* tells when a stamp was."""
-        kind, block, start, end, *numbers, stream = zip(*found, strict=True)
-        rows, labels = np.empty(len(found), SEGMENT), []
-        for name, values in (("kind", kind), ("block", block), ("stream", stream)):
-            at = {one: number for number, one in enumerate(dict.fromkeys(values))}
-            rows[name] = [at[value] for value in values]
-            labels.append(list(at))
-        rows["start_ns"], rows["end_ns"] = [ns(one) for one in start], [ns(one) for one in end]
-        for name, values in zip(Segment._fields[4:-1], numbers, strict=True):
-            rows[name] = values
-        return cls(rows, *labels)
-
-    def of_steps(self, has_step: Callable[[int], bool]) -> Segments:
-        """Return what belongs to steps that are recorded."""
-        steps = np.unique(self.rows["step"])
-        kept = [step for step in steps.tolist() if has_step(step)]
-        if len(kept) == len(steps):
-            return self
-        return self._replace(rows=self.rows[np.isin(self.rows["step"], kept)])
-
-    def after(self, ends_ns: dict[str, int]) -> Segments:
-        """Return them without overlap among themselves and with what ended at *ends_ns*, by stream.
-
-        Only what is worth a span is left. *ends_ns* is brought up to date.
-        """
-        rows = self.rows.copy()
-        for number, stream in enumerate(self.streams):
-            own = rows["stream"] == number
-            # For each row when all before it had ended, on its stream: there it begins at the earliest.
-            ends = np.maximum.accumulate(np.append(ends_ns.get(stream, 0), rows["end_ns"][own]))
-            rows["start_ns"][own] = np.maximum(rows["start_ns"][own], ends[:-1])
-            ends_ns[stream] = int(ends[-1])
-        shortest = np.array([MIN_GLUE_NS if block.is_glue else 1 for block in self.blocks], np.int64)
-        return self._replace(rows=rows[rows["end_ns"] - rows["start_ns"] >= shortest[rows["block"]]])
-
-    def columns(self, shift_ns: int) -> dict[str, Any]:
-        """Return columns of a timeline; of labels the number of each, and the labels."""
-        rows = self.rows
-        layers = np.array([block.layer for block in self.blocks], np.int32)
-        return {
-            "kind": (rows["kind"], self.kinds),
-            "stream": (rows["stream"], self.streams),
-            "name": (rows["block"], [block.name for block in self.blocks]),
-            "start_ns": rows["start_ns"] + shift_ns,
-            "duration_ns": rows["end_ns"] - rows["start_ns"],
-            "layer": layers[rows["block"]],
-            "category": (np.zeros(len(rows), np.int32), ["compute"]),
-            **{name: rows[name] for name in ("step", "stage", "virtual_stage", "microbatch")},
-        }
+def table(rows: Sequence[Row], rank: int) -> pa.Table:
+    """Return a timeline of *rows*, one at least, in its very types, so that nothing has to be cast."""
+    columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+    return pa.table([_array(field, columns, len(rows), rank) for field in TIMELINE], schema=TIMELINE)
 
 
-def table(rows: Sequence[Row], segments: Iterable[dict[str, Any]], rank: int) -> pa.Table:
-    """Return a timeline of *rows* and, behind them, of columns of *segments*: one row at least in all.
-
-    It is in the very types of a timeline, so that nothing has to be cast.
-    """
-    columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)) if rows else {}
-    parts = [(len(rows), columns), *((len(part["start_ns"]), part) for part in segments)]
-    return pa.table([_array(field, parts, rank) for field in TIMELINE], schema=TIMELINE)
-
-
-def _array(field: pa.Field, parts: Sequence[tuple[int, dict[str, Any]]], rank: int) -> pa.Array:
-    """Return one column, of which each of *parts* has so many rows, or the default."""
-    default = rank if field.name == "rank" else DEFAULTS.get(field.name)
-    if not any(field.name in part for _, part in parts):
-        plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        found = pa.repeat(pa.scalar(default, plain), sum(n for n, _ in parts))
-        return found.dictionary_encode() if pa.types.is_dictionary(field.type) else found
-    given = [(n, part.get(field.name)) for n, part in parts if n]
-    if pa.types.is_dictionary(field.type):
-        return _labels([(n, default, values) for n, values in given])
-    dtype = field.type.to_pandas_dtype()
-    pieces = [np.full(n, default, dtype) if v is None else np.asarray(v, dtype) for n, v in given]
-    return pa.array(np.concatenate(pieces), field.type)
-
-
-def _labels(given: Sequence[tuple[int, Any, Any]]) -> pa.DictionaryArray:
-    """Return a column of labels: of each part its length, its default, and its labels or numbers of them."""
+def _array(field: pa.Field, columns: dict[str, tuple[Any, ...]], n: int, rank: int) -> pa.Array:
+    """Return one column, with its default where the rows do not have it."""
+    if field.name not in columns:
+        return pa.repeat(pa.scalar(rank if field.name == "rank" else DEFAULTS[field.name], field.type), n)
+    values = columns[field.name]
+    if not pa.types.is_dictionary(field.type):
+        return pa.array(np.asarray(values, field.type.to_pandas_dtype()), field.type)
     index: dict[str, int] = {}
-    numbers: list[np.ndarray[Any, np.dtype[np.int32]]] = []
-    for n, default, values in given:
-        if values is None:
-            numbers.append(np.full(n, index.setdefault(default, len(index)), np.int32))
-        elif isinstance(values[0], np.ndarray):
-            # Only labels that a row has come into the dictionary.
-            used, places = np.unique(values[0], return_inverse=True)
-            found = [index.setdefault(values[1][at], len(index)) for at in used.tolist()]
-            numbers.append(np.array(found, np.int32)[places])
-        else:
-            numbers.append(np.array([index.setdefault(one, len(index)) for one in values], np.int32))
-    return pa.DictionaryArray.from_arrays(
-        pa.array(np.concatenate(numbers)), pa.array(list(index), pa.string())
-    )
+    numbers = np.array([index.setdefault(one, len(index)) for one in values], np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(list(index), pa.string()))
+
+
+def segment_row(s: Segment, start_ns: int, duration_ns: int) -> Row:
+    """Return the row of a piece of compute time."""
+    return (
+        s.stream, "compute", s.kind, s.block.name, start_ns, duration_ns, s.step, s.microbatch,
+        s.block.layer, s.stage, s.virtual_stage, "", -1, -1, -1, 0, "", False,
+    )  # fmt: skip
 
 
 def step_row(s: StepWindow, start_ns: int, duration_ns: int) -> Row:
@@ -346,7 +251,6 @@ class Sink:
         self._records: deque[Record] = deque()
         self._moments = moments
         self._computed_ns: dict[str, int] = {}
-        self._rows: list[Row] = []
         self._streams = Streams()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = threading.Thread(
@@ -426,39 +330,40 @@ class Sink:
                 return
             self._times.recorder.look(self._under_way.n_kept, closing=closing)
             # First: on its way through the queue it takes the communications off, too.
-            segments = list(self._segments(last=last))
-            rows = [*self._rows, *self._communication_rows(last=last)]
-            self._rows.clear()
-        if rows or segments:
-            made = table(rows, segments, self._writer.rank)
+            rows = list(self._settled_rows(last=last))
+            rows += self._communication_rows(last=last)
+        if rows:
+            made = table(rows, self._writer.rank)
             self._writer.append_table(made)
             for hear in self.heard:
                 hear(made)
 
-    def _segments(self, *, last: bool) -> Iterator[dict[str, Any]]:
-        """Yield what is settled at the head of the queue, as columns; other records go where they wait."""
-        settled: list[Segment] = []
+    def _settled_rows(self, *, last: bool) -> Iterator[Row]:
+        """Yield the pieces and windows that are settled at the head of the queue; communications wait."""
         records, moments, ns = self._records, self._moments, self._moments.ns
         while records:
             record = records[0]
             if isinstance(record, Communication):
                 self._under_way.add(record)
-            elif not moments.knows(record.start, record.end):
-                if not last:
-                    break  # on a device that never came to it: neither did the training
-            elif isinstance(record, Segment):
-                settled.append(record)
-            elif self._has_step(record.step):
-                start_ns, end_ns = ns(record.start), ns(record.end)
-                self._rows.append(step_row(record, start_ns + self._shift_ns, end_ns - start_ns))
+            elif moments.knows(record.start, record.end):
+                # Asked of steps that are left out, too: their events are used again.
+                yield from self._settled(record, ns(record.start), ns(record.end))
+            elif not last:
+                break  # on a device that never came to it: neither did the training
             records.popleft()
-        if settled:
-            yield from self._columns(Segments.of(settled, ns))
 
-    def _columns(self, segments: Segments) -> Iterator[dict[str, Any]]:
-        worth = segments.of_steps(self._has_step).after(self._computed_ns)
-        if len(worth.rows):
-            yield worth.columns(self._shift_ns)
+    def _settled(self, one: Segment | StepWindow, start_ns: int, end_ns: int) -> Iterator[Row]:
+        """Yield the row of *one*, if it is recorded and worth a span."""
+        if not self._has_step(one.step):
+            return
+        if isinstance(one, StepWindow):
+            yield step_row(one, start_ns + self._shift_ns, end_ns - start_ns)
+            return
+        before_ns = self._computed_ns.get(one.stream, 0)  # pieces of a stream overlap nothing
+        start_ns = max(start_ns, before_ns)
+        self._computed_ns[one.stream] = max(end_ns, before_ns)
+        if end_ns - start_ns >= (MIN_GLUE_NS if one.block.is_glue else 1):
+            yield segment_row(one, start_ns + self._shift_ns, end_ns - start_ns)
 
     def _communication_rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the communications that have ended, in the order of their issue within a group."""

@@ -7,10 +7,10 @@ per rehearsed rank with four tables (``RankTables``). Format: docs/rehearse.md, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -20,6 +20,8 @@ from foretrace.traces.info import CHANGED, SAID
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.sealed import read_file, write_file
 from foretrace.traces.writer import write_atomically
+
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 REHEARSAL_VERSION: Final = 1
 """Version of the format; readers refuse a newer one."""
@@ -47,6 +49,8 @@ on. wait: the stream goes on when the communication of event ``number`` is compl
 recorded. wait_mark: the stream goes on when the mark ``item`` is reached. host_wait: the host waits for the
 stream, as for ``Tensor.item``.
 """
+
+OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 
 OUTSIDE: Final = ("loss", "input", "gradients")
 """Names of places between the parts of a step: after a forward, after an optimizer, after a backward."""
@@ -130,6 +134,59 @@ MEASURED: Final = pa.schema(
     ]
 )
 """What operations and communications took, where a rank's events are those of a trace."""
+
+
+class Message(NamedTuple):
+    """A communication, in the columns of ``MESSAGES``."""
+
+    kind: str
+    group: int
+    size_bytes: int
+    dtype: str
+    peer: int
+    is_async: bool
+    name: str
+    sent_bytes: tuple[int, ...] = ()
+    received_bytes: tuple[int, ...] = ()
+
+
+class Place(NamedTuple):
+    """The place in the training of an event, in the columns of ``PLACES``."""
+
+    kind: str
+    name: str
+    layer: int = -1
+    step: int = 0
+    microbatch: int = -1
+    stage: int = 0
+    virtual_stage: int = 0
+    trains: bool = True
+
+
+class Distinct(Generic[_Row]):
+    """Distinct rows, numbered in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.rows: dict[_Row, int] = {}
+        self.listed: list[_Row] = []
+
+    def number(self, row: _Row) -> int:
+        """Return the number of *row*."""
+        found = self.rows.setdefault(row, len(self.listed))
+        if found == len(self.listed):
+            self.listed.append(row)
+        return found
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """Return the rows in the columns of *schema*."""
+        return table_of(self.listed, schema)
+
+
+def table_of(rows: Sequence[Iterable[Any]], schema: pa.Schema) -> pa.Table:
+    """Return *rows* in the columns of *schema*."""
+    columns: list[Any] = list(zip(*rows, strict=True)) or [[] for _ in schema]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
 
 
 class RankTables(NamedTuple):

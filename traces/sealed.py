@@ -59,11 +59,6 @@ def sealed(data: bytearray) -> bytearray:
     return data
 
 
-def file_options() -> ipc.IpcWriteOptions:
-    """Return how Arrow files are written: zstd, one dictionary per column, as every reader can."""
-    return ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
-
-
 def write_file(
     path: Path, schema: pa.Schema, parts: Iterable[pa.Table | pa.RecordBatch], rows: int | None = None
 ) -> None:
@@ -79,7 +74,8 @@ def write_file(
         OSError, ArrowException: it cannot be written.
     """
     schema = schema.with_metadata({**(schema.metadata or {}), KEY: BLANK})
-    with ipc.new_file(str(path), schema, options=file_options()) as writer:
+    options = ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
+    with ipc.new_file(str(path), schema, options=options) as writer:
         for part in parts:
             if isinstance(part, pa.Table):
                 writer.write_table(part.cast(schema), max_chunksize=rows)

@@ -23,7 +23,6 @@ from foretrace.simulator.recorded.calibrate import Calibrated, Error, check_devi
 from foretrace.simulator.recorded.calibration import Calibration, Factor, constants_of
 from foretrace.simulator.recorded.least_squares import Floats, fit_factors
 from foretrace.simulator.recorded.network import Communication, network_factors
-from foretrace.simulator.rehearsed.rank import COMMUNICATION, OP
 from foretrace.simulator.rehearsed.run import OPERATIONS_PER_KERNEL, launched, simulate_rehearsal
 from foretrace.simulator.rehearsed.works import op_of, precision_of
 from foretrace.simulator.simulate import Simulation
@@ -33,8 +32,10 @@ from foretrace.topologies.placement import place
 from foretrace.traces.columns import BoolArray, int64, is_one_of
 from foretrace.traces.errors import RunError
 from foretrace.traces.rehearsal import (
+    COMMUNICATION,
     HOST_KINDS,
     ON_HOST,
+    OP,
     RankTables,
     Rehearsal,
     read_measured,

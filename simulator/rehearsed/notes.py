@@ -11,14 +11,13 @@ import numpy as np
 from foretrace.door import MOST_VALUES
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.rehearsed.program import Joiner
-from foretrace.simulator.rehearsed.rank import OP
 from foretrace.simulator.rehearsed.works import Priced, counts_of
 from foretrace.simulator.simulate import Simulation
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.units import format_bytes, format_time
 from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.batch import batch_in, told
-from foretrace.traces.rehearsal import RankTables, Rehearsal
+from foretrace.traces.rehearsal import OP, RankTables, Rehearsal
 from foretrace.traces.report.format import format_share
 
 # The figures of a rehearsed run, in the keys of docs/simulation.md.

@@ -15,7 +15,17 @@ from foretrace.simulator.engine.slowdown import MILLION
 from foretrace.simulator.program import Label, to_ns
 from foretrace.simulator.rehearsed.works import Priced
 from foretrace.traces.layout import Group
-from foretrace.traces.rehearsal import HOST_KINDS, ON_HOST, OUTSIDE, WHAT, RankTables
+from foretrace.traces.rehearsal import (
+    COMMUNICATION,
+    HOST_KINDS,
+    MARK,
+    ON_HOST,
+    OP,
+    OUTSIDE,
+    WAIT,
+    WAIT_MARK,
+    RankTables,
+)
 
 # What all ranks of an all-to-all send each other, from what those that were rehearsed send and get.
 
@@ -78,7 +88,6 @@ def _alike(splits: Splits, own: int, place: int) -> list[int]:
     return [round(sent * got / kept) if kept else max(sent, got) for sent in splits.sent]
 
 
-OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""
 
 COPIES: Final = {"to_host": "from the device", "to_device": "to the device", "input": "to the device"}

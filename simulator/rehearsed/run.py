@@ -22,7 +22,7 @@ from foretrace.simulator.network.nccl import choice
 from foretrace.simulator.program import Int64Array, Program
 from foretrace.simulator.rehearsed.notes import figures, notes, pipeline_of, steps_of
 from foretrace.simulator.rehearsed.program import Joiner, RankTasks, assembled
-from foretrace.simulator.rehearsed.rank import COMMUNICATION, OP, RankTask, RankWriter
+from foretrace.simulator.rehearsed.rank import RankTask, RankWriter
 from foretrace.simulator.rehearsed.works import Priced, precision_of, priced
 from foretrace.simulator.simulate import Progress, Simulation
 from foretrace.topologies.cluster import Cluster
@@ -33,7 +33,9 @@ from foretrace.traces.batch import batch_in, stated
 from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Layout
 from foretrace.traces.rehearsal import (
+    COMMUNICATION,
     ON_HOST,
+    OP,
     OUTSIDE,
     TO_DEVICE,
     TO_HOST,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrace.tracer.device_works import DeviceTimes
 from foretrace.tracer.groups import GroupInfo
 from foretrace.tracer.records import Block, Communication, Segment, StepWindow
-from foretrace.tracer.sink import MIN_GLUE_NS, SEGMENT, Segments, communication_row, step_row, table
+from foretrace.tracer.sink import MIN_GLUE_NS, Sink, communication_row, segment_row, step_row, table
 from foretrace.tracer.stamps import Resolver
 from foretrace.traces.timeline import DEFAULTS, TIMELINE
 from foretrace.traces.writer import SpanWriter
@@ -39,15 +41,42 @@ FOUND = st.lists(
 )
 
 
-def _written(segments: Segments, after_ns: int = 0) -> list[dict[str, Any]]:
-    worth = segments.after(dict.fromkeys(("compute", "compute.1"), after_ns))
-    columns = [worth.columns(SHIFT_NS)] if len(worth.rows) else []
-    found: list[dict[str, Any]] = table([], columns, rank=3).to_pylist() if columns else []
-    return found
+class Kept:
+    """A writer that keeps what it is given."""
+
+    rank = 3
+    n_spans = 0
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def append_table(self, made: pa.Table) -> None:
+        assert made.schema.equals(TIMELINE)
+        self.rows += made.to_pylist()
+
+    def close(self) -> None:
+        """Nothing is left to write."""
 
 
-def _of(found: list[Any]) -> Segments:
-    return Segments.of(found, Resolver().ns)
+def _written(*batches: list[Any], has_step: Any = lambda step: True) -> list[dict[str, Any]]:
+    """Return the rows of what a recording hands over, batch by batch."""
+    kept, moments = Kept(), Resolver()
+    sink = Sink(
+        cast("Any", kept),
+        SHIFT_NS,
+        moments,
+        DeviceTimes(moments),
+        beside=lambda: None,
+        failed=lambda error: pytest.fail(str(error)),
+        flush_s=3600,
+        has_step=has_step,
+    )
+    for batch in batches:
+        for one in batch:
+            sink.put(one)
+        sink._flush()
+    sink.close()
+    return kept.rows
 
 
 @given(FOUND.filter(bool))
@@ -59,7 +88,7 @@ def test_every_segment_is_a_row_that_says_the_same(found: list[Any]) -> None:
         ends_ns[one.stream] = max(one.end, ends_ns[one.stream])
         if one.end - start_ns >= (MIN_GLUE_NS if one.block.is_glue else 1):
             expected.append((one, start_ns))
-    rows = _written(_of(found))
+    rows = _written(found)
     assert len(rows) == len(expected)
     for row, (one, start_ns) in zip(rows, expected, strict=True):
         assert row == {
@@ -79,29 +108,32 @@ def test_every_segment_is_a_row_that_says_the_same(found: list[Any]) -> None:
         }
 
 
-@given(FOUND.filter(bool), st.integers(0, 200_000))
-def test_rows_never_overlap_each_other_or_the_batch_before(found: list[Any], after_ns: int) -> None:
-    rows = _written(_of(found), after_ns)
+@given(FOUND, FOUND.filter(bool))
+def test_rows_never_overlap_each_other_or_the_batch_before(before: list[Any], found: list[Any]) -> None:
+    rows = _written(before, found)
     for stream in ("compute", "compute.1"):
         found_ns = [(row["start_ns"], row["duration_ns"]) for row in rows if row["stream"] == stream]
-        for (started_ns, took_ns), (start_ns, _) in pairwise([(0, after_ns + SHIFT_NS), *found_ns]):
+        for (started_ns, took_ns), (start_ns, _) in pairwise(found_ns):
             assert started_ns + took_ns <= start_ns
 
 
 @given(FOUND.filter(bool), st.sets(SMALL))
-def test_steps_that_are_not_recorded_leave_no_row(found: list[Any], steps: set[int]) -> None:
-    kept = _of(found).of_steps(steps.__contains__)
-    assert kept.rows["step"].tolist() == [one.step for one in found if one.step in steps]
+def test_steps_that_are_not_recorded_leave_no_row_and_no_room(found: list[Any], steps: set[int]) -> None:
+    kept = [one for one in found if one.step in steps]
+    assert _written(found, has_step=steps.__contains__) == _written(kept)
 
 
 def test_rows_of_all_kinds_are_one_table() -> None:
-    """Communications and steps as they are, segments behind them; only labels that a row has."""
+    """Only labels that a row has are in the dictionaries."""
     group = GroupInfo(id=5, axis="dp", ranks=(0, 1))
     sent = Communication("send", group, 4, 1, 64, "fp32", Block("activations"), (2, 0, 0, 9), 10, end=20)
-    rows = [communication_row(sent, "dp.send", 110, 10), step_row(StepWindow(2, 5, 50), 105, 45)]
-    raw = np.array([(1, 2, 30, 40, 2, -1, -1, -1, 0)], SEGMENT)
-    blocks = [Block("never"), Block("nor this"), Block("layers.3", 3)]
-    found = table(rows, [Segments(raw, ["forward", "backward"], blocks, ["compute"]).columns(100)], rank=1)
+    piece = Segment("backward", Block("layers.3", 3), 30, 40, 2, -1, -1, -1, "compute")
+    rows = [
+        communication_row(sent, "dp.send", 110, 10),
+        step_row(StepWindow(2, 5, 50), 105, 45),
+        segment_row(piece, 130, 10),
+    ]
+    found = table(rows, rank=1)
     assert found.schema.equals(TIMELINE)
     assert found["name"].combine_chunks().dictionary.to_pylist() == ["activations", "step", "layers.3"]
     shown = found.select(["category", "kind", "start_ns", "duration_ns", "axis", "sequence"])
@@ -117,6 +149,6 @@ def test_a_batch_late_in_a_run_takes_no_more_than_an_early_one(tmp_path: Path) -
     sizes = []
     with SpanWriter(tmp_path, 0) as writer:
         for step in range(300):
-            writer.append_table(table([step_row(StepWindow(step, step, step + 1), step, 1)], [], rank=0))
+            writer.append_table(table([step_row(StepWindow(step, step, step + 1), step, 1)], rank=0))
             sizes.append((tmp_path / "spans" / "rank-00000.arrows").stat().st_size)
     assert len({after - before for before, after in pairwise(sizes)}) == 1

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import struct
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,6 @@ from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.reader import open_run
 from foretrace.traces.report.tables import tables
 from foretrace.traces.run import Run
-from foretrace.traces.sealed import file_options
 
 from .test_ingest_kineto import REAL, event, info, kineto_text, launched, needs_real, rows, taken
 
@@ -449,12 +450,23 @@ def test_products_reach_what_their_shapes_say(tmp_path: Path) -> None:
     assert found == {"gemm": (pytest.approx(65_536 / 10e-6), "fp16"), "split_k": (None, "")}
 
 
-def _bomb() -> str:
-    """Return an Arrow file of a few kB, packed, of 100 MB."""
-    sink, table = pa.BufferOutputStream(), pa.table({"start_ns": np.zeros(12_500_000, np.int64)})
-    with pa.ipc.new_file(sink, table.schema, options=file_options()) as writer:
+def _packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def _shared() -> bytes:
+    """Return a table of 100 columns that are one and the same megabyte of the file."""
+    n, size = 100, 1_000_000
+    table = pa.table({f"c{i}": np.zeros(size // 8, np.int64) for i in range(n)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return base64.b64encode(sink.getvalue()).decode()
+    data: bytes = sink.getvalue().to_pybytes()
+    at = len(data) - n * size - 8  # behind the bytes of the columns stands a mark
+    head = data[:at].replace(struct.pack("<q", n * size), struct.pack("<q", size))
+    for i in range(1, n):
+        head = head.replace(struct.pack("<qq", i * size, size), struct.pack("<qq", 0, size))
+    return head + bytes(size) + data[-8:]
 
 
 def test_an_exported_run_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -478,7 +490,12 @@ def test_an_exported_run_comes_back_as_it_was(tmp_path: Path) -> None:
     whole = (tmp_path / "a.json").read_text()
     document = json.loads(whole)
     assert document["distributedInfo"]["rank"] == 1
-    for spans, said in (("\N{LATIN SMALL LETTER E WITH ACUTE}", "only ASCII"), (_bomb(), "unpacks to more")):
+    for spans, said in (
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}", "only ASCII"),
+        (base64.b64encode(b"plain").decode(), "does not hold the run"),
+        (_packed(bytes(100_000_000)), "unpacks to more"),
+        (_packed(_shared()), "unpacks to more"),
+    ):
         document["foretrace"]["spans"] = spans
         (tmp_path / "bad.json").write_text(json.dumps(document))
         with pytest.raises(IngestError, match=said):

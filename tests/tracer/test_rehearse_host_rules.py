@@ -7,8 +7,7 @@ from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.device.host import STAGED_BYTES
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.tape.tape import HOST_WAIT
-from foretrace.traces.rehearsal import read_rank, rehearsal_folder
+from foretrace.traces.rehearsal import HOST_WAIT, read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
 

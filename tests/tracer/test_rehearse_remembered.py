@@ -19,8 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from foretrace.tracer.rehearse.rehearsing import Asked  # noqa: E402
 from foretrace.tracer.rehearse.tape.remembered import Memo  # noqa: E402
-from foretrace.tracer.rehearse.tape.tape import OP  # noqa: E402
-from foretrace.traces.rehearsal import read_rank, rehearsal_folder  # noqa: E402
+from foretrace.traces.rehearsal import (  # noqa: E402
+    OP,
+    read_rank,
+    rehearsal_folder,
+)
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "new memory": lambda x: x + 1,

@@ -12,8 +12,8 @@ from foretrace.tracer.records import Block, Position
 from foretrace.tracer.rehearse.device.memory import ROUND_BYTES, Change, Memory
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.tape.repeating import Result, Segment, changes_of, relative_rows
-from foretrace.tracer.rehearse.tape.tape import MARK, OP, WAIT, IssueLane, Tape
-from foretrace.traces.rehearsal import read_rank, rehearsal_folder
+from foretrace.tracer.rehearse.tape.tape import IssueLane, Tape
+from foretrace.traces.rehearsal import MARK, OP, WAIT, read_rank, rehearsal_folder
 
 LAST_TO_THE_BYTE = 5
 """Step of the script up to which memory is the same, too, that of GPipe and 1F1B, interleaved or not.

@@ -7,7 +7,8 @@ import pytest
 
 from foretrace.tracer.records import Position
 from foretrace.tracer.rehearse.device.driver import Entry
-from foretrace.tracer.rehearse.tape.tape import HOST_WAIT, MARK, WAIT_MARK, IssueLane, Streams, Tape
+from foretrace.tracer.rehearse.tape.tape import IssueLane, Streams, Tape
+from foretrace.traces.rehearsal import HOST_WAIT, MARK, WAIT_MARK
 
 WAITS = {
     "another": ([("record", 0, 7), ("wait", 1, 7)], [(MARK, 0), (WAIT_MARK, 1)]),

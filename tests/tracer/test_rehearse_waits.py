@@ -10,9 +10,8 @@ import pytest
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.tape.tape import WAIT
 from foretrace.tracer.rehearse.world.communicating import RehearsedFuture, install_futures, work_class
-from foretrace.traces.rehearsal import WHAT, read_rank, rehearsal_folder
+from foretrace.traces.rehearsal import WAIT, WHAT, read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 

@@ -5,6 +5,7 @@ The results are texts of catalogue files, so that the simulator can use them wit
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -274,10 +275,7 @@ def measure(n_processes: int) -> Measured:
 
 def _rising(times: Sequence[float]) -> list[float]:
     """Return *times* without falls: a time above the one of the next larger size is lowered to it."""
-    found = list(times)
-    for i in range(len(found) - 2, -1, -1):
-        found[i] = min(found[i], found[i + 1])
-    return found
+    return list(itertools.accumulate(reversed(times), min))[::-1]
 
 
 def _sent_bytes(kind: str, size_bytes: int, n_ranks: int) -> float:

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import numpy as np
+
 from foretrace.tracer.errors import RecordError, need_torch
 
 MIN_S: Final = 0.25  # least time spent on one figure, so that a busy moment of the machine does not decide it
@@ -93,16 +95,9 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
     The intercept is at least 0; where the fit would make it negative, the line goes through the origin.
     """
-    weights = [1 / y**2 for _, y in points]
-    total = sum(weights)
-    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
-    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    slope = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)) / spread
-    if (intercept := mean_y - slope * mean_x) >= 0:
-        return slope, intercept
-    squares = sum(w * x * x for w, (x, _) in zip(weights, points, strict=True))
-    return sum(w * x * y for w, (x, y) in zip(weights, points, strict=True)) / squares, 0.0
+    x, y = np.array(points).T
+    slope, intercept = np.polyfit(x, y, 1, w=1 / y)
+    return (slope, intercept) if intercept >= 0 else ((x / y).sum() / ((x / y) ** 2).sum(), 0.0)
 
 
 WIDTHS: Final[Mapping[str, int]] = {"fp32": 4, "fp16": 2, "bf16": 2}

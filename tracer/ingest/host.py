@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -11,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.tracer.ingest.chrome import Trace
-from foretrace.tracer.ingest.events import LONGEST_US, all_to_ns, text, timed_ns, whole
+from foretrace.tracer.ingest.events import LEAST_FRAME_US, LONGEST_US, all_to_ns, text, timed_ns, whole
 from foretrace.tracer.ingest.groups import TraceGroups
 from foretrace.tracer.ingest.notes import AS, STEP, HostCalls, Notes
 from foretrace.tracer.ingest.recording import Recording, innermost, lanes, stacked, step_table
@@ -99,8 +100,7 @@ def steps_of(notes: Notes, header: Mapping[str, Any], launches: Launches) -> Ste
 
 def _ended_by(optimizer: Int64Array, tid: int, launches: Launches) -> Steps:
     """Return the steps that end with *optimizer*, starts and ends of annotations; the first launch begins."""
-    launching = np.array(["launch" in name.lower() for name in launches.names], np.bool_)
-    at = np.sort(launches.start_ns[launching[launches.code]] if launches.names else launches.start_ns)
+    at = np.sort(launches.start_ns[launches.named("launch")])
     place = np.searchsorted(at, optimizer)
     last = np.append(place[1:, 0] > place[:-1, 1], True)
     end = optimizer[last, 1]
@@ -122,6 +122,9 @@ class OnDevice:
     is_pageable: BoolArray  # whether it copies host memory that is not pinned
     launch: NDArray[np.intp]  # row of the call that launched it, -1 if unknown
 
+
+BLOCKING: Final = r"Synchronize|Memcpy|Malloc|Free|EventQuery|ModuleLoad"
+"""Names of calls of the runtime in which a host may wait."""
 
 LEAST_LAUNCHED: Final = 0.5
 """Share of what runs on a device whose launches are known, below which they tell no steps: a convention."""
@@ -222,6 +225,18 @@ class Launches:
     end_ns: Int64Array  # when it returned
     code: Int64Array  # index of its name in ``names``
     names: list[str]  # names of runtime functions
+
+    def named(self, pattern: str) -> BoolArray:
+        """Return which calls have names in which *pattern*, a regular expression in any case, is found."""
+        found = np.array(
+            [re.search(pattern, name, re.IGNORECASE) is not None for name in self.names], np.bool_
+        )
+        return found[self.code] if self.names else np.zeros(0, np.bool_)
+
+    def holding(self) -> NDArray[np.intp]:
+        """Return the rows of calls that hold the host up: those that may wait, and all that take long."""
+        takes = self.end_ns - self.start_ns
+        return np.flatnonzero((self.named(BLOCKING) & (takes > 0)) | (takes >= LEAST_FRAME_US * 1000))
 
     def find(self, correlation: Int64Array) -> NDArray[np.intp]:
         """Return the row of the call with each correlation number, -1 where there is none."""

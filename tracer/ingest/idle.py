@@ -47,7 +47,6 @@ LATENCY_NS: Final = 20_000
 LEAST_PART: Final = 0.01
 """Shorter parts of a step have no operator or function of their own named: what they are part of is."""
 
-BLOCKING: Final = re.compile(r"Synchronize|Memcpy|Malloc|Free|EventQuery|ModuleLoad", re.IGNORECASE)
 _LOADING: Final = re.compile(
     r"data_?load|load_batch|wait_for_batch|next_batch|fetch_batch|torch/utils/data/", re.IGNORECASE
 )
@@ -209,11 +208,8 @@ class _Doing:
         launches, notes, frames = known.launches, known.notes, known.frames
         steps = known.steps
         window = np.median(steps.end_ns - steps.start_ns) if len(steps.number) else np.ptp(rows.start_ns)
-        takes = launches.end_ns - launches.start_ns
-        blocking = np.array([BLOCKING.search(name) is not None for name in launches.names], np.bool_)
-        is_blocking = blocking[launches.code] if launches.names else np.zeros(0, np.bool_)
-        calls = np.flatnonzero((is_blocking & (takes > 0)) | (takes >= LEAST_FRAME_US * 1000))
-        pageable = np.zeros(len(takes) + 1, np.bool_)
+        calls = launches.holding()
+        pageable = np.zeros(len(launches.tid) + 1, np.bool_)
         pageable[rows.launch[rows.is_pageable]] = True
         names: dict[str, int] = {}
 
@@ -271,17 +267,12 @@ class _Doing:
 def _captures(known: Known) -> dict[int, Flat]:
     """Return by thread when it captured graphs: from the call that begins it to the one that ends it."""
     launches = known.launches
-    begins, ends = (
-        np.array([f"Stream{word}Capture" in name for name in launches.names], np.bool_)
-        for word in ("Begin", "End")
-    )
+    begins, ends = (launches.named(f"Stream{word}Capture") for word in ("Begin", "End"))
     found = {}
-    if not begins.any():
-        return {}
-    for thread in np.unique(launches.tid[begins[launches.code]]).tolist():
+    for thread in np.unique(launches.tid[begins]).tolist():
         own = launches.tid == thread
-        start = np.sort(launches.start_ns[own & begins[launches.code]])
-        stop = np.append(np.sort(launches.end_ns[own & ends[launches.code]]), np.iinfo(np.int64).max)
+        start = np.sort(launches.start_ns[own & begins])
+        stop = np.append(np.sort(launches.end_ns[own & ends]), np.iinfo(np.int64).max)
         # One that was not ended within the file goes on.
         end = np.minimum(stop[np.searchsorted(stop, start)], np.append(start[1:], stop[-1]))
         found[int(thread)] = Flat(start, end, np.zeros(len(start), np.int64))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -255,32 +255,31 @@ def device_rows(
             stream[kept],
             lane[kept],
         )
-    what, of_event = _kernels(table, communicates)
+    what = _kernels(table, communicates)
     launch = launches.find(_column(table, "correlation"))
     rows = OnDevice(
         start_ns=begin,
         end_ns=end,
         stream=stream,
-        computes=np.array([k.category == "compute" for k in what], np.bool_)[of_event],
-        is_pageable=np.array(["Pageable" in k.name for k in what], np.bool_)[of_event] & (launch >= 0),
+        computes=what.are(lambda one: one.category == "compute"),
+        is_pageable=what.are(lambda one: "Pageable" in one.name) & (launch >= 0),
         launch=launch,
     )
     # From here on *steps* are on the device's clock; those of *known* stay on the host's.
     step, steps = steps_on_device(known.steps, rows, launches, known.device_notes)
     _tell_earlier(rows, step, steps, result)
-    communication = np.array([k.category == "collective" for k in what], np.bool_)[of_event]
-    calls = communication_calls(
-        table, communication, launch, known, [what[i] for i in of_event[communication]]
-    )
+    communication = what.are(lambda one: one.category == "collective")
+    kernels = [what.kinds[i] for i in what.of_row[communication]]
+    calls = communication_calls(table, communication, launch, known, kernels)
     calls = _like_others(calls, stream[communication])
     tell_sources(calls, result)
-    _tell_silent_streams(rows, what, of_event, stream_names, result)
+    _tell_silent_streams(rows, what, stream_names, result)
     flops, product_dtype = _products(trace.products, rows, known)
-    columns = _plain(table, what, of_event, begin, end) | {"step": step, "flops": flops}
+    columns = _plain(table, what, begin, end) | {"step": step, "flops": flops}
     columns["dtype"] = _labelled(product_dtype, np.arange(len(begin)))
     result.facts["launches"] = launch_figures(rows, launches)
     columns["stream"] = _stream_labels(stream, lane, stream_names)
-    columns |= _pass_kinds(what, of_event, rows, known)
+    columns |= _pass_kinds(what, rows, known)
     idle = idle_rows(rows, stream_names, replace(known, steps=steps))
     spans = with_calls(columns, communication, calls, stream[communication], known)
     if explain:
@@ -337,27 +336,35 @@ def _stream_labels(stream: Int64Array, lane: Int64Array, names: list[str]) -> pa
     return coded(code, said)
 
 
-def _kernels(table: pa.Table, communicates: re.Pattern[str] | None) -> tuple[list[Kernel], NDArray[np.intp]]:
-    """Return the distinct kinds of events, and which of them each row is."""
+class Kinds(NamedTuple):
+    """What the events of a device are: distinct kinds, and which of them each row is."""
+
+    kinds: list[Kernel]
+    of_row: NDArray[np.intp]
+
+    def are(self, test: Callable[[Kernel], bool]) -> BoolArray:
+        """Return of which rows *test* is true."""
+        return np.array([test(one) for one in self.kinds], np.bool_)[self.of_row]
+
+
+def _kernels(table: pa.Table, communicates: re.Pattern[str] | None) -> Kinds:
     cats, cat_names = labels(table, "cat")
     codes, names = labels(table, "name")
-    key = codes.astype(np.int64) * (len(cat_names) + 1) + cats
-    used, index = np.unique(key, return_inverse=True)
     width = len(cat_names) + 1
-    return [kernel(cat_names[u % width], names[u // width], communicates) for u in used.tolist()], index
+    used, index = np.unique(codes.astype(np.int64) * width + cats, return_inverse=True)
+    kinds = [kernel(cat_names[one % width], names[one // width], communicates) for one in used.tolist()]
+    return Kinds(kinds, index)
 
 
-def _plain(
-    table: pa.Table, what: list[Kernel], of_event: NDArray[np.intp], begin: Int64Array, end: Int64Array
-) -> dict[str, Any]:
+def _plain(table: pa.Table, what: Kinds, begin: Int64Array, end: Int64Array) -> dict[str, Any]:
     """Return the columns that need nothing but the event."""
-    is_copy = np.array([k.category == "copy" or k.kind == PEER for k in what], np.bool_)[of_event]
+    is_copy = what.are(lambda one: one.category == "copy" or one.kind == PEER)
     moved = pc.fill_null(table["bytes"], 0.0).to_numpy()
     sane = is_copy & (moved >= 0) & (moved < 2.0**62)
     return {
         "rank": np.zeros(len(begin), np.int32),
-        "category": _labelled([k.category for k in what], of_event),
-        "name": _labelled([k.name for k in what], of_event),
+        "category": _labelled([one.category for one in what.kinds], what.of_row),
+        "name": _labelled([one.name for one in what.kinds], what.of_row),
         "start_ns": begin,
         "duration_ns": end - begin,
         "bytes_moved": np.where(sane, moved, 0).astype(np.int64),
@@ -412,9 +419,7 @@ PASSES: Final = (
 """Passes, and the annotations that name them: of scripts, Megatron, schedules, autograd, compiled graphs."""
 
 
-def _pass_kinds(
-    what: list[Kernel], of_event: NDArray[np.intp], rows: OnDevice, known: Known
-) -> dict[str, Any]:
+def _pass_kinds(what: Kinds, rows: OnDevice, known: Known) -> dict[str, Any]:
     """Return the ``kind`` column; passes are told apart by what was under way when a kernel was launched.
 
     First an annotation that names a pass, on the thread of the launch or else on another. Then
@@ -424,8 +429,8 @@ def _pass_kinds(
     """
     launches, steps = known.launches, known.steps
     names = ["optimizer", *(name for name, _ in PASSES), "backward_input", "recompute"]
-    names += sorted({k.kind for k in what} - set(names))
-    kind = np.array([names.index(k.kind) for k in what], np.int64)[of_event]
+    names += sorted({one.kind for one in what.kinds} - set(names))
+    kind = np.array([names.index(one.kind) for one in what.kinds], np.int64)[what.of_row]
     own = np.flatnonzero(rows.computes & (rows.launch >= 0))
     tid, when = launches.tid[rows.launch[own]], launches.start_ns[rows.launch[own]]
     on_thread, elsewhere, n_weight = _annotated_passes(known, tid, when)
@@ -433,7 +438,7 @@ def _pass_kinds(
     # A forward on a thread of autograd, while another thread is in a backward pass. Numbers are places in
     # PASSES.
     recomputed = (on_thread == 2) & (elsewhere == 1) & (tid != steps.tid)
-    by_name = np.array([BACKWARD_KERNEL.search(k.name) is not None for k in what], np.bool_)[of_event[own]]
+    by_name = what.are(lambda one: BACKWARD_KERNEL.search(one.name) is not None)[own]
     is_main = tid == steps.tid
     # In *names* the passes stand one place further: the optimizer comes first.
     found = np.where(noted >= 0, noted + 1, np.where(by_name, names.index("backward"), -1))
@@ -567,22 +572,18 @@ def _tell_earlier(rows: OnDevice, step: NDArray[np.int32], steps: Steps, result:
         )
 
 
-def _tell_silent_streams(
-    rows: OnDevice, what: list[Kernel], of_event: NDArray[np.intp], streams: list[str], result: Recording
-) -> None:
+def _tell_silent_streams(rows: OnDevice, what: Kinds, streams: list[str], result: Recording) -> None:
     """Warn of streams on which nothing is known to compute, copy or communicate: they may communicate."""
-    purpose = np.array([k.category != "compute" or group_of(k.name) != OTHER for k in what], np.bool_)[
-        of_event
-    ]
+    purpose = what.are(lambda one: one.category != "compute" or group_of(one.name) != OTHER)
     length = rows.end_ns - rows.start_ns
     window = max(int(rows.end_ns.max() - rows.start_ns.min()), 1)
-    communicates = np.array([k.category == "collective" for k in what], np.bool_)[of_event]
+    communicates = what.are(lambda one: one.category == "collective")
     computes = np.unique(rows.stream[purpose & rows.computes | communicates])
     for number in np.setdiff1d(np.unique(rows.stream[rows.computes]), computes).tolist():
         own = (rows.stream == number) & rows.computes
         share = float(length[own].sum()) / window
         if len(computes) and share >= LEAST_SILENT:
-            names = sorted({what[i].name for i in np.unique(of_event[own]).tolist()}, key=len)
+            names = sorted({what.kinds[i].name for i in np.unique(what.of_row[own]).tolist()}, key=len)
             heads = [re.sub(r"[<(…].*", "", NAMELESS.sub("", name)) for name in names]
             words = sorted({word for head in heads for word in re.findall(r"(\w+)\W*$", head)})[:4]
             asked = f"; if they communicate, ingest with --comm-kernels '\\b({'|'.join(words)})\\b'"

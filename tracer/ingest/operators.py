@@ -20,27 +20,33 @@ import pyarrow as pa
 
 from foretrace.tracer import internals
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.events import LEAST_FRAME_US, MODULE, arguments, text, timed_ns, whole
+from foretrace.tracer.ingest.events import MODULE, arguments, text, timed_ns, whole
 from foretrace.tracer.ingest.host import Known, Launches, OnDevice, Steps
-from foretrace.tracer.ingest.idle import BLOCKING, SHORTEST_NS
+from foretrace.tracer.ingest.idle import SHORTEST_NS
 from foretrace.tracer.ingest.kernels import dtype
 from foretrace.tracer.rehearse.tape.calls import Call
 from foretrace.tracer.rehearse.tape.works import Work, work_of
-from foretrace.traces.columns import Int64Array, int64, labels
+from foretrace.traces.analysis.activity import covered_by
+from foretrace.traces.columns import Int64Array, distinct, int64, labels
 from foretrace.traces.rehearsal import (
+    COMMUNICATION,
     EVENTS,
+    HOST_WAIT,
     MEASURED,
     MESSAGES,
+    OP,
     PLACES,
     TO_DEVICE,
     TO_HOST,
-    WHAT,
+    WAIT,
     WORKS,
+    Distinct,
     Issued,
+    Message,
+    Place,
     RankTables,
+    table_of,
 )
-
-_OP, _COMMUNICATION, _WAIT, _MARK, _WAIT_MARK, _HOST_WAIT = range(len(WHAT))
 
 SOON_NS: Final = 20_000
 """A kernel that starts so soon after a communication ended, on a stream that idled until then, waited for it:
@@ -300,7 +306,10 @@ class _Writer:
         if not issues or not steps:
             return None, self._spans
         host_ns, pauses = self._host(issues)
-        events, measured, works, messages, places = [], [], _Table(), _Table(), _Table()
+        events, measured = list[tuple[int, ...]](), list[tuple[int, ...]]()
+        works: Distinct[Work] = Distinct()
+        messages: Distinct[Message] = Distinct()
+        places: Distinct[Place] = Distinct()
         waits = self._waits(issues)
         blocked = self._blocked()
         number_of: dict[int, int] = {}
@@ -311,28 +320,26 @@ class _Writer:
             stream = int(self._stream[first])
             # A call that held the host up has returned between the launch before and this one.
             if ((blocked > previous_ns) & (blocked <= issue.t_ns)).any():
-                events.append((_HOST_WAIT, -1, place, 0, -1, 0))
+                events.append((HOST_WAIT, -1, place, 0, -1, 0))
             previous_ns = issue.t_ns
             events += [
-                (_WAIT, -1, place, 0, number_of[other], 0)
-                for other in waits.get(at, ())
-                if other in number_of
+                (WAIT, -1, place, 0, number_of[other], 0) for other in waits.get(at, ()) if other in number_of
             ]
             # Where this event will stand: waits for it name that place.
             number_of[at] = len(events)
-            if issue.what == _COMMUNICATION:
+            if issue.what == COMMUNICATION:
                 item = messages.number(self._message(first))
                 order = int(self._number["sequence"][first])
-                events.append((_COMMUNICATION, item, place, 0, order if order >= 0 else at, 0))
+                events.append((COMMUNICATION, item, place, 0, order if order >= 0 else at, 0))
             else:
-                events.append((_OP, works.number(issue.work._asdict()), place, stream, -1, 0))  # type: ignore[union-attr]
+                events.append((OP, works.number(issue.work), place, stream, -1, 0))  # type: ignore[arg-type]
             took = int(self._duration[issue.rows].sum())
             measured.append((number_of[at], int(self._rows.start_ns[first]), took, host_ns[at], pauses[at]))
         tables = RankTables(
-            _table(events, EVENTS), works.table(WORKS), messages.table(MESSAGES), places.table(PLACES)
+            table_of(events, EVENTS), works.table(WORKS), messages.table(MESSAGES), places.table(PLACES)
         )
         facts = self._facts(issues, steps, pauses)
-        return Issued(tables, _table(measured, MEASURED), facts), self._worked(issues)
+        return Issued(tables, table_of(measured, MEASURED), facts), self._worked(issues)
 
     def _worked(self, issues: Sequence[_Issue]) -> pa.Table:
         """Return the timeline with the work of operators, of each in its only kernel, where it tells none."""
@@ -374,11 +381,11 @@ class _Writer:
             path = self._path(spans, around)
             kind = self._label["kind"][row]
             if self._label["category"][row] in {"collective", "p2p"}:
-                found[("communication", row)] = _Issue(t_ns, _COMMUNICATION, None, [row], path, [launch])
+                found[("communication", row)] = _Issue(t_ns, COMMUNICATION, None, [row], path, [launch])
                 continue
             if kind in {"host_to_device", "device_to_host"}:
                 work = self._copy(row, TO_DEVICE if kind == "host_to_device" else TO_HOST)
-                found[("copy", row)] = _Issue(t_ns, _OP, work, [row], path, [launch])
+                found[("copy", row)] = _Issue(t_ns, OP, work, [row], path, [launch])
                 continue
             chosen = self._chosen(spans, around)
             key = ("operator", tid, chosen) if chosen is not None else ("kernel", row)
@@ -387,7 +394,7 @@ class _Writer:
                 found[key].launches.append(launch)
                 continue
             work = self._counting.of(spans.events[chosen]) if chosen is not None else self._nameless(row)  # type: ignore[union-attr]
-            found[key] = _Issue(t_ns, _OP, work, [row], path, [launch])
+            found[key] = _Issue(t_ns, OP, work, [row], path, [launch])
         for key, one in found.items():
             if one.work is not None and key[0] != "copy":  # a copy over the link is no kernel
                 work = one.work._replace(kernels=len(one.rows))
@@ -416,41 +423,26 @@ class _Writer:
     def _nameless(self, row: int) -> Work:
         return Work(self._label["name"][row], "memory", "", self._counting.usual, 0, 0, is_known=False)
 
-    def _place(self, issue: _Issue, steps: Sequence[int]) -> dict[str, Any]:
-        kind = self._label["kind"][issue.rows[0]]
-        is_compute = self._label["category"][issue.rows[0]] == "compute"
+    def _place(self, issue: _Issue, steps: Sequence[int]) -> Place:
+        kind, category = (self._label[name][issue.rows[0]] for name in ("kind", "category"))
         step = int(self._step[issue.rows[0]])
-        return {
-            "kind": kind if is_compute else "kernel",
-            "name": issue.path,
-            "layer": -1,
-            "step": steps.index(step) if step in steps else 0,
-            "microbatch": -1,
-            "stage": 0,
-            "virtual_stage": 0,
-            "trains": True,
-        }
+        at = steps.index(step) if step in steps else 0
+        return Place(kind if category == "compute" else "kernel", issue.path, step=at)
 
-    def _message(self, row: int) -> dict[str, Any]:
-        return {
-            "kind": self._label["kind"][row],
-            **{name: int(self._number[name][row]) for name in ("group", "size_bytes", "peer")},
-            "dtype": self._label["dtype"][row],
-            "is_async": True,
-            "name": self._label["kind"][row],
-            "sent_bytes": [],
-            "received_bytes": [],
-        }
+    def _message(self, row: int) -> Message:
+        kind, dtype = (self._label[name][row] for name in ("kind", "dtype"))
+        group, size_bytes, peer = (int(self._number[name][row]) for name in ("group", "size_bytes", "peer"))
+        return Message(kind, group, size_bytes, dtype, peer, is_async=True, name=kind)
 
     def _waits(self, issues: Sequence[_Issue]) -> dict[int, list[int]]:
         """Return what waited for which communications: it started when they ended, on a stream that idled."""
         rows = self._rows
         found: dict[int, list[int]] = defaultdict(list)
-        main = [at for at, one in enumerate(issues) if one.what == _OP and self._stream[one.rows[0]] == 0]
+        main = [at for at, one in enumerate(issues) if one.what == OP and self._stream[one.rows[0]] == 0]
         starts = np.array([rows.start_ns[issues[at].rows[0]] for at in main], np.int64)
         ends = np.array([rows.end_ns[issues[at].rows].max() for at in main], np.int64)
         for at, one in enumerate(issues):
-            if one.what != _COMMUNICATION or not main:
+            if one.what != COMMUNICATION or not main:
                 continue
             end_ns = int(rows.end_ns[one.rows[0]])
             next_ = int(np.searchsorted(starts, end_ns))
@@ -464,9 +456,7 @@ class _Writer:
     def _blocked(self) -> Int64Array:
         """Return when calls of the runtime in which the host waited for the device returned."""
         launches = self._known.launches
-        synchronizes = np.array(["Synchronize" in name for name in launches.names], np.bool_)
-        own = synchronizes[launches.code] if launches.names else np.zeros(0, np.bool_)
-        ends: Int64Array = np.sort(launches.end_ns[own])
+        ends: Int64Array = np.sort(launches.end_ns[launches.named("Synchronize")])
         return ends
 
     def _host(self, issues: Sequence[_Issue]) -> tuple[list[int], list[int]]:
@@ -546,80 +536,15 @@ def _covered_ns(rows: OnDevice, begin_ns: int, end_ns: int) -> int:
 
 def _waited_ns(launches: Launches, since: Int64Array, until: Int64Array, rows: OnDevice) -> Int64Array:
     """Return how much of each interval the host waited for its device, in calls that block or take long."""
-    blocking = np.array([BLOCKING.search(name) is not None for name in launches.names], np.bool_)
-    takes = launches.end_ns - launches.start_ns
-    own = np.flatnonzero(
-        (blocking[launches.code] if launches.names else takes < 0) | (takes >= LEAST_FRAME_US * 1000)
-    )
-    own = own[np.argsort(launches.start_ns[own], kind="stable")]
-    start, end = _both(launches.start_ns[own], launches.end_ns[own], *_united(rows.start_ns, rows.end_ns))
-    length = np.maximum(end - start, 0)
-    total = np.append(0, np.cumsum(length))
-
-    def until_(t_ns: Int64Array) -> Int64Array:
-        at = np.searchsorted(start, t_ns, side="right")
-        inside = np.maximum(np.append(0, end)[at] - t_ns, 0) * (at > 0)
-        found: Int64Array = total[at] - np.minimum(inside, np.append(0, length)[at])
-        return found
-
-    return until_(until) - until_(since)
-
-
-def _united(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return intervals that cover what the given ones cover, and do not overlap."""
-    if not len(start):
-        return start, end
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    heads = np.flatnonzero(np.append(True, start[1:] > end[:-1]))
-    return start[heads], end[np.append(heads[1:], len(start)) - 1]
-
-
-def _both(
-    start: Int64Array, end: Int64Array, other: Int64Array, other_end: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Return where intervals lie within others, which do not overlap."""
-    start, end = _united(start, end)
-    points = np.unique(np.concatenate([start, end, other, other_end]))
-    left, right = points[:-1], points[1:]
-
-    def inside(begin: Int64Array, stop: Int64Array) -> Any:
-        at = np.searchsorted(begin, left, side="right") - 1
-        return (at >= 0) & (left < np.append(stop, 0)[at])
-
-    kept = inside(start, end) & inside(other, other_end)
-    return left[kept], right[kept]
+    own = launches.holding()
+    spans = (launches.start_ns[own], launches.end_ns[own]), (rows.start_ns, rows.end_ns)
+    point = distinct(np.concatenate([since, until, *spans[0], *spans[1]]))
+    waits = covered_by(point, *spans[0]) & covered_by(point, *spans[1])
+    waited = np.append(0, np.cumsum(np.diff(point) * waits))
+    found: Int64Array = waited[np.searchsorted(point, until)] - waited[np.searchsorted(point, since)]
+    return found
 
 
 def _words(spans: pa.Table, name: str) -> list[str]:
     codes, names = labels(spans, name)
     return [names[code] for code in codes.tolist()]
-
-
-class _Table:
-    """Distinct rows, by number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._rows: list[Mapping[str, Any]] = []
-
-    def number(self, row: Mapping[str, Any]) -> int:
-        """Return the number of *row*, a new one the first time."""
-        key = json.dumps(row, default=list)
-        if key not in self._numbers:
-            self._numbers[key] = len(self._rows)
-            self._rows.append(row)
-        return self._numbers[key]
-
-    def table(self, schema: pa.Schema) -> pa.Table:
-        """Return them in the columns of *schema*."""
-        return pa.Table.from_pylist(
-            [{**row, "rows": list(row["rows"])} if "rows" in row else dict(row) for row in self._rows], schema
-        )
-
-
-def _table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.tracer.ingest.events import joined
-from foretrace.traces.columns import Int64Array, factorized
+from foretrace.traces.columns import Int64Array, factorized, occurrence
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.rehearsal import Issued
 from foretrace.traces.timeline import TIMELINE, timeline
@@ -63,7 +63,9 @@ def lanes(
     """
     if key is not None:
         lane, begin = np.zeros(len(start), np.int64), start.copy()
-        for a, b in pairwise([*_first_of(key).tolist(), len(key)]):
+        # What stands before the first differs from it, so that the first row counts.
+        first = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+        for a, b in pairwise([*first.tolist(), len(key)]):
             lane[a:b], begin[a:b] = lanes(start[a:b], end[a:b], grain_ns, limit)
         return lane, begin
     lane = np.zeros(len(start), np.int64)
@@ -89,19 +91,11 @@ def lanes(
     return lane, begin
 
 
-def _first_of(key: Int64Array) -> NDArray[np.intp]:
-    """Return the first row of each run of rows with an equal *key*."""
-    # What stands before the first differs from it, so that the first row counts.
-    return np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
-
-
 def place_in_time(start: Int64Array, *keys: Int64Array) -> Int64Array:
     """Return the place of each row in time among those with equal *keys*."""
-    key = factorized(*keys)
-    order = np.lexsort((start, key))
-    first = _first_of(key[order])
+    order = np.argsort(start, kind="stable")
     place = np.empty(len(start), np.int64)
-    place[order] = np.arange(len(start)) - np.repeat(first, np.diff(first, append=len(start)))
+    place[order] = occurrence(factorized(*keys)[order])
     return place
 
 

@@ -8,32 +8,38 @@ issued: it is in a buffer then, there as with NCCL. The size of a gather is what
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-
+from foretrace.tracer.rehearse.tape.works import Work
 from foretrace.traces.layout import Group
 from foretrace.traces.rehearsal import (
+    COMMUNICATION,
     EVENTS,
+    HOST_WAIT,
+    MARK,
     MEASURED,
     MESSAGES,
     ON_HOST,
+    OP,
     PLACES,
     TO_DEVICE,
     TO_HOST,
-    WHAT,
+    WAIT,
+    WAIT_MARK,
     WORKS,
+    Distinct,
     Issued,
+    Message,
+    Place,
     RankTables,
+    table_of,
 )
 
 LOAD, STORE, COMPUTE, SEND, RECV, COLLECTIVE = range(2, 8)
 """Types of nodes; 0 and 1 are of none and of metadata."""
-
-OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 
 DTYPE: Final = "bf16"
 """What a graph computes in, which no node says."""
@@ -108,7 +114,9 @@ class _Writer:
         self._events: list[tuple[int, ...]] = []
         self._measured: list[tuple[int, ...]] = []
         self._done: dict[int, tuple[_Done, ...]] = {}
-        self._rows: dict[str, dict[tuple[Any, ...], int]] = defaultdict(dict)
+        self._works: Distinct[Work] = Distinct()
+        self._messages: Distinct[Message] = Distinct()
+        self._places: Distinct[Place] = Distinct()
         self._sequence: Counter[tuple[int, ...]] = Counter()
         # Work that only other work of the device depends on needs no mark: a stream keeps its order.
         self._marked = {
@@ -118,18 +126,15 @@ class _Writer:
     def written(self) -> Issued:
         for number, node in self._nodes.items():
             self._write(number, node)
-        tables = [
-            pa.Table.from_pylist(
-                [dict(zip(schema.names, row, strict=True)) for row in self._rows[name]], schema=schema
-            )
-            for name, schema in (("works", WORKS), ("messages", MESSAGES), ("places", PLACES))
-        ]
-        events, measured = (
-            pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
-            for rows, schema in ((self._events, EVENTS), (self._measured, MEASURED))
+        tables = RankTables(
+            table_of(self._events, EVENTS),
+            self._works.table(WORKS),
+            self._messages.table(MESSAGES),
+            self._places.table(PLACES),
         )
-        cubes = any(work[1] == "gemm" for work in self._rows["works"])
-        return Issued(RankTables(events, *tables), measured, {"steps": 1, "note": CUBES if cubes else ""})
+        cubes = any(work.kind == "gemm" for work in self._works.listed)
+        measured = table_of(self._measured, MEASURED)
+        return Issued(tables, measured, {"steps": 1, "note": CUBES if cubes else ""})
 
     def _write(self, number: int, node: Node) -> None:
         waits = tuple(dict.fromkeys(one for other in node.before for one in self._done.get(other, ())))
@@ -138,12 +143,12 @@ class _Writer:
         if met is None and work is None:
             self._done[number] = waits  # it takes no time: what depends on it waits for what it waits for
             return
-        place = self._row("places", ("kernel", node.name, -1, 0, -1, -1, -1, True))
+        place = self._places.number(Place("kernel", node.name, stage=-1, virtual_stage=-1))
         stream = 1 + number % STREAMS if met else COPIES[node.kind][1] if node.kind in COPIES else 0
         self._wait(waits, stream, place, on_host=node.on_host and not met)
         at = len(self._events)
         if met is not None:
-            item = self._row("messages", _message(node, met))
+            item = self._messages.number(_message(node, met))
             key = (met.group.id, met.peer, node.kind, node.size("comm_tag"))
             # Sends and receives meet by their tags, whichever order they are issued in.
             order = self._sequence[key] + (node.size("comm_tag") << 32)
@@ -152,7 +157,7 @@ class _Writer:
             self._done[number] = waits if node.kind == SEND else (_Done(WAIT, at, stream),)
             return
         assert work is not None  # noqa: S101 - one of the two, as above
-        self._events.append((OP, self._row("works", work), place, stream, -1, 0))
+        self._events.append((OP, self._works.number(work), place, stream, -1, 0))
         if node.duration_ns:
             self._measured.append((at, 0, node.duration_ns, 0, 0))
         if number in self._marked and not node.on_host:
@@ -168,12 +173,9 @@ class _Writer:
             elif one.stream != stream:
                 self._events.append((WAIT_MARK, one.number, place, stream, -1, 0))
 
-    def _row(self, table: str, row: tuple[Any, ...]) -> int:
-        return self._rows[table].setdefault(row, len(self._rows[table]))
 
-
-def _work(node: Node) -> tuple[Any, ...] | None:
-    """Return a row of ``WORKS``; None if the node takes no time.
+def _work(node: Node) -> Work | None:
+    """Return the work of *node*; None if the node takes no time.
 
     Floating-point operations are priced as a product of cubes of as many, and never below their bytes; what
     says neither takes the time that the file says.
@@ -188,12 +190,13 @@ def _work(node: Node) -> tuple[Any, ...] | None:
         return None
     side = max(round((flops / 2) ** (1 / 3)), 1) if kind == "gemm" else 0
     said = "" if is_known else f"{node.duration_ns} ns"  # of one name and another length: another work
-    cube = (side, side, side, 1)
-    return ("compute", kind, said, DTYPE, flops, moved, *cube, 0, False, 0, is_known, (), "", True)
+    return Work(
+        "compute", kind, said, DTYPE, flops, moved, m=side, n=side, k=side, kernels=0, is_known=is_known
+    )
 
 
-def _message(node: Node, met: Met) -> tuple[Any, ...]:
+def _message(node: Node, met: Met) -> Message:
     # Transfers of a pair with one tag share a stream: the name is theirs, not that of the node.
     tag = f" {node.size('comm_tag')}" if node.size("comm_tag") else ""
     name = met.kind + tag if met.peer >= 0 else node.name
-    return met.kind, met.group.id, met.size_bytes(node), "", met.peer, False, name, (), ()
+    return Message(met.kind, met.group.id, met.size_bytes(node), "", met.peer, is_async=False, name=name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import BinaryIO, Final
@@ -24,7 +25,6 @@ from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.columns import int64
 from foretrace.traces.export.scene import Scene, by_arguments, counters, origin_ns, scene
 from foretrace.traces.run import Run
-from foretrace.traces.sealed import file_options
 
 _SLICE: Final = '{"ph":"X","cat":"%s","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s,"args":{'
 _ARROW: Final = '{"ph":"%s","pid":%d,"tid":%d,"ts":%.3f,"id":"%x","name":"transfer","cat":"p2p"%s}'
@@ -103,9 +103,10 @@ def _whole(run: Run, ranks: tuple[int, ...]) -> dict[str, str]:
     found = {"run": replace(run.info, clock=clock).to_json()}
     for name, table in tables.items():
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema, options=file_options()) as writer:
-            writer.write_table(table)
-        found[name] = base64.b64encode(sink.getvalue()).decode()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table.unify_dictionaries())
+        # Packed as a whole: whoever unpacks it may stop at any size, as Arrow's own packing does not allow.
+        found[name] = base64.b64encode(zlib.compress(sink.getvalue())).decode()
     return found
 
 

@@ -12,8 +12,8 @@ from foretrace.tracer.rehearse.data.truths import are_same
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.tape.calls import Kernel, tensors_in
-from foretrace.tracer.rehearse.tape.tape import HOST_WAIT
 from foretrace.tracer.rehearse.words import asker
+from foretrace.traces.rehearsal import HOST_WAIT
 
 DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten._local_scalar_dense": "local_scalar_dense",

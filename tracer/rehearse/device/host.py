@@ -20,9 +20,8 @@ from foretrace.tracer.rehearse.device.installing import Device
 from foretrace.tracer.rehearse.device.memory import Memory
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.tape.calls import Kernel, tensors_in
-from foretrace.tracer.rehearse.tape.tape import HOST_WAIT
 from foretrace.tracer.rehearse.tape.works import Work
-from foretrace.traces.rehearsal import ON_HOST, TO_DEVICE, TO_HOST
+from foretrace.traces.rehearsal import HOST_WAIT, ON_HOST, TO_DEVICE, TO_HOST
 
 COPYING: Final = frozenset({"aten.copy_", "aten._foreach_copy_"})
 """Operators that copy their second operand into their first, between host and device too."""

@@ -23,11 +23,11 @@ from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.replacing import replaces, when_imported
 from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.tape.calls import tensors_in
-from foretrace.tracer.rehearse.tape.tape import HOST_WAIT
 from foretrace.tracer.rehearse.tape.works import Work
 from foretrace.tracer.rehearse.words import asker
 from foretrace.tracer.rehearse.world.communicating import install_futures
 from foretrace.tracer.rehearse.world.started import install_children
+from foretrace.traces.rehearsal import HOST_WAIT
 
 
 def install(session: RehearsalSession) -> list[Any]:

@@ -22,7 +22,8 @@ from foretrace.tracer.lane import NOBODY
 from foretrace.tracer.rehearse.device.memory import Change
 from foretrace.tracer.rehearse.errors import UnlikeError
 from foretrace.tracer.rehearse.state import State
-from foretrace.tracer.rehearse.tape.tape import COMMUNICATION, MARK, WAIT, WAIT_MARK, Tape
+from foretrace.tracer.rehearse.tape.tape import Tape
+from foretrace.traces.rehearsal import COMMUNICATION, MARK, WAIT, WAIT_MARK
 
 # Segments of what a rank issues, in a form in which two can be compared and one can be repeated. Two equal
 # segments differ only in numbers: those of events, marks, collectives and the micro-batch, and the memory

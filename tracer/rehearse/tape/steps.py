@@ -11,9 +11,10 @@ import numpy as np
 from foretrace.tracer import internals
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.tape.calls import tensors_in
-from foretrace.tracer.rehearse.tape.tape import INPUT, LOSS, OP
+from foretrace.tracer.rehearse.tape.tape import INPUT, LOSS
 from foretrace.tracer.rehearse.words import NO_STEPS
 from foretrace.tracer.steps import Steps
+from foretrace.traces.rehearsal import OP
 
 # Optimizers that step and change nothing, since the parameters that they hold are no longer the model's.
 # Sharding and tensor parallelism put parameters of their own in place of a model's. An optimizer that was

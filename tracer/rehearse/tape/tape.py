@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Hashable
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,23 @@ from foretrace.tracer.records import Block, Position
 from foretrace.tracer.rehearse.device.driver import Driver
 from foretrace.tracer.rehearse.tape.works import Work
 from foretrace.tracer.stamps import Stamp
-from foretrace.traces.rehearsal import EVENTS, MESSAGES, OUTSIDE, PLACES, WHAT, WORKS, RankTables
+from foretrace.traces.rehearsal import (
+    COMMUNICATION,
+    EVENTS,
+    HOST_WAIT,
+    MARK,
+    MESSAGES,
+    OP,
+    OUTSIDE,
+    PLACES,
+    WAIT,
+    WAIT_MARK,
+    WORKS,
+    Distinct,
+    Message,
+    Place,
+    RankTables,
+)
 
 # Whose work is being issued: the owner on top of a stack, as the recorder's lane, without a clock.
 
@@ -143,63 +159,12 @@ class Streams:
                 self._tape.note(HOST_WAIT)
 
 
-OP, COMMUNICATION, WAIT, MARK, WAIT_MARK, HOST_WAIT = range(len(WHAT))
 """Kinds of events."""
 
 _COLUMNS: Final = len(EVENTS)
 
-_Row = TypeVar("_Row", bound=Hashable)
-
 _PlaceKey = tuple[tuple[str, Block], int, int, int, bool]
 """What a place depends on: owner, step, stage, micro-batch, and whether the pass trains."""
-
-
-class Message(NamedTuple):
-    """A communication, in the columns of ``traces.rehearsal.MESSAGES``."""
-
-    kind: str
-    group: int
-    size_bytes: int
-    dtype: str
-    peer: int
-    is_async: bool
-    name: str
-    sent_bytes: tuple[int, ...] = ()
-    received_bytes: tuple[int, ...] = ()
-
-
-class Place(NamedTuple):
-    """The place in the training of an event, in the columns of ``traces.rehearsal.PLACES``."""
-
-    kind: str
-    name: str
-    layer: int
-    step: int
-    microbatch: int
-    stage: int
-    virtual_stage: int
-    trains: bool
-
-
-class _Distinct(Generic[_Row]):
-    """Distinct rows, numbered in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.rows: dict[_Row, int] = {}
-        self.listed: list[_Row] = []
-
-    def number(self, row: _Row) -> int:
-        """Return the number of *row*."""
-        found = self.rows.setdefault(row, len(self.listed))
-        if found == len(self.listed):
-            self.listed.append(row)
-        return found
-
-    def table(self, schema: pa.Schema) -> pa.Table:
-        """Return the rows in the columns of *schema*."""
-        columns: list[Any] = list(zip(*self.listed, strict=True)) or [[] for _ in schema]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-        return pa.table(arrays, schema=schema)
 
 
 class Tape:
@@ -223,9 +188,9 @@ class Tape:
         self._lane = lane
         self._position = position
         self._events, self._forgotten = array("q"), array("q")
-        self._works: _Distinct[Work] = _Distinct()
-        self._messages: _Distinct[Message] = _Distinct()
-        self._places: _Distinct[Place] = _Distinct()
+        self._works: Distinct[Work] = Distinct()
+        self._messages: Distinct[Message] = Distinct()
+        self._places: Distinct[Place] = Distinct()
         self._known: dict[_PlaceKey, int] = {}
 
     @property

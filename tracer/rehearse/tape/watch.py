@@ -22,11 +22,10 @@ from foretrace.tracer.rehearse.tape.calls import Kernel, tensors_in
 from foretrace.tracer.rehearse.tape.fused import ACCUMULATING
 from foretrace.tracer.rehearse.tape.pricing import ROLES, Pricing
 from foretrace.tracer.rehearse.tape.remembered import Memo
-from foretrace.tracer.rehearse.tape.tape import HOST_WAIT
 from foretrace.tracer.rehearse.tape.works import BY_NUMBERS, SILENT, Work
 from foretrace.tracer.rehearse.world import communicating
 from foretrace.tracer.rehearse.world.communicating import Communications, kind_of
-from foretrace.traces.rehearsal import ON_HOST, TO_HOST
+from foretrace.traces.rehearsal import HOST_WAIT, ON_HOST, TO_HOST
 
 # What comes with an operator besides its kernel: writes of what it reads or keeps, waits of the host.
 

@@ -20,8 +20,9 @@ from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.replacing import replaces
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.tape.calls import Kernel, storage_key, tensors_in
-from foretrace.tracer.rehearse.tape.tape import GRADIENTS, INPUT, WAIT, Message
+from foretrace.tracer.rehearse.tape.tape import GRADIENTS, INPUT
 from foretrace.tracer.rehearse.world.letters import ALL, MOST_NUMBERS, Address
+from foretrace.traces.rehearsal import WAIT, Message
 
 # What an asynchronous communication of a rehearsal hands back: waiting for it is written down.
 
