@@ -67,6 +67,12 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Verbs that read a file, by what is in its name; the first that fits counts."""
 
+REFUSED: Final = {
+    *("bomb.yaml", "merged.yaml", "self.yaml", "infinite.ds.json", "huge.ds.json", "layers.config.json"),
+    *("kind.config.json", "memo.trace.pkl"),
+}
+"""What is in the corpus because it was heavy once; all else is whole until it is damaged."""
+
 OF_RUNS: Final = (
     *("analyze {} --json", "analyze {} --json", "analyze {} --json --partial", "compare {} {} --json"),
     *("report {} -o page.html", "report {} -o  ", "export {} -o spans.csv", "export {} -o t.json"),
@@ -242,6 +248,19 @@ def with_base(verb: str) -> list[str]:
     """Return a verb with the arguments that it takes."""
     words = BASES.get(verb, "").replace("{run}", str(run_folder() / "simulated")).split()
     return [*verb.split(), *(word.replace("{corpus}", str(CORPUS)) for word in words)]
+
+
+def undamaged() -> Iterator[list[str]]:
+    """Yield every command that the fuzzer damages the input or adds flags of, before it does."""
+    for source in sorted(CORPUS.iterdir()):
+        if source.name not in REFUSED:
+            verbs = next(found for name, found in READERS.items() if name in source.name)
+            yield from ([word.replace("{}", str(source)) for word in verb.split()] for verb in verbs)
+    for source in sorted(run_folder().iterdir()):
+        for verb in OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS:
+            if "-o  " not in verb:  # no output's name
+                yield [word.replace("{}", str(source)) for word in verb.split()]
+    yield from map(with_base, BASES)
 
 
 def command_of(verb: str) -> click.Command:
