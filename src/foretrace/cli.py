@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, NoReturn
 
@@ -108,6 +109,11 @@ def _time_rehearsal(path: str, settings: Mapping[str, Any], **wanted: Any) -> An
 def _diagnose_dumps(paths: Sequence[str]) -> Any:
     """Return what dumps of PyTorch's flight recorder tell, which the tracer reads; None for other files."""
     return _module("tracer.ingest.flight").diagnose(paths)
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file for the package of machines, which knows no other."""
+    _module("traces.writer").write_atomically(Path(path), text)
 
 
 def _device(hardware: str, memory_bytes: int) -> dict[str, Any]:
@@ -211,6 +217,8 @@ class Verbs(click.Group):
         if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
             command.add_command(_module("tracer.cli").detect, "detect")
             command.add_command(_module("simulator.network.cli").cost, "cost")
+        if cmd_name == "topology":
+            command.context_settings["obj"] = _write
         if cmd_name == "rehearse":
             command.context_settings["obj"] = {"check": _check_machine, "time": _time_rehearsal}
         if cmd_name == "analyze":
