@@ -170,6 +170,9 @@ GZIPPED: Final = b"\x1f\x8b"
 PARTS: Final = (b"[", b"{", b'{"a":', b"(", b"\xff", b"\0", b'"', b"\n", b"<!--")
 
 
+MISPLACED: Final = ("endless", "pipe", "folder", "device", "link to itself")
+"""What a file of a run may be in place of one."""
+
 COMPILED: Final = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 1, "global_batch": 1, "seq_len": 64}
 NOT_FIGURES: Final = {"run", "warnings", "evidence", "failure", "mismatches"}
 """What differs between two places, and what the notes of ranks that died say, which have no checksums."""
@@ -284,9 +287,26 @@ def of_run(luck: random.Random, folder: Path) -> Case:
     file = luck.choice(sorted(one for one in path.rglob("*") if one.is_file()))
     if luck.random() < 0.4 and (path / "run.json").exists():
         file = path / "run.json"
-    file.write_bytes(damaged(file.read_bytes(), luck))
+    if luck.random() < 0.1:
+        misplace(file, luck.choice(MISPLACED))
+    else:
+        file.write_bytes(damaged(file.read_bytes(), luck))
     words = luck.choice(OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS).split(" ")
     return Case([word.replace("{}", str(path)) for word in words], source.name)
+
+
+def misplace(file: Path, by: str) -> None:
+    """Put one of ``MISPLACED`` where *file* is."""
+    if by == "endless":
+        os.truncate(file, 1 << 40)  # takes no room on the disk
+        return
+    file.unlink()
+    if by == "pipe":
+        os.mkfifo(file)
+    elif by == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to("/dev/zero" if by == "device" else file.name)
 
 
 def asked(luck: random.Random) -> Case:
@@ -439,9 +459,14 @@ def tried(number: int, seed: int) -> Iterator[Fault]:
             yield Fault(number, one.words, f"more than {MOST_S} s")
         finally:
             os.chdir(before)
-        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if peak is not None and (peak_bytes := int(peak[1]) * 1024) > MOST_BYTES:
-            yield Fault(number, one.words, f"{peak_bytes / 2**30:.1f} GiB")
+        if (peak := peak_bytes()) > MOST_BYTES:
+            yield Fault(number, one.words, f"{peak / 2**30:.1f} GiB")
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had since it was last forgotten."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
 
 
 def wrong(one: Case) -> Iterator[str]:

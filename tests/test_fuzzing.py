@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests import fuzzing
-from tests.fuzzing import CORPUS, Case, prepare, run_folder, tried, undamaged, wrong
+from tests.fuzzing import CORPUS, OF_REHEARSALS, Case, misplace, prepare, run_folder, tried, undamaged, wrong
 
 from foretrace.cli import main
 from foretrace.traces.sealed import Sealed
@@ -30,6 +30,25 @@ def test_what_is_damaged_is_answered_whole(tmp_path: Path, monkeypatch: pytest.M
 def test_damaged_inputs_and_absurd_flags_end_in_one_line_or_an_answer() -> None:
     prepare()
     assert [fault for number in range(200) for fault in tried(number, seed=20)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "verb", "by"),
+    [
+        ("rehearsed/rehearsal/rank-00000/events.arrow", OF_REHEARSALS[0], "pipe"),
+        ("rehearsed/rehearsal/rank-00000/events.arrow", OF_REHEARSALS[0], "endless"),
+        ("killed/ranks/rank-00000.json", "analyze {} --json", "endless"),
+        ("killed/spans/rank-00000.arrows", "analyze {} --json", "endless"),
+        ("recorded/spans/rank-00000.arrow", "analyze {} --json", "endless"),
+    ],
+)
+def test_what_is_no_file_or_has_no_end_is_not_read(name: str, verb: str, by: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_folder() / name.partition("/")[0], run)
+    misplace(run / name.partition("/")[2], by)
+    Path("/proc/self/clear_refs").write_text("5")
+    assert list(wrong(Case(verb.replace("{}", str(run)).split()))) == []
+    assert fuzzing.peak_bytes() < fuzzing.MOST_BYTES
 
 
 TOPOLOGY = f"topology read {CORPUS / 'nccl.wiring.xml'} -o mine.toml".split()
