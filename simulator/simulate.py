@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -21,7 +20,7 @@ from foretrace.simulator.builder.step import build, job_groups, representatives
 from foretrace.simulator.builder.templates import checkpoint_s
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_settings, of_framework
-from foretrace.simulator.engine import ONE_BY_ONE, choose
+from foretrace.simulator.engine import ONE_BY_ONE, choose, why_not_compiled
 from foretrace.simulator.engine.changes import SWITCHES, Above, Change, Throttle, of_links
 from foretrace.simulator.engine.spans import insides
 from foretrace.simulator.errors import JobError, SimulationError
@@ -256,7 +255,7 @@ def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list
     Returns:
         One mapping per job; of one that cannot run as described ``{"error": what is wrong}`` alone.
     """
-    engine = "auto" if find_spec("numba") is None else "compiled"  # its loading pays off over many
+    engine = "auto" if why_not_compiled() else "compiled"  # its loading pays off over many
     machines: list[Cluster] = []
     networks: dict[tuple[Any, ...], Network] = {}
     groups_of = lru_cache(RECENT)(Groups)

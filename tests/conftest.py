@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.is_relative_to(long))
 
 
+OTHER_MODULES = ("foretrace", "sitecustomize", "usercustomize")
+"""What Python imports unasked, and what no list of packages names where it is installed to be edited."""
+
+
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Enter a folder in which somebody has put modules that everybody imports; none has been, at the end."""
-    folder = tmp_path / "planted"
+    """Enter a folder in which somebody has put a module of every name; none has been imported, at the end."""
+    folder, imported = tmp_path / "planted", tmp_path / "imported"
     folder.mkdir()
-    for name in ("foretrace", "json", "pickle", "runpy", "signal", "torch"):
-        (folder / f"{name}.py").write_text(f"open({str(folder / 'was imported')!r}, 'w')\n")
+    for name in {*sys.stdlib_module_names, *packages_distributions(), *OTHER_MODULES}:
+        (folder / f"{name}.py").write_text(
+            f"import sys; open({str(imported)!r}, 'a').write({name!r} + str(sys.argv))"
+        )
     monkeypatch.chdir(folder)
     yield folder
-    assert not (folder / "was imported").exists()
+    assert not imported.exists(), imported.read_text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gzip
 import json
 import math
 import multiprocessing
@@ -37,6 +38,9 @@ from tests.simulator.rehearsal_tables import run as rehearse
 from foretrace import cli
 from foretrace.simulator.config import job_from
 from foretrace.simulator.simulate import simulate
+from foretrace.simulator.what_if.planner import DEFAULTS, NAMES, Planner
+from foretrace.traces.export import export
+from foretrace.traces.serving.server import Query
 from foretrace.traces.store import SpanWriter, open_run, write_info
 
 CORPUS: Final = Path(__file__).parent / "corpus"
@@ -67,9 +71,17 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Verbs that read a file, by what is in its name; the first that fits counts."""
 
+REFUSED: Final = {
+    *("bomb.yaml", "merged.yaml", "self.yaml", "infinite.ds.json", "huge.ds.json", "layers.config.json"),
+    *("kind.config.json", "memo.trace.pkl"),
+}
+"""What is in the corpus because it was heavy once; all else is whole until it is damaged."""
+
 OF_RUNS: Final = (
     *("analyze {} --json", "analyze {} --json", "analyze {} --json --partial", "compare {} {} --json"),
-    *("report {} -o page.html", "report {} -o  ", "export {} -o spans.csv", "export {} -o t.json"),
+    *("report {} -o page.html", "report {} -o  ", "report {} {} -o two.html"),
+    *(f"export {{}} -o {name}" for name in ("s.csv.gz", "t.json", "t.pftrace", "t.et.zip", "t.parquet")),
+    "export {} -o t.pt.trace.json",
     *(
         "goodput {} --tokens 1B --tokens-per-step 512 --json",
         "simulate --like {} --model gpt2 --cluster dgx-h100 --json",
@@ -78,7 +90,10 @@ OF_RUNS: Final = (
 )
 """Verbs that read a run."""
 
-OF_REHEARSALS: Final = ("simulate --rehearsal {} --cluster dgx-h100 --json",)
+OF_REHEARSALS: Final = (
+    "simulate --rehearsal {} --cluster dgx-h100 --json",
+    "simulate --rehearsal {} --cluster dgx-h100 -o timed",
+)
 
 BASES: Final[dict[str, str]] = {
     **dict.fromkeys(("simulate", "memory"), JOB),
@@ -95,7 +110,11 @@ BASES: Final[dict[str, str]] = {
     "topology draw": "dgx-h100 --gpus 8",
     "topology list": "",
     "topology check": "{corpus}/small.cluster.toml",
-    "validate kernels": "{corpus}/kernels.table.csv",
+    "topology read": "{corpus}/nccl.wiring.xml",
+    **{f"validate {name}": f"{{corpus}}/{name}.table.csv" for name in ("kernels", "collectives", "memory")},
+    "model list": "",
+    "model show": "gpt2",
+    "model check": "gpt2 124M",
 }
 """Arguments of the verbs whose flags are drawn, which are then run; those of ``PARSED`` are only parsed."""
 
@@ -106,17 +125,53 @@ OF_OTHER_WORK: Final = ("--open", "--workers", "--html")
 NUMBERS: Final = (
     *("0", "1", "2", "3", "7", "8", "64", "-1", "1e400", "nan", "inf", "-inf", "1e308", "0.5", "2147483647"),
     *("2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 23, "1" + "0" * 400, "1e-320"),
+    *("1_000", "0x10", "\N{ARABIC-INDIC DIGIT THREE}", "-0", "+1", "1e3", "1,5", "1.", "-1e-9"),
 )
 WORDS: Final = (
     *("", " ", "none", "full", "fsdp", "zb-v", "é", "\udcff", "a" * 5000, "../..", "/dev/zero", "/"),
     *(":", "3:1.5", "[1]", "[[1]]", "0,1", "{", "<b>", "1e400", "null", "auto", "%s", "x=[1]"),
+    *("~", "[]", "{}", "true", "1979-05-27", "07:32:00", "!!binary aGk=", "*a", "&a", "@", "\x1b[31m"),
 )
+WELL_SAID: Final = (
+    *(
+        "0-3",
+        "0,7",
+        "3:1.5",
+        "2 h",
+        "90 s",
+        "$2.50",
+        "16 GiB",
+        "10 GB/s",
+        "1B",
+        "tp=2",
+        "0:2,50:52",
+        "zipf:0.5",
+    ),
+    *(
+        "2026-01-01",
+        "400 gCO2/kWh",
+        "nodes=2",
+        "1e-5 per hour",
+        "4,8,16",
+        "step 3: links 0.5",
+        "8x",
+        "dp:0.5@2-3",
+    ),
+)
+"""What some flags take; changed by a letter, it is nearly right."""
+
 VALUES: Final[tuple[Any, ...]] = (
     *(None, True, -1, 0, 1, 0.5, 1e308, 10**23, 10**400, 2**63, -(2**63), "", "7", "\ud800", [], {}, [[]]),
     *([1, "a"], {"a": {}}, float("nan"), float("inf"), "a" * 5000, [2**80], "[0, 1, ...]", [-1], [None]),
+    *(-0.0, 1e-320, 2**31, -7, 3, "1e400", "\0", "/dev/zero", {"": 0}, [0] * 5000, [[[]]] * 3, [{}], [True]),
+    *({"0": 1}, {"-1": []}, [1.5, 2], ["a"], [[1, 2]], json.loads("[" * 90 + "]" * 90)),
 )
+GZIPPED: Final = b"\x1f\x8b"
 PARTS: Final = (b"[", b"{", b'{"a":', b"(", b"\xff", b"\0", b'"', b"\n", b"<!--")
 
+
+MISPLACED: Final = ("endless", "pipe", "folder", "device", "link to itself")
+"""What a file of a run may be in place of one."""
 
 COMPILED: Final = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 1, "global_batch": 1, "seq_len": 64}
 NOT_FIGURES: Final = {"run", "warnings", "evidence", "failure", "mismatches"}
@@ -185,6 +240,15 @@ def run_folder() -> Path:
     return folder
 
 
+@cache
+def packed_folder() -> Path:
+    """Return a folder of traces in archives."""
+    folder = Path(tempfile.mkdtemp(prefix="foretrace-fuzz-"))
+    for name in ("all.trace.et.zip", "kineto.pt.trace.json.gz"):
+        export(open_run(run_folder() / "simulated"), folder / name)
+    return folder
+
+
 def _leave(folder: Path, rank: int) -> None:
     """Write what a rank leaves that was killed in a collective."""
     row = {"n": 1, "issued_ns": 5, "start_ns": 5, "kind": "all_reduce", "axis": "dp", "dtype": "bf16"}
@@ -207,7 +271,9 @@ def case(number: int, seed: int, folder: Path) -> Case:
         return flags(luck)
     if kind < 0.5:
         return of_run(luck, folder)
-    source = luck.choice(sorted(CORPUS.iterdir()))
+    if kind < 0.55:
+        return asked(luck)
+    source = luck.choice([*sorted(CORPUS.iterdir()), *sorted(packed_folder().iterdir())])
     verbs = next(found for name, found in READERS.items() if name in source.name)
     path = folder / source.name
     path.write_bytes(damaged(source.read_bytes(), luck))
@@ -221,15 +287,47 @@ def of_run(luck: random.Random, folder: Path) -> Case:
     file = luck.choice(sorted(one for one in path.rglob("*") if one.is_file()))
     if luck.random() < 0.4 and (path / "run.json").exists():
         file = path / "run.json"
-    file.write_bytes(damaged(file.read_bytes(), luck))
+    if luck.random() < 0.1:
+        misplace(file, luck.choice(MISPLACED))
+    else:
+        file.write_bytes(damaged(file.read_bytes(), luck))
     words = luck.choice(OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS).split(" ")
     return Case([word.replace("{}", str(path)) for word in words], source.name)
 
 
+def misplace(file: Path, by: str) -> None:
+    """Put one of ``MISPLACED`` where *file* is."""
+    if by == "endless":
+        os.truncate(file, 1 << 40)  # takes no room on the disk
+        return
+    file.unlink()
+    if by == "pipe":
+        os.mkfifo(file)
+    elif by == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to("/dev/zero" if by == "device" else file.name)
+
+
+def asked(luck: random.Random) -> Case:
+    """Return a question to the what-if page, of which some settings are absurd."""
+    path = luck.choice(("figures", "figures", "picture", "best"))
+    given = [("gpus", "8"), ("pp", "1"), ("global_batch", "8"), ("model", "gpt2"), ("seq_len", "64")]
+    for name in luck.sample(sorted(DEFAULTS), luck.randint(1, 3)):
+        names = NAMES.get(name, ())
+        value = luck.choice(names) if names and luck.random() < 0.5 else luck.choice(NUMBERS + WORDS)
+        given.append((name, value))
+    words = (f"{name}={value}".encode(errors="replace").decode() for name, value in given)
+    return Case(["/plan/" + path, *words, *(["--json"] if path != "picture" else [])])
+
+
 def flags(luck: random.Random) -> Case:
-    """Return a verb with some of its flags, of which most values are absurd."""
+    """Return a verb with some of its flags, of which most values are absurd; or one of its arguments is."""
     verb = luck.choice([*BASES, *PARSED])
     words = with_base(verb)
+    own = [at for at in range(len(verb.split()), len(words)) if words[at - 1] != "-o" and words[at][0] != "-"]
+    if own and luck.random() < 0.15:
+        words[luck.choice(own)] = luck.choice(NUMBERS + WORDS)
     options = [one for one in command_of(verb).params if isinstance(one, click.Option) and not one.is_eager]
     for option in luck.sample(options, min(len(options), luck.randint(1, 3))):
         flag = luck.choice([*option.opts, *option.secondary_opts])
@@ -242,6 +340,21 @@ def with_base(verb: str) -> list[str]:
     """Return a verb with the arguments that it takes."""
     words = BASES.get(verb, "").replace("{run}", str(run_folder() / "simulated")).split()
     return [*verb.split(), *(word.replace("{corpus}", str(CORPUS)) for word in words)]
+
+
+def undamaged() -> Iterator[list[str]]:
+    """Yield every command that the fuzzer damages the input or adds flags of, before it does."""
+    for source in sorted(CORPUS.iterdir()):
+        if source.name not in REFUSED:
+            verbs = next(found for name, found in READERS.items() if name in source.name)
+            yield from ([word.replace("{}", str(source)) for word in verb.split()] for verb in verbs)
+    for source in sorted(run_folder().iterdir()):
+        for verb in OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS:
+            if "-o  " not in verb:  # no output's name
+                yield [word.replace("{}", str(source)) for word in verb.split()]
+    for source in sorted(packed_folder().iterdir()):
+        yield ["ingest", str(source), "-o", "taken", "--json"]
+    yield from map(with_base, BASES)
 
 
 def command_of(verb: str) -> click.Command:
@@ -259,7 +372,12 @@ def value_of(option: click.Option, luck: random.Random) -> str:
     """Return a value for *option*, now and then one that it takes."""
     if isinstance(option.type, click.Choice) and luck.random() < 0.7:
         return str(luck.choice(option.type.choices))
-    return luck.choice(NUMBERS if luck.random() < 0.7 else WORDS)
+    kind = luck.random()
+    if kind < 0.2:
+        return (
+            damaged(luck.choice(WELL_SAID).encode(), luck).decode(errors="surrogateescape").replace("\0", "")
+        )
+    return luck.choice(NUMBERS if kind < 0.7 else WORDS)
 
 
 def damaged(data: bytes, luck: random.Random) -> bytes:
@@ -272,7 +390,7 @@ def damaged(data: bytes, luck: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(luck.choice((1, 1, 1, 3, 8))):
         at = luck.randrange(len(changed) + 1)
-        how = luck.randrange(6)
+        how = luck.randrange(7)
         if how == 0 and at < len(changed):
             changed[at] ^= 1 << luck.randrange(8)
         elif how == 1:
@@ -283,13 +401,18 @@ def damaged(data: bytes, luck: random.Random) -> bytes:
             changed[at:at] = changed[at : at + luck.randrange(1, 400)] * luck.choice((1, 2, 50))
         elif how == 4:
             changed[at:at] = luck.choice(PARTS) * luck.choice((1, 3000))
-        else:
+        elif how == 5:
             changed[at:at] = luck.choice(NUMBERS).encode()
+        else:
+            text = bytes(changed).decode("utf-8", "replace")
+            changed[:] = text.encode(luck.choice(("utf-8-sig", "utf-16", "utf-32", "latin-1")), "replace")
     return bytes(changed)
 
 
 def replaced(data: bytes, luck: random.Random) -> bytes:
-    """Return *data* with one or two values of its JSON, or numbers or words of its text, replaced."""
+    """Return *data* with one or two values of its JSON, or numbers or words of its text, others or gone."""
+    if data[:2] == GZIPPED:
+        return gzip.compress(replaced(gzip.decompress(data), luck))
     try:
         document = json.loads(data)
     except ValueError:
@@ -302,7 +425,13 @@ def replaced(data: bytes, luck: random.Random) -> bytes:
     for _ in range(luck.choice((1, 1, 2))):
         if isinstance(document, dict | list) and (places := list(_places(document))):
             holder, key = luck.choice(places)
-            holder[key] = copy.deepcopy(luck.choice(VALUES))  # it may be changed itself, next
+            how = luck.random()
+            if how < 0.1:
+                del holder[key]
+                continue
+            other, name = luck.choice(places)
+            instead = luck.choice(VALUES) if how < 0.8 else other[name]
+            holder[key] = copy.deepcopy(instead)  # it may be changed itself, next
     text = json.dumps(document)
     return (text.replace("0", "1e400", 1) if luck.random() < 0.1 else text).encode()
 
@@ -330,9 +459,14 @@ def tried(number: int, seed: int) -> Iterator[Fault]:
             yield Fault(number, one.words, f"more than {MOST_S} s")
         finally:
             os.chdir(before)
-        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if peak is not None and (peak_bytes := int(peak[1]) * 1024) > MOST_BYTES:
-            yield Fault(number, one.words, f"{peak_bytes / 2**30:.1f} GiB")
+        if (peak := peak_bytes()) > MOST_BYTES:
+            yield Fault(number, one.words, f"{peak / 2**30:.1f} GiB")
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had since it was last forgotten."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
 
 
 def wrong(one: Case) -> Iterator[str]:
@@ -340,7 +474,9 @@ def wrong(one: Case) -> Iterator[str]:
     signal.signal(signal.SIGPROF, _end)  # time of the processor: others may have the machine
     signal.setitimer(signal.ITIMER_PROF, MOST_S)
     try:
-        command, words = (_parsing(one.words), []) if one.parses else (cli.main, one.words)
+        command, words = (cli.main, one.words)
+        if one.parses or one.words[0].startswith("/"):
+            command, words = (_parsing if one.parses else _asking)(one.words), []
         found = CliRunner().invoke(command, words)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -390,6 +526,17 @@ def _parsing(words: list[str]) -> click.Command:
             sys.exit(2)
 
     return parse
+
+
+def _asking(words: list[str]) -> click.Command:
+    """Return a command that prints what the what-if page is answered."""
+
+    @click.command()
+    def ask() -> None:
+        given = dict(word.split("=", 1) for word in words[1:] if word != "--json")
+        click.echo(Planner().routes()[words[0]](Query(given)).body)
+
+    return ask
 
 
 def _refuse(constant: str) -> None:

@@ -44,6 +44,25 @@ def assert_one_line(result: subprocess.CompletedProcess[str], *words: str) -> No
         assert word in lines[0]
 
 
+@pytest.mark.parametrize("words", ["topology list >&-", "topology draw dgx-h100 -o it.html <&- >&- 2>&-"])
+def test_a_stream_that_is_closed_leads_nowhere(words: str, tmp_path: Path) -> None:
+    """A file that is opened has the lowest number that is free: it must not become the output."""
+    command = ["sh", "-c", f"{sys.executable} -m foretrace {words}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(file.read_text().endswith("</html>\n") for file in tmp_path.iterdir())
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    trace = Path(__file__).parent / "corpus" / "kineto.trace.json"
+    words = f"rmdir {tmp_path}/here && {sys.executable} -m foretrace ingest {trace} -o taken"
+    (tmp_path / "here").mkdir()
+    done = subprocess.run(
+        ["sh", "-c", words], capture_output=True, text=True, check=False, cwd=tmp_path / "here"
+    )
+    assert_one_line(done, "the current folder is gone")
+
+
 def test_help_lists_every_verb_and_imports_no_engine() -> None:
     code = (
         "import sys\nfrom foretrace import cli\n"

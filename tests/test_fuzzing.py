@@ -7,47 +7,16 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from tests import fuzzing
-from tests.fuzzing import (
-    BASES,
-    CORPUS,
-    OF_REHEARSALS,
-    OF_RUNS,
-    READERS,
-    Case,
-    prepare,
-    run_folder,
-    tried,
-    with_base,
-    wrong,
-)
+from tests.fuzzing import CORPUS, OF_REHEARSALS, Case, misplace, prepare, run_folder, tried, undamaged, wrong
 
 from foretrace.cli import main
 from foretrace.traces.sealed import Sealed
-
-REFUSED = {
-    *("bomb.yaml", "merged.yaml", "self.yaml", "infinite.ds.json", "huge.ds.json", "layers.config.json"),
-    *("kind.config.json", "memo.trace.pkl"),
-}
-"""What is in the corpus because it was heavy once; all else is whole until it is damaged."""
-
-
-def undamaged() -> Iterator[list[str]]:
-    """Yield every command that the fuzzer damages the input or adds flags of, before it does."""
-    for source in sorted(CORPUS.iterdir()):
-        if source.name not in REFUSED:
-            verbs = next(found for name, found in READERS.items() if name in source.name)
-            yield from ([word.replace("{}", str(source)) for word in verb.split()] for verb in verbs)
-    for source in sorted(run_folder().iterdir()):
-        for verb in OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS:
-            if "-o  " not in verb:  # no output's name
-                yield [word.replace("{}", str(source)) for word in verb.split()]
-    yield from map(with_base, BASES)
 
 
 def test_what_is_damaged_is_answered_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +30,25 @@ def test_what_is_damaged_is_answered_whole(tmp_path: Path, monkeypatch: pytest.M
 def test_damaged_inputs_and_absurd_flags_end_in_one_line_or_an_answer() -> None:
     prepare()
     assert [fault for number in range(200) for fault in tried(number, seed=20)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "verb", "by"),
+    [
+        ("rehearsed/rehearsal/rank-00000/events.arrow", OF_REHEARSALS[0], "pipe"),
+        ("rehearsed/rehearsal/rank-00000/events.arrow", OF_REHEARSALS[0], "endless"),
+        ("killed/ranks/rank-00000.json", "analyze {} --json", "endless"),
+        ("killed/spans/rank-00000.arrows", "analyze {} --json", "endless"),
+        ("recorded/spans/rank-00000.arrow", "analyze {} --json", "endless"),
+    ],
+)
+def test_what_is_no_file_or_has_no_end_is_not_read(name: str, verb: str, by: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_folder() / name.partition("/")[0], run)
+    misplace(run / name.partition("/")[2], by)
+    Path("/proc/self/clear_refs").write_text("5")
+    assert list(wrong(Case(verb.replace("{}", str(run)).split()))) == []
+    assert fuzzing.peak_bytes() < fuzzing.MOST_BYTES
 
 
 TOPOLOGY = f"topology read {CORPUS / 'nccl.wiring.xml'} -o mine.toml".split()

@@ -191,7 +191,8 @@ def check(path: str, *, n_gpus: int | None, as_json: bool) -> None:
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), help="Write a page with a picture to this file."
 )
-def draw(name: str, *, n_gpus: int | None, output: str | None) -> None:
+@click.pass_context
+def draw(ctx: click.Context, name: str, *, n_gpus: int | None, output: str | None) -> None:
     """Draw the fabric of a machine, as text or as an HTML page.
 
     For example: foretrace topology draw dgx-h100 --gpus 32 -o fabric.html
@@ -203,7 +204,7 @@ def draw(name: str, *, n_gpus: int | None, output: str | None) -> None:
     if output is None:
         click.echo("\n".join(lines(cluster)))
         return
-    _write(output, page(cluster))
+    ctx.obj(output, page(cluster))
     click.echo(f"{output}: {cluster.n_gpus} GPUs of {cluster.name}")
 
 
@@ -214,7 +215,8 @@ def draw(name: str, *, n_gpus: int | None, output: str | None) -> None:
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the machine to this TOML file.")
 @_JSON
-def read(path: str, *, device: str, output: str | None, as_json: bool) -> None:
+@click.pass_context
+def read(ctx: click.Context, path: str, *, device: str, output: str | None, as_json: bool) -> None:
     """Read a machine from NCCL's topology XML or `nvidia-smi topo -m`.
 
     For example: nvidia-smi topo -m > topo.txt; foretrace topology read topo.txt -o mine.toml
@@ -223,7 +225,7 @@ def read(path: str, *, device: str, output: str | None, as_json: bool) -> None:
 
     text = to_toml(discover(path), device)
     if output is not None:
-        _write(output, text)
+        ctx.obj(output, text)
     if as_json:
         click.echo(json_text({"machine": tomllib.loads(text), "toml": text, "file": output}))
     elif output is None:
@@ -234,30 +236,6 @@ def read(path: str, *, device: str, output: str | None, as_json: bool) -> None:
 
 def _count(n: int, what: str, plural: str = "s") -> str:
     return f"{n} {what}{'' if n == 1 else plural}"
-
-
-def _write(path: str, text: str) -> None:
-    """Write *text* to the file *path*, in place of one that is there: all of it or nothing."""
-    import os
-    from pathlib import Path
-
-    from foretrace.topologies.errors import CatalogError
-
-    target = Path(path)
-    final = target.resolve()  # where it is a link, what that leads to is replaced
-    fresh = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and not target.is_file():  # a pipe or a device
-            target.write_text(text, encoding="utf-8")
-            return
-        try:
-            fresh.write_text(text, encoding="utf-8")
-            fresh.replace(final)
-        finally:
-            fresh.unlink(missing_ok=True)
-    except OSError as error:
-        raise CatalogError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 _DISTANCE: Mapping[str, str] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,9 +30,10 @@ def stdout(*, highlight: bool = False) -> Console:
     in a terminal. Names of pictures (``:100:``) are not replaced: a line of a script may be written so.
     """
     if sys.stdout.isatty():
-        return Console(highlight=highlight, emoji=False)
+        return Console(width=shutil.get_terminal_size().columns, highlight=highlight, emoji=False)
     file = cast("IO[str]", _Unpadded(sys.stdout))
-    width = None if "COLUMNS" in os.environ else FILE_WIDTH
+    asked = os.environ.get("COLUMNS", "")
+    width = None if asked.isdecimal() and int(asked) else FILE_WIDTH
     return Console(file=file, width=width, highlight=highlight, emoji=False)
 
 

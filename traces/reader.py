@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs, ipc
 
-from foretrace.door import parse, shaped
+from foretrace.door import MOST_BYTES, parse, shaped
 from foretrace.traces.errors import RunError, TimelineError, reason
 from foretrace.traces.info import RunInfo, merged, rank_list
 from foretrace.traces.notebook import run_html
@@ -185,22 +185,23 @@ class _Reader:
 
     def _stream(self, path: str, who: str) -> pa.Table | None:
         """Return the readable prefix of a stream; None and a note if not even one batch is complete."""
-        with self._fs.open_input_file(path) as file:
-            source = pa.BufferReader(file.read_buffer())
-        if not source.size():
-            self._notes.append(f"{who} has written nothing yet")
-            return None
         places: list[tuple[int, int]] = []
-        # One by one, so that those before an error are kept.
-        try:
-            for place in segments(source):
-                places.append(place)
-            end = source.tell()
-        except (OSError, pa.ArrowException) as error:
-            if not places and not _starts_like_a_stream(source):
-                raise RunError(f"{path} is not an Arrow stream: {reason(error)}") from error
-            end = places[-1][1] if places else 0
-        if (left := source.size() - end) > 0:
+        with self._source(path) as source:
+            if not (size := source.size()):
+                self._notes.append(f"{who} has written nothing yet")
+                return None
+            # One by one, so that those before an error are kept.
+            try:
+                for place in segments(source):
+                    places.append(place)
+                end = source.tell()
+            except (OSError, pa.ArrowException) as error:
+                if not places and not _starts_like_a_stream(source):
+                    raise RunError(f"{path} is not an Arrow stream: {reason(error)}") from error
+                end = places[-1][1] if places else 0
+            source.seek(0)
+            data = pa.py_buffer(source.read(end))  # a copy, as a recorder removes the file once it is done
+        if (left := size - end) > 0:
             self._notes.append(
                 f"{who}: {len(places)} batches read, the last {left} bytes are an incomplete batch, "
                 "or damaged, and were left out"
@@ -209,9 +210,8 @@ class _Reader:
             self._notes.append(f"{who} has written no span")
         if not places:
             return None
-        source.seek(0)
         try:
-            schema, batches, is_sealed = read_batches(source.read_buffer(), places)
+            schema, batches, is_sealed = read_batches(data, places)
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{path} is damaged: {reason(error)}; {WAY_OUT}") from error
         _refuse_newer(schema, path)
@@ -232,7 +232,11 @@ class _Reader:
 
     def _info(self, path: str) -> RunInfo:
         with self._fs.open_input_stream(path) as stream:
-            contents = stream.read()
+            contents = stream.read(MOST_BYTES + 1)  # a file can state any size, and take no room
+        if len(contents) > MOST_BYTES:
+            raise RunError(
+                f"{path} is larger than {MOST_BYTES >> 20} MiB, the most that is read of such a file"
+            )
         try:
             return RunInfo.from_json(contents.decode(), path)
         except UnicodeDecodeError as error:
@@ -314,7 +318,7 @@ def _refuse_newer(schema: pa.Schema, name: str) -> None:
         )
 
 
-def _starts_like_a_stream(source: pa.BufferReader) -> bool:
+def _starts_like_a_stream(source: pa.NativeFile) -> bool:
     """Whether *source* begins with the marker of an Arrow stream, and could be a stream cut short."""
     source.seek(0)
     start = source.read(4)

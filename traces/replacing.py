@@ -13,36 +13,36 @@ import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from foretrace.traces.errors import LeftoverWarning, RunError, reason
 from foretrace.traces.info import Process
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Give the path of a new file, which takes the place of *target* when all of it is written.
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """Give a new file, open to be written, which takes the place of *target* when all of it is written.
 
     Until then, and if writing fails, *target* stays as it was. Where it is a link, what it leads to is
     replaced. A pipe, a terminal or a device such as ``/dev/null`` has no place to take: it is written itself.
     Folders on the way to *target* that do not exist are made.
 
     Raises:
-        OSError: the file cannot be made or put in its place.
+        OSError: the file cannot be made or put in its place, or a link of another user's leads to it.
     """
     if not target.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     if target.exists() and not target.is_file() and not target.is_dir():
-        yield target
+        with target.open("wb") as file:
+            yield file
         return
-    final = target.resolve() if target.is_symlink() else target
+    final = _led_to(target)
     _make_folder(final.parent)
     fresh = _beside(final)
     try:
-        os.close(
-            os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        )  # no link of others' is followed
-        yield fresh
+        # Made and opened in one: who can write to the folder could put a link in place of a name.
+        with fresh.open("xb") as file:
+            yield file
         fresh.replace(final)
     except OSError as error:
         if error.filename is None:  # as where the disk is full
@@ -51,6 +51,25 @@ def replacing(target: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
+
+
+def _led_to(target: Path) -> Path:
+    """Return where *target*, perhaps a link, leads; raise OSError if others say where.
+
+    In a folder for all the system follows no link of another user's either.
+    """
+    for _ in range(_MOST_LINKS):
+        if not target.is_symlink():
+            return target
+        if target.lstat().st_uid not in (0, os.getuid()):
+            raise PermissionError(
+                errno.EPERM, "a link of another user's; remove it or give another name", str(target)
+            )
+        target = target.parent / target.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
+
+
+_MOST_LINKS: Final = 40  # as the system follows
 
 
 @contextmanager
@@ -119,7 +138,7 @@ def _complete(scratch: Path, target: Path) -> None:
 def _discard(scratch: Path, target: Path) -> None:
     """Remove a scratch folder of *target*; it stays where something of the user's cannot be put back."""
     with suppress(OSError):
-        if scratch.stat().st_uid == os.getuid():  # what others put there comes nowhere else
+        if scratch.lstat().st_uid == os.getuid():  # what others put there, or lead to, comes nowhere else
             _complete(scratch, target)
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyarrow import ipc
 
+from foretrace.door import check_regular
 from foretrace.traces.errors import RunError, reason
 
 KEY: Final = b"foretrace.checksum"
@@ -103,9 +104,15 @@ def read_file(source: str | Path | pa.NativeFile, name: str = "") -> tuple[pa.Ta
     """
     name = name or str(source)
     try:
-        file = source if isinstance(source, pa.NativeFile) else pa.memory_map(str(source))
+        if isinstance(source, pa.NativeFile):
+            file = source
+        else:
+            check_regular(source, RunError)
+            file = pa.memory_map(str(source))
         file.seek(0)
         data = file.read_buffer()
+        if data.slice(max(0, data.size - len(ARROW_MAGIC))).to_pybytes() != ARROW_MAGIC:
+            raise pa.ArrowInvalid("its end is missing")  # nothing is summed that a file only pretends to hold
         said = look(data)
         if not said.is_whole:
             raise RunError(f"{name} is damaged: its checksum differs; {WAY_OUT}")
@@ -142,7 +149,7 @@ class Pieces:
         """Do nothing."""
 
 
-def segments(source: pa.BufferReader) -> Iterator[tuple[int, int]]:
+def segments(source: pa.NativeFile) -> Iterator[tuple[int, int]]:
     """Yield where each batch of a stream lies, with the dictionaries, or the schema, before it.
 
     Nothing is decoded.

@@ -231,9 +231,8 @@ def write_atomically(target: Path, text: str) -> None:
     if not target.name:
         raise RunError(f"cannot write '{target}': that is a folder")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as fresh:
-            fresh.write_text(text, encoding="utf-8")
+        with replacing(target) as file:
+            file.write(text.encode())
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -48,7 +49,7 @@ def choose(
     if name.endswith("compiled"):
         require_numba(f"the {name} engine", f", or --engine {'event' if name == 'compiled' else 'contended'}")
     if name == "auto":
-        fast = n_tasks >= WORTH_LOADING and find_spec("numba") is not None
+        fast = n_tasks >= WORTH_LOADING and not why_not_compiled()
         name = ("contended-compiled" if fast else "contended") if links else "compiled" if fast else "event"
     engine = import_module(f"{__name__}.{name.replace('-', '_')}")
     if name.endswith("compiled"):
@@ -59,12 +60,25 @@ def choose(
 
 
 def require_numba(what: str, otherwise: str = "") -> None:
-    """Raise EngineError, in words, if *what* needs numba and it is not installed.
+    """Raise EngineError, in words, if *what* needs numba and it is not installed, or not to be loaded here.
 
     Whoever tries many jobs and leaves out the impossible ones asks before the first: that an engine is
     missing says nothing about a job.
 
     *what*: what is asked for, e.g. ``"a search"``. *otherwise*: what to do instead, if anything.
     """
+    if why := why_not_compiled():
+        raise EngineError(f"{what} needs numba{why}{otherwise}")
+
+
+def why_not_compiled() -> str:
+    """Return why the compiled engines cannot be used, as what follows the word numba; empty if they can."""
     if find_spec("numba") is None:
-        raise EngineError(f"{what} needs numba: pip install numba{otherwise}")
+        return ": pip install numba"
+    # numba obeys such a file, also about the folders of compiled code to load, whoever has put it there.
+    if Path(_OBEYED).is_file():
+        return f", which obeys {Path(_OBEYED).absolute()}, that may have it run any code: start elsewhere"
+    return ""
+
+
+_OBEYED: Final = ".numba_config.yaml"

@@ -18,6 +18,7 @@ from typing import Final
 from foretrace.door import read_text
 from foretrace.simulator.errors import ScheduleError
 from foretrace.simulator.schedules.actions import Action, Plan, holders
+from foretrace.traces.writer import write_atomically
 
 _ACTION: Final = re.compile(r"(\d+)([FBIW])(\d+)")
 _PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
@@ -26,13 +27,11 @@ _PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
 def write_csv(path: str | Path, plan: Plan, pairs: Collection[Action] = ()) -> None:
     """Write *plan* to *path*; the forwards in *pairs* together with the backward after each.
 
-    Raises ScheduleError if the file cannot be written.
+    Raises RunError if the file cannot be written.
     """
-    try:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(_cells(actions, pairs) for actions in plan)
-    except OSError as error:
-        raise ScheduleError(f"{path} cannot be written: {error.strerror or error}") from None
+    text = io.StringIO()
+    csv.writer(text).writerows(_cells(actions, pairs) for actions in plan)
+    write_atomically(Path(path), text.getvalue())
 
 
 def _cells(actions: Sequence[Action], pairs: Collection[Action]) -> Iterator[str]:

@@ -166,8 +166,8 @@ def write_page(path: str | Path, found: Validation) -> Path:
     if not found.rows:
         raise TableError(f"{target}: no row was simulated, so there is nothing to draw")
     try:
-        with replacing(target) as fresh:
-            fresh.write_text(page(found), encoding="utf-8")
+        with replacing(target) as file:
+            file.write(page(found).encode())
     except OSError as error:
         raise TableError(f"{target} cannot be written: {error.strerror or error}") from None
     return target

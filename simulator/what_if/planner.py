@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from foretrace.door import as_table, parse
 from foretrace.simulator.builder.stages import job_plan
 from foretrace.simulator.config import job_from
+from foretrace.simulator.engine import why_not_compiled
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.framework import framework_names
 from foretrace.simulator.job import PRECISIONS, RECOMPUTES, Job
@@ -317,7 +317,7 @@ class Planner:
         if key not in self._planned:
             job = job_of(given)
             tell = None if check is None else lambda _: check()
-            simulation = simulate(job, tell, engine="compiled" if find_spec("numba") else "event")
+            simulation = simulate(job, tell, engine="event" if why_not_compiled() else "compiled")
             price = _price(given["price"], job)
             self._planned[key] = Planned(job=job, simulation=simulation, run=simulation.run, price=price)
             # The oldest one goes; a dict is in order of insertion.

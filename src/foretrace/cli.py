@@ -15,11 +15,12 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO, cast
 
 import click
 
@@ -108,6 +109,11 @@ def _time_rehearsal(path: str, settings: Mapping[str, Any], **wanted: Any) -> An
 def _diagnose_dumps(paths: Sequence[str]) -> Any:
     """Return what dumps of PyTorch's flight recorder tell, which the tracer reads; None for other files."""
     return _module("tracer.ingest.flight").diagnose(paths)
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file for the package of machines, which knows no other."""
+    _module("traces.writer").write_atomically(Path(path), text)
 
 
 def _device(hardware: str, memory_bytes: int) -> dict[str, Any]:
@@ -211,6 +217,8 @@ class Verbs(click.Group):
         if cmd_name == "topology" and isinstance(command, click.Group) and "detect" not in command.commands:
             command.add_command(_module("tracer.cli").detect, "detect")
             command.add_command(_module("simulator.network.cli").cost, "cost")
+        if cmd_name == "topology":
+            command.context_settings["obj"] = _write
         if cmd_name == "rehearse":
             command.context_settings["obj"] = {"check": _check_machine, "time": _time_rehearsal}
         if cmd_name == "analyze":
@@ -254,7 +262,20 @@ class Verbs(click.Group):
         """Run the command line; a mistake a user can make becomes one line on stderr and exit status 2."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        _replace_closed()
         _replace_unprintable()
+        shown, told = cast("TextIO", _Shown(sys.stdout)), cast("TextIO", _Shown(sys.stderr))
+        with redirect_stdout(shown), redirect_stderr(told):
+            return self._run(args, prog_name, complete_var, extra)
+
+    def _run(
+        self,
+        args: Sequence[str] | None,
+        prog_name: str | None,
+        complete_var: str | None,
+        extra: dict[str, Any],
+    ) -> NoReturn:
+        """Run the command line, and exit."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("default", LeftoverWarning)
@@ -279,6 +300,8 @@ class Verbs(click.Group):
             _forget_output()
             sys.exit(141)  # 128 + SIGPIPE, as a shell reports it
         except OSError as error:
+            if error.filename is None and error.errno == errno.ENOENT:  # as the system says of it
+                _fail("the current folder is gone: start in another one")
             # An error that names no file is no fault of a path that a user gave: it keeps its traceback.
             if error.filename is None and error.errno not in _NO_ROOM:
                 raise
@@ -295,6 +318,33 @@ def _said(error: click.UsageError) -> str:
     if isinstance(group, click.Group) and message.startswith("No such command"):
         return f"{message.partition('.')[0]}: one of {', '.join(group.commands)}"
     return message
+
+
+class _Shown:
+    """A stream on which what files say gives a terminal no orders: only colours and progress lines do.
+
+    A name in a run could otherwise change the title of a window, or what its user pastes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(_ORDER.sub(lambda found: repr(found[0])[1:-1], text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:  # whatever a stream has
+        return getattr(self._stream, name)
+
+
+_ORDER: Final = re.compile(r"\x1b(?!\[[0-9;?]*[mAGKhl])|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+
+
+def _replace_closed() -> None:
+    """Lead standard streams that are closed (``>&-``) nowhere; files would be opened in their places."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the end
 
 
 def _replace_unprintable() -> None:
@@ -320,7 +370,8 @@ def _forget_output() -> None:
 
 def _fail(message: str) -> NoReturn:
     """Print *message* as one line on stderr and exit with status 2."""
-    click.echo("Error: " + " ".join(message.split()), err=True)
+    with suppress(OSError):  # where nobody can be told
+        click.echo("Error: " + " ".join(message.split()), err=True)
     sys.exit(2)
 
 

@@ -56,14 +56,22 @@ def read_bytes(path: str | Path, error: Error, most_bytes: int = MOST_BYTES) -> 
 
 def open_regular(path: str | Path, error: Error) -> Any:
     """Open a file for reading. Raises *error* for a device, a pipe or a socket, OSError as ``open``."""
-    try:  # before it is opened: opening a pipe waits for its writer
+    check_regular(path, error)
+    return Path(path).open("rb")
+
+
+def check_regular(path: str | Path, error: Error) -> None:
+    """Raise *error* for a device, a pipe or a socket, OSError for what is not there.
+
+    Before it is opened: opening a pipe waits for its writer.
+    """
+    try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - a path may be a text with NUL
     except ValueError:
         raise error(f"{str(path)!r}: no path holds the character NUL") from None
     # A folder passes: opening it fails with the system's own words.
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise error(f"{path} is a device, a pipe or a socket; give a file")
-    return Path(path).open("rb")
 
 
 def read_text(path: str | Path, error: Error, most_bytes: int = MOST_BYTES) -> str:

@@ -306,6 +306,15 @@ def test_without_numba_everything_runs_on_the_event_engine(monkeypatch: pytest.M
         choose("compiled", 1)
 
 
+def test_a_folder_gives_numba_no_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file in the current folder could name compiled code to load, which may do anything."""
+    (tmp_path / ".numba_config.yaml").write_text("cache_dir: taken")
+    monkeypatch.chdir(tmp_path)
+    assert choose("auto", 10**9) is event
+    with pytest.raises(EngineError, match=r"numba_config\.yaml, .*: start elsewhere, or --engine event"):
+        choose("compiled", 1)
+
+
 SAYS = (
     "from foretrace.simulator.engine import choose; "
     "from foretrace.simulator.search.schedule_program import schedule_program; "

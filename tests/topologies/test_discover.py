@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from foretrace.cli import main
 from foretrace.topologies.catalog import load_cluster
-from foretrace.topologies.cli import topology
 from foretrace.topologies.discover import discover, to_toml
 from foretrace.topologies.discover.matrix import from_matrix
 from foretrace.topologies.errors import CatalogError
@@ -163,13 +163,13 @@ def test_another_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
 def test_the_verb_writes_a_machine_that_checks(tmp_path: Path) -> None:
     source, target = written(tmp_path, SWITCHED), tmp_path / "mine.toml"
     runner = CliRunner()
-    printed = runner.invoke(topology, ["read", str(source)], catch_exceptions=False).stdout
+    printed = runner.invoke(main, ["topology", "read", str(source)], catch_exceptions=False).stdout
     assert printed.startswith('device = "h100-sxm" # 18 NVLinks: an H100;')
     assert "\ngpus_per_node = 4\n" in printed
     target.write_text("an older machine", encoding="utf-8")
-    runner.invoke(topology, ["read", str(source), "-o", str(target)], catch_exceptions=False)
+    runner.invoke(main, ["topology", "read", str(source), "-o", str(target)], catch_exceptions=False)
     assert {*tmp_path.iterdir()} == {source, target}
-    checked = runner.invoke(topology, ["check", str(target)], catch_exceptions=False)
+    checked = runner.invoke(main, ["topology", "check", str(target)], catch_exceptions=False)
     assert "4 GPUs in 1 NVLink domain," in checked.stdout
 
 
@@ -177,9 +177,11 @@ def test_the_machine_as_one_json_object(tmp_path: Path) -> None:
     """With and without a file to write: the same machine as the TOML holds, and the TOML itself."""
     source, target = written(tmp_path, SWITCHED), tmp_path / "mine.toml"
     runner = CliRunner()
-    text = runner.invoke(topology, ["read", str(source)], catch_exceptions=False).stdout
+    text = runner.invoke(main, ["topology", "read", str(source)], catch_exceptions=False).stdout
     for words, file in (([], None), (["-o", str(target)], str(target))):
-        done = runner.invoke(topology, ["read", str(source), "--json", *words], catch_exceptions=False)
+        done = runner.invoke(
+            main, ["topology", "read", str(source), "--json", *words], catch_exceptions=False
+        )
         assert json.loads(done.stdout) == {"machine": tomllib.loads(text), "toml": text, "file": file}
         assert done.stdout.count("\n") == 1
     assert target.read_text(encoding="utf-8") == text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +14,8 @@ from rich.table import Table
 
 from foretrace.cli import main
 from foretrace.traces.console import FILE_WIDTH, stdout, telling
+from foretrace.traces.run import Run
+from foretrace.traces.store import write_run
 
 JOB = "simulate --model llama2-7b --cluster dgx-h100 --gpus 8 --tp 8 --global-batch 2".split()
 SEARCH = "search --model llama2-7b --cluster dgx-h100 --gpus 8 --global-batch 8 --top 3".split()
@@ -42,6 +46,27 @@ def test_the_environment_sets_another_width(columns: int, monkeypatch: pytest.Mo
     assert stdout().width == columns
     monkeypatch.setattr(sys, "stdout", _Terminal())
     assert stdout().width == columns
+
+
+def test_no_width_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    for file in (io.StringIO(), _Terminal()):
+        monkeypatch.setattr(sys, "stdout", file)
+        assert stdout().width > 20
+
+
+def test_what_a_run_says_gives_a_terminal_no_orders(pipeline_run: Run, tmp_path: Path) -> None:
+    """Not to change the title of its window, nor what its user pastes; a colour is harmless."""
+    write_run(
+        tmp_path / "run",
+        replace(pipeline_run.info, name="red\x1b[31m \x1b]0;title\x9b2J"),
+        pipeline_run.spans(),
+    )
+    for words in (["analyze", str(tmp_path / "run")], ["compare", *[str(tmp_path / "run")] * 2]):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, done.output
+        assert r"\x1b]0;title\x9b2J" in done.stdout
+        assert not set("\x1b\x9b") & set(done.stdout.replace("\x1b[31m", ""))
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -22,15 +22,15 @@ from foretrace.traces.run import Run
 
 
 def written(target: Path, text: str) -> None:
-    with replacing(target) as fresh:
-        fresh.write_text(text)
+    with replacing(target) as file:
+        file.write(text.encode())
 
 
 def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     target.write_text("old")
-    with replacing(target) as fresh:
-        fresh.write_text("new")
+    with replacing(target) as file:
+        file.write(b"new")
         assert target.read_text() == "old"
     assert target.read_text() == "new"
     assert list(tmp_path.iterdir()) == [target]
@@ -68,6 +68,49 @@ def test_a_link_stays_one_and_leads_to_the_new_file(tmp_path: Path, *, there: bo
     assert target.is_symlink()
     assert kept.read_text() == "new"
     assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_what_others_put_in_place_of_a_new_file_is_not_written_to(tmp_path: Path) -> None:
+    """Who can write to its folder can take its name, and lead it to a file that only this user can write."""
+    mine, target = tmp_path / "mine", tmp_path / "page.html"
+    mine.write_text("kept")
+    with replacing(target) as file:
+        Path(file.name).unlink()
+        Path(file.name).symlink_to(mine)
+        file.write(b"new")
+    assert mine.read_text() == "kept"
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_link_of_another_user_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, between: bool
+) -> None:
+    mine, target, theirs = tmp_path / "mine", tmp_path / "page.html", tmp_path / "theirs"
+    mine.write_text("kept")
+    target.symlink_to(theirs if between else mine)
+    theirs.symlink_to(mine)
+    _give_away(theirs if between else target, monkeypatch)
+    with pytest.raises(PermissionError, match="a link of another user's"):
+        written(target, "new")
+    done = CliRunner().invoke(main, ["topology", "draw", "dgx-h100", "--gpus", "8", "-o", str(target)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+    assert mine.read_text() == "kept"
+    assert {*tmp_path.iterdir()} == {mine, target, theirs}
+
+
+def _give_away(link: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have *link* belong to somebody else."""
+    if os.getuid() == 0:
+        os.lchown(link, 1, -1)
+    else:  # who cannot give it away is somebody else
+        monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+
+
+def test_a_link_that_leads_to_itself_is_one_line(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    target.symlink_to(target)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        written(target, "new")
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
@@ -114,8 +157,8 @@ def test_what_can_be_no_file_is_known_before(target: str, tmp_path: Path) -> Non
 
 def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "page.html"
-    with replacing(target) as fresh, scratch_folder(target) as scratch:
-        fresh.write_text("new")
+    with replacing(target) as file, scratch_folder(target) as scratch:
+        fresh = Path(file.name)
         own, gone = f"-{os.getpid()}-", "-4194304-"  # above every pid
         dead = [tmp_path / one.name.replace(own, gone) for one in (fresh, scratch)]
         dead[0].write_text("half of it")
@@ -142,8 +185,8 @@ def test_what_another_machine_of_the_same_name_left_is_named(
     """One container or start of a machine cannot know which processes of another one live."""
     target = tmp_path / "page.html"
     monkeypatch.setattr(Process, "here", lambda: Process(host="node", namespace=namespace, pid=4194304))
-    with replacing(target) as fresh:
-        fresh.write_text("new")
+    with replacing(target) as file:
+        fresh = Path(file.name)
         monkeypatch.setattr(Process, "here", lambda: Process(host="node", namespace="pid:[1]@x", pid=1))
         with pytest.warns(LeftoverWarning, match=rf"{fresh.name} is written on node, which cannot"):
             written(target, "newer")

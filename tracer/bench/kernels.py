@@ -8,6 +8,7 @@ suit.
 from __future__ import annotations
 
 import csv
+import io
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from foretrace.tracer.errors import RecordError, need_torch
+from foretrace.traces.writer import write_atomically
 
 MIN_S: Final = 0.25  # least time spent on one figure, so that a busy moment of the machine does not decide it
 
@@ -419,13 +421,13 @@ def bench(
 
 
 def write_table(measured: Bench, path: Path) -> None:
-    """Write the rows as a CSV table with an id each."""
+    """Write the rows as a CSV table with an id each. Raises RunError if it cannot be written."""
     rows = [{"id": f"bench-{at:03}", **asdict(one)} for at, one in enumerate(measured.kernels, start=1)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows({key: "" if value == 0 else value for key, value in row.items()} for row in rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows({key: "" if value == 0 else value for key, value in row.items()} for row in rows)
+    write_atomically(path, text.getvalue())
 
 
 def _check(device: str, dtype: str) -> None:

@@ -78,7 +78,7 @@ def export(
     if absent := set(chosen) - set(run.ranks):
         raise RunError(f"no rank {rank_list(absent)} in {run.path}; it has ranks {rank_list(run.ranks)}")
     try:
-        with replacing(target) as fresh, fresh.open("wb") as file:
+        with replacing(target) as file:
             if target.suffix == ".gz":
                 with gzip.open(file, "wb", compresslevel=6) as packed:
                     writer(run, chosen, packed)  # type: ignore[arg-type]  # GzipFile is a binary file

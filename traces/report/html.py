@@ -94,8 +94,8 @@ def write_whole(target: Path, text: str) -> Path:
         ReportError: *target* cannot be written.
     """
     try:
-        with replacing(target) as fresh:
-            fresh.write_text(text, "utf-8")
+        with replacing(target) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ReportError(f"cannot write {target}: {reason(error)}") from error
     return target
