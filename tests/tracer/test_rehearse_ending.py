@@ -101,7 +101,7 @@ PRINTS = """
 print(f"{loss:.2f}", "%d %.1f" % (number, loss), float(loss), 2 * number // 3, round(number, 2), -number)
 print(math.ceil(loss), math.trunc(number))
 print(math.exp(loss), np.float64(2) / number, abs(number) ** 0.5, json.dumps(number))
-print(loss.numpy(), max([number]))
+print(loss.numpy(), np.array(loss, copy=True), max([number]))
 if not math.isfinite(loss) or number != number or np.isnan(number) or loss > float("inf"):
     sys.exit(3)
 if number < best:
@@ -125,9 +125,10 @@ NEEDS = {
     "a mask": "rows[rows > loss]",
 }
 NUMBERS = """
-import json, math, sys
+import json, math, sys, warnings
 import numpy as np
 import torch
+warnings.simplefilter("ignore", DeprecationWarning)  # of an ``__array__`` without ``copy``, as torch's
 
 model = torch.nn.Linear(4, 4).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

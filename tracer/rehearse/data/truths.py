@@ -86,7 +86,7 @@ ADDS: Final = frozenset({"add", "append", "extend", "insert", "update"})
 
 @lru_cache(maxsize=1024)
 def passing(name: str, line: int) -> bool | None:
-    """Return the answer for the condition in *line* of the file *name* that neither ends the script nor prints.
+    """Return the answer by which the condition in *line* of a file neither ends the script nor prints.
 
     None if the line is in no such check, or if it has several conditions that could be meant.
     """
