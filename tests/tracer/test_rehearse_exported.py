@@ -28,7 +28,8 @@ class Masked(nn.Module):
         self.register_buffer("mask", torch.ones({WIDTH}))
 
     def forward(self, x):
-        return self.linear(x).masked_fill(self.mask.bool(), 0.0)
+        left, right = self.linear(x).masked_fill(self.mask.bool(), 0.0).chunk(2, dim=-1)
+        return torch.cat((left, right), dim=-1)
 
 
 dist.init_process_group("nccl")

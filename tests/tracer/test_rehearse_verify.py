@@ -74,6 +74,21 @@ def test_a_rehearsal_agrees_with_a_recording_of_the_same_command(tmp_path: Path)
     assert found["communication"]["a"]["all_reduce"] == 2 * (STEPS - 1)
 
 
+RESUMES = """
+    own = f"{__file__}.{dist.get_rank()}"
+    if globals().setdefault("resumes", os.path.exists(own)):
+        break
+    torch.save({}, own)
+"""
+
+
+def test_the_one_run_does_not_resume_from_the_checkpoints_of_the_other(tmp_path: Path) -> None:
+    """A script that finds checkpoints does other steps than one that begins."""
+    done = verified(tmp_path, RESUMES.strip(), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["compared"][0]["recorded"] == str(STEPS)
+
+
 def test_what_differs_is_said_and_is_the_exit_status(tmp_path: Path) -> None:
     """A loss that only the real run averages: its calls, and the bytes of these."""
     done = verified(tmp_path, "is_real and dist.all_reduce(loss.detach())")
@@ -86,7 +101,7 @@ def test_what_differs_is_said_and_is_the_exit_status(tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_is_one_line_and_status_2(tmp_path: Path) -> None:
-    done = verified(tmp_path, "raise ValueError('nothing works')")
+    done = verified(tmp_path, "assert not is_real, 'nothing works'")
     assert done.returncode == 2
     assert "it fails on processors" in done.stderr.splitlines()[-1]
     assert not done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretrace.tracer.rehearse.words import explain, place
+from foretrace.tracer.rehearse.words import ending, explain, place
 
 
 def test_an_error_inside_the_standard_library_is_at_the_line_that_called_it(tmp_path: Path) -> None:
@@ -16,6 +16,38 @@ def test_an_error_inside_the_standard_library_is_at_the_line_that_called_it(tmp_
     with pytest.raises(json.JSONDecodeError) as raised:
         runpy.run_path(str(script))
     assert place(raised.value) == "script.py:3"
+
+
+def test_an_error_inside_compiled_code_is_at_the_line_that_called_it(tmp_path: Path) -> None:
+    """NumPy's compiled files are in tracebacks by the names of their sources."""
+    script = tmp_path / "script.py"
+    script.write_text('import numpy as np\n\nnp.random.seed("a")\n', encoding="utf-8")
+    with pytest.raises(TypeError) as raised:
+        runpy.run_path(str(script))
+    assert place(raised.value) == "script.py:3"
+
+
+def test_what_a_library_has_caught_itself_is_at_the_line_that_ended_the_script(tmp_path: Path) -> None:
+    """As ``argparse`` does with an argument that it does not take."""
+    script = tmp_path / "script.py"
+    lines = ("import argparse", "parser = argparse.ArgumentParser()", 'parser.add_argument("--n", type=int)')
+    script.write_text("\n".join((*lines, 'parser.parse_args(["--n", "b"])\n')), encoding="utf-8")
+    with pytest.raises(SystemExit) as raised:
+        runpy.run_path(str(script))
+    assert ending(raised.value, {"log": "log"}).startswith(
+        "script.py:4: ArgumentError: argument --n: invalid"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("torch._six", "torch is installed here, but has no torch._six: install a version that has it"),
+        ("nobody.has", "nobody.has is not installed here: install it"),
+    ],
+)
+def test_a_part_that_an_installed_package_lacks_is_not_to_be_installed(name: str, said: str) -> None:
+    assert said in explain(ModuleNotFoundError(f"No module named {name!r}", name=name), {"log": "log"})
 
 
 class Net(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from foretrace.tracer.importing import Expectation
@@ -25,6 +26,9 @@ def replaces(*owners: Any, name: str = "") -> Callable[[Callable[..., Any]], Cal
     def put(function: Callable[..., Any]) -> Callable[..., Any]:
         called = name or function.__name__
         original = getattr(owners[0], called)
+        # Python names a function in its errors, and NumPy reads those of ``__array__``.
+        if isinstance(function, FunctionType):
+            function.__qualname__ = str(getattr(original, "__qualname__", called))
 
         @functools.wraps(original)
         def instead(*args: Any, **kwargs: Any) -> Any:

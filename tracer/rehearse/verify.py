@@ -1,4 +1,4 @@
-"""Records a small command on processors, rehearses the same, and compares all but times."""
+"""Rehearses a small command, records the same on processors, and compares all but times."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Verified:
 
 
 def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Verified:
-    """Record the command of *asked* on as many processes as its world has, and rehearse it in all ranks.
+    """Rehearse the command of *asked* in all ranks, and record it on as many processes as its world has.
 
     Args:
-        asked: what to rehearse; its ranks and steps are those of the recording.
+        asked: what to rehearse; its ranks and steps are chosen here.
         folder: receives ``recorded`` and ``rehearsed``, two run directories.
         progress: told about each phase.
 
@@ -78,6 +78,9 @@ def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Veri
         RecordError: it cannot be started or recorded.
     """
     n, recorded = asked.world_size, folder / "recorded"
+    # First the rehearsal, which leaves no checkpoints: a script that finds some goes on from there.
+    wanted = replace(asked, ranks=tuple(range(n)), warmup=0, steps=MOST_STEPS, local_world_size=n)
+    found = rehearse(wanted, folder / "rehearsed", progress)
     if progress is not None:
         progress(f"recording on {n} processes")
     with no_empty_folders(recorded):
@@ -92,13 +95,6 @@ def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Veri
             f"--verify {n}: the command started {run.info.world_size} processes; give it as many, such as "
             f"torchrun --nproc-per-node {n}"
         )
-    n_steps = len(_steps(run))
-    limit = min(n_steps, MOST_STEPS)
-    # One step more than was recorded, to see that there is none; not where only some are compared.
-    wanted = replace(
-        asked, ranks=tuple(range(n)), warmup=0, steps=max(limit + (limit == n_steps), 1), local_world_size=n
-    )
-    found = rehearse(wanted, folder / "rehearsed", progress)
     return _verified(run, found, folder)
 
 

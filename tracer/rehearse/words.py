@@ -184,6 +184,8 @@ def ending(error: BaseException, spec: Mapping[str, Any], told: Sequence[str] = 
     """Return what to say of an *error* that has ended the script, or that the script has caught."""
     if isinstance(error, SystemExit):
         if isinstance(caught := error.__cause__ or error.__context__, Exception):
+            if not _of_script(caught):  # a library has raised and caught it, as argparse does
+                caught = caught.with_traceback(error.__traceback__)
             return f"{ending(caught, spec, told)}; the script caught that, and ended with {error.code}"
         return f"the script ended with {error.code}{_said(spec['log'])}; its output is in {spec['log']}"
     if not isinstance(error, RehearsalError):
@@ -250,14 +252,18 @@ def _not_imported(cause: BaseException, where: str, spec: Mapping[str, Any]) -> 
     """Return what to say of a module that could not be imported because of *cause*."""
     if not isinstance(cause, ModuleNotFoundError):
         return explain(cause, spec)
-    words = _short(cause)
-    lacking = f"{cause.name} is not installed here: install it" if cause.name else f"{words}; install it"
+    words, name = _short(cause), cause.name or ""
+    whole = sys.modules.get(name.partition(".")[0])
+    if whole is not None and getattr(whole, "__file__", None):  # not a namespace, which others add to
+        lacking = f"{whole.__name__} is installed here, but has no {name}: install a version that has it"
+    else:
+        lacking = f"{name} is not installed here: install it" if name else f"{words}; install it"
     return f"{where}: {lacking}, or put a stand-in for it into sys.modules in a stub file ({STUB})"
 
 
 def _line(error: BaseException) -> str:
     """Return the line of the script that raised *error*, which says nothing itself, as a plain assertion."""
-    frames = [one for one in _frames(error) if not is_library(one[0].f_code.co_filename)]
+    frames = _of_script(error)
     return linecache.getline(frames[-1][0].f_code.co_filename, frames[-1][1]).strip()[:200] if frames else ""
 
 
@@ -302,7 +308,7 @@ def place(error: BaseException) -> str:
 
     Of an error in an installed library, that is the script's line that led there, and the library's.
     """
-    frames = [frame for frame in _frames(error) if not is_library(frame[0].f_code.co_filename)]
+    frames = _of_script(error)
     modules = [found for frame, _ in frames if (found := _module(frame))]
     if not frames:
         if isinstance(error, SyntaxError) and error.filename:
@@ -313,6 +319,14 @@ def place(error: BaseException) -> str:
     if own and own[-1] is not frames[-1]:
         line = f"{_named(*own[-1])}, in {line}"
     return f"{modules[-1]} at {line}" if modules else line
+
+
+def _of_script(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the frames of *error* that are not Python's, torch's or ours, and their lines."""
+    # A frame of compiled code, whose file is of another language, has no constants; Python's has one.
+    return [
+        one for one in _frames(error) if one[0].f_code.co_consts and not is_library(one[0].f_code.co_filename)
+    ]
 
 
 def _named(frame: FrameType, number: int) -> str:

@@ -38,7 +38,7 @@ from foretrace.tracer.rehearse.data.experts import (
     share,
 )
 from foretrace.tracer.rehearse.data.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
-from foretrace.tracer.rehearse.data.truths import CHECKS, JOINS, joined, passing, truth_of
+from foretrace.tracer.rehearse.data.truths import CHECKS, HOLDS, JOINS, joined, passing, truth_of
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.tape.calls import is_in_part, storage_key, tensors_in
 from foretrace.tracer.rehearse.words import STUB, amount, asked_at, asker, is_first_value, number
@@ -247,7 +247,7 @@ class Stated:
             return value, "an even share"
         holds = passing(*asked_at()) if kind is bool else None
         if holds is not None:
-            return holds, "a check that would end the script"
+            return holds, HOLDS
         if known.is_routed and kind is not float:
             self.choices.need(asker())
         return (0, "") if known.n_values == 1 else (None, "")

@@ -1,4 +1,4 @@
-"""Checks of numbers that are unknown, and hold: they are finite, and do not end the script.
+"""Checks of numbers that are unknown, and hold: they are finite, and neither end the script nor only print.
 
 This module does not import torch.
 """
@@ -77,13 +77,16 @@ def are_same(one: Any, other: Any) -> bool:
 # What the source of a script says of a number that it reads: whether it decides anything, and how it must.
 
 
+HOLDS: Final = "a check that would end the script, or print"
+"""Why a script is told what it asks in such a line."""
+
 ADDS: Final = frozenset({"add", "append", "extend", "insert", "update"})
 """Methods by which a container gets what they are given."""
 
 
 @lru_cache(maxsize=1024)
 def passing(name: str, line: int) -> bool | None:
-    """Return the answer that does not end the script, for the condition in *line* of the file *name*.
+    """Return the answer by which the condition in *line* of a file neither ends the script nor prints.
 
     None if the line is in no such check, or if it has several conditions that could be meant.
     """
@@ -107,6 +110,14 @@ def _found(tree: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
         # One branch of the two raises: the answer is the one that leads to the other.
         elif isinstance(node, ast.If) and _ends(node.body) != _ends(node.orelse):
             yield node.test, _ends(node.orelse)
+        elif isinstance(node, ast.If) and not node.orelse and all(map(_prints, node.body)):
+            yield node.test, False
+
+
+def _prints(one: ast.stmt) -> bool:
+    """Whether the statement only prints: what a script prints changes nothing of what it trains."""
+    call = one.value if isinstance(one, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print"
 
 
 def _ends(body: list[ast.stmt]) -> bool:

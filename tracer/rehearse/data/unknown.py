@@ -11,6 +11,7 @@ import functools
 import math
 import operator
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import Any, Final, NoReturn, Self
@@ -18,7 +19,7 @@ from typing import Any, Final, NoReturn, Self
 from foretrace.tracer import internals
 from foretrace.tracer.internals import compile_as
 from foretrace.tracer.rehearse.data.stated import Stated
-from foretrace.tracer.rehearse.data.truths import may_decide, passing
+from foretrace.tracer.rehearse.data.truths import HOLDS, may_decide, passing
 from foretrace.tracer.rehearse.replacing import replaces
 from foretrace.tracer.rehearse.words import asked_at, asker
 
@@ -66,7 +67,7 @@ class Unknown(float):
             return compare(0.0, 0.0 if other is self else other)
         if (holds := passing(*asked_at())) is None:
             self.need()
-        self._stated.tell(f"{asker()} compares a number: told {holds} (a check that would end the script)")
+        self._stated.tell(f"{asker()} compares a number: told {holds} ({HOLDS})")
         return holds
 
     def __bool__(self) -> bool:
@@ -100,11 +101,10 @@ class Unknown(float):
         """End the rehearsal, as what else looks into the number."""
         self.need()
 
-    __trunc__ = __floor__ = __ceil__ = __index__
     as_integer_ratio = hex = is_integer
     __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _joined
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _joined
-    __neg__ = __pos__ = __abs__ = __round__ = _joined
+    __neg__ = __pos__ = __abs__ = __round__ = __trunc__ = __floor__ = __ceil__ = _joined
     __divmod__ = __rdivmod__ = _paired
     __lt__ = functools.partialmethod(truth, operator.lt)
     __le__ = functools.partialmethod(truth, operator.le)
@@ -176,7 +176,10 @@ def install(stated: Stated) -> None:
     for name, kind in CALLS.items():
         setattr(torch.Tensor, name, _plainly(getattr(torch.Tensor, name), kind))
     for name, function in vars(math).items():
-        if callable(function) and not isinstance(function, type):
+        if isinstance(getattr(float, f"__{name}__", None), types.MethodDescriptorType):
+            # It asks the number's own method. An exporter of torch insists on the C function.
+            setattr(torch.Tensor, f"__{name}__", _rounded(function))
+        elif callable(function) and not isinstance(function, type):
             setattr(math, name, _of_python(function))
             compile_as(function, getattr(math, name))
 
@@ -201,6 +204,11 @@ def _plainly(original: Callable[[Any], Any], kind: type) -> Callable[[Any], Any]
         return kind(math.nan if is_text else found)
 
     return made
+
+
+def _rounded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the method of a tensor that *function* of ``math`` asks."""
+    return lambda self: function(self.item())
 
 
 def _formats(frame: Any) -> bool:
