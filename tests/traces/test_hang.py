@@ -339,6 +339,24 @@ def test_a_call_behind_which_a_rank_has_gone_on_is_no_wait(*, failed: bool) -> N
     assert ("side", (0,), (1,)) in {(wait.axis, wait.waiting, wait.missing) for wait in waits}
 
 
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_group_has_one_name_in_all_that_is_said(early: int) -> None:
+    """One rank has died before it knew what the group is for, which the other has learnt."""
+    calls = [call(0), call(1)], [call(0)]
+    for row in calls[early]:
+        row["axis"] = "world"
+    failed, lines = judged(
+        left(0, calls[0], "closed by peer", 2, failed=True), left(1, calls[1], ended=KILLED)
+    )
+    assert failed == (1,)
+    assert lines == [
+        (
+            "failure",
+            "rank 1 was killed (signal 9) after all_reduce 0 of dp, step 0; rank 0 waited in all_reduce 1",
+        )
+    ]
+
+
 KILLED = Ended(status=-9)
 """Of a rank that neither it nor its launcher has ended."""
 

@@ -29,6 +29,7 @@ import numpy as np
 from foretrace.traces.analysis.mismatch import Mismatch, mismatches
 from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.info import Process, RunInfo, merged, rank_list, read_info
+from foretrace.traces.layout import AXES
 from foretrace.traces.pending import P2P, Ended, Key, Pending, communication, read_ended, read_pending
 from foretrace.traces.report.format import format_si, format_time
 from foretrace.traces.run import Run
@@ -321,6 +322,8 @@ def judge(
         is_stuck: nothing went on any more when all of it was written, and every rank was there to write it.
         unlisted: groups that may have more members than *groups* says.
     """
+    names = _name_alike(known)
+    differing = [replace(one, axis=names.get(one.group, one.axis)) for one in differing]
     ends = [one for one in known.values() if one.ended_itself]
     # Waiting counts until the first rank has ended, else until the last sign of life of any.
     until_ns = min(
@@ -365,6 +368,23 @@ def judge(
         waits=tuple(shown),
         ranks=tuple(known[rank] for rank in sorted(known)),
     )
+
+
+def _name_alike(known: Mapping[int, Evidence]) -> dict[int, str]:
+    """Give each group one name in all calls, and return it: what it is for may be known only to some.
+
+    A rank learns that by what flows over the group, and one that dies at once takes it along.
+    """
+    names: dict[int, str] = {}
+    for one in known.values():
+        for row in one.rows.values():
+            if row["axis"] in AXES or int(row["group"]) not in names:
+                names[int(row["group"])] = str(row["axis"])
+    for one in known.values():
+        one.rows = {key: {**row, "axis": names[int(row["group"])]} for key, row in one.rows.items()}
+        if one.last is not None:
+            one.last = {**one.last, "axis": names.get(int(one.last["group"]), one.last["axis"])}
+    return names
 
 
 def _is_long(wait: Wait) -> bool:
