@@ -59,6 +59,11 @@ def _device(value: Any) -> str | None:
     return word
 
 
+def _sequence_parts(value: Any) -> int | None:
+    """Return over how many ranks Ulysses cuts a sequence; 1 says nothing of context parallelism beside it."""
+    return None if (found := whole(value)) == 1 else found
+
+
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "distributed_type": Use(
@@ -100,8 +105,19 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "deepspeed_config.gradient_accumulation_steps": Use("accumulation", whole),
         "deepspeed_config.offload_optimizer_device": Use("offload_optimizer", _device),
         "deepspeed_config.offload_param_device": Use("offload_states", _device),
+        "deepspeed_config.gradient_clipping": Use("convention.grad_norm", lambda value: float(value) > 0),
         "deepspeed_config.deepspeed_config_file": Leave("a file of its own: give it beside this one"),
-        "deepspeed_config": _LOADING,
+        **dict.fromkeys(
+            ("deepspeed_config.zero3_init_flag", "deepspeed_config.zero3_save_16bit_model"), _LOADING
+        ),
+        **{
+            f"deepspeed_config.deepspeed_{name}": _LAUNCH
+            for name in ("hostfile", "multinode_launcher", "exclusion_filter", "inclusion_filter")
+        },
+        "deepspeed_config.deepspeed_moe_layer_cls_names": _LOADING,
+        "deepspeed_config.seq_parallel_communication_data_type": Leave(
+            "sums over parts of a sequence: small"
+        ),
         "megatron_lm_config.megatron_lm_tp_degree": Use("tp", whole),
         "megatron_lm_config.megatron_lm_pp_degree": Use("pp", whole),
         "megatron_lm_config.megatron_lm_sequence_parallelism": Use("sequence_parallel", flag),
@@ -115,6 +131,8 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "parallelism_config.parallelism_config_dp_shard_size": Use("shard_degree", whole),
         "parallelism_config.parallelism_config_tp_size": Use("tp", whole),
         "parallelism_config.parallelism_config_cp_size": Use("cp", whole),
+        "parallelism_config.parallelism_config_sp_size": Use("cp", _sequence_parts),
+        "parallelism_config.parallelism_config_sp_backend": Leave("Ulysses, as DeepSpeed's is here"),
         "dynamo_config": Leave("compiled programs: --kernels fused, --set host_work=0.05"),
         "fp8_config": Leave("how tensors are quantised: --recipe"),
         **dict.fromkeys(

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.simulator.configs.rules import Assumed, Leave, Reading, Rule, Use, flag, one_of, whole, words
+from foretrace.simulator.configs.rules import (
+    Assumed,
+    Leave,
+    Reading,
+    Rule,
+    Use,
+    flag,
+    one_of,
+    optimizer,
+    whole,
+    words,
+)
 
 STAGES: Final[Mapping[int, str]] = MappingProxyType({0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"})
 """What each ZeRO stage is called here."""
@@ -33,6 +44,13 @@ def _bucket_mib(value: Any) -> float:
 def _prefetches(value: Any) -> Any:
     """Return false where nothing is gathered ahead; of how much is not simulated: a block at a time."""
     return False if float(value) == 0 else _BUFFERS
+
+
+def _optimizer(value: Any) -> Any:
+    """Return the optimizer; some send gradients of one bit once they have warmed up."""
+    if str(value).lower() in ("onebitadam", "zerooneadam", "onebitlamb"):
+        return Leave("gradients of one bit are not simulated, nor states other than those of AdamW")
+    return optimizer(value)
 
 
 def _checkpoints(value: Any) -> bool | None:
@@ -112,6 +130,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "tensor_parallel.autotp_size": Use("tp", whole),
         "sequence_parallel_size": Use("cp", whole),
         "gradient_clipping": Use("convention.grad_norm", lambda value: float(value) > 0),
+        "optimizer.type": Use("optimizer", _optimizer),
         "optimizer": _LEARNS,
         "scheduler": _LEARNS,
         **dict.fromkeys(("prescale_gradients", "gradient_predivide_factor", "sparse_gradients"), _NUMERIC),

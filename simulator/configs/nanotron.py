@@ -17,6 +17,7 @@ from foretrace.simulator.configs.rules import (
     flag,
     negated,
     one_of,
+    optimizer,
     whole,
     words,
 )
@@ -63,6 +64,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "optimizer.zero_stage": Use("sharding", one_of({0: "ddp", 1: "zero1"})),
         "optimizer.accumulate_grad_in_fp32": Use("fp32_gradients", flag),
         "optimizer.clip_grad": Use("convention.grad_norm", lambda value: value is not None and value > 0),
+        "optimizer.optimizer_factory.name": Use("optimizer", optimizer),
         "optimizer": _LEARNS,
         "checkpoints": _FILES,
         "s3_upload": _FILES,

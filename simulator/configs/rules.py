@@ -153,6 +153,26 @@ def one_of(allowed: Mapping[Any, Any]) -> Callable[[Any], Any]:
     return read
 
 
+_OPTIMIZERS: Final = {
+    **dict.fromkeys(("adam", "adamw", "fusedadam", "cpuadam"), "adamw"),
+    **dict.fromkeys(("adam8bit", "adamw8bit"), "adamw-8bit"),
+    "adafactor": "adafactor",
+    "muon": "muon",
+    "sgd": "sgd-momentum",  # whoever trains with it has a momentum
+}
+
+
+def optimizer(value: Any) -> str | Leave:
+    """Return the optimizer that a file calls so; of one that is not known, what is done instead.
+
+    >>> optimizer("AdamW"), optimizer("Lion").reason
+    ('adamw', 'not simulated: its states are taken as those of AdamW')
+    """
+    if found := _OPTIMIZERS.get(_plain(value)):
+        return found
+    return Leave("not simulated: its states are taken as those of AdamW")
+
+
 def whole(value: Any) -> int:
     """Return a whole number from 1 on; text and round floats (``5e8``) are read as such."""
     try:

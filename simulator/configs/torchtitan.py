@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, flag, text, whole, words
+from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, flag, optimizer, text, whole, words
 
 FLAVORS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {
@@ -143,6 +143,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "compile.components": Use("compiled", _components),
         "float8.enable_float8_linear": Use("fp8", lambda value: True if flag(value) else None),
         "compile": Leave("how the model is compiled"),
+        "optimizer.name": Use("optimizer", optimizer),
         **dict.fromkeys(("optimizer", "lr_scheduler"), _LEARNS),
         **dict.fromkeys(("metrics", "profiling", "validation", "memory_estimation", "comm", "debug"), _LOGS),
         **dict.fromkeys(("job", "checkpoint", "experimental"), _FILES),

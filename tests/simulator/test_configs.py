@@ -421,7 +421,7 @@ def test_simulate_takes_the_file_of_another_tool(tmp_path: Path) -> None:
     found = json.loads(invoke("simulate", path, *flags, "--json"))
     assert found["job"]["sharding"] == "zero3"
     assert found["configs"][0]["tool"] == "DeepSpeed"
-    assert f"{path.name} (DeepSpeed): 10 settings used" in invoke("simulate", path, *flags)
+    assert f"{path.name} (DeepSpeed): 11 settings used" in invoke("simulate", path, *flags)
     assert json.loads(invoke("simulate", *flags, "--from", path, "--json"))["job"] == found["job"]
 
 

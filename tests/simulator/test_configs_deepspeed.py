@@ -97,3 +97,45 @@ def test_an_automatic_precision_is_taken_as_bf16(tmp_path: Path) -> None:
     document = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
     assert job_of(tmp_path, document, micro_batch=1).precision == "bf16"
     assert job_of(tmp_path, document, micro_batch=1, precision="fp16").precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("AdamW", "adamw"), ("SGD", "sgd-momentum"), ("Muon", "muon"), ("Lion", "adamw")]
+)
+def test_the_optimizer_is_that_of_the_file(name: str, optimizer: str, tmp_path: Path) -> None:
+    """One that is not known stands beside AdamW, with a reason."""
+    document = DEEPSPEED | {"zero_optimization": {"stage": 2}, "optimizer": {"type": name}}
+    assert job_of(tmp_path, document).optimizer == optimizer
+    found = read_files([tmp_path / "ds.json"], {"cluster": "dgx-h100", **BESIDE["deepspeed"]})
+    left = [
+        one.reason for reading in found.readings for one in reading.ignored if one.key == "optimizer.type"
+    ]
+    assert bool(left) == (name == "Lion")
+
+
+def test_gradients_of_one_bit_are_said_not_to_be_simulated(tmp_path: Path) -> None:
+    job_of(tmp_path, DEEPSPEED | {"optimizer": {"type": "OneBitAdam"}})
+    found = read_files([tmp_path / "ds.json"], {"cluster": "dgx-h100", **BESIDE["deepspeed"]})
+    (one,) = (one for reading in found.readings for one in reading.ignored if one.key == "optimizer.type")
+    assert one.reason.startswith("gradients of one bit are not simulated")
+
+
+def test_sequences_that_accelerate_has_cut_are_context_parallel(tmp_path: Path) -> None:
+    """Shards times parts of a sequence are the GPUs; a key that is not known is not explained away."""
+    pytest.importorskip("yaml", reason="PyYAML is not installed")
+    path = tmp_path / "ds.yaml"
+    path.write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 4\n"
+        "deepspeed_config:\n  zero_stage: 3\n  gradient_clipping: 1.0\n"
+        "  zero_of_tomorrow: true\n"
+        "parallelism_config:\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_sp_size: 2\n"
+        "  parallelism_config_sp_backend: deepspeed\n",
+        encoding="utf-8",
+    )
+    given = {"cluster": "dgx-a100", "model": "llama2-7b", "seq_len": 4096, "micro_batch": 1}
+    found = read_files([path], given)
+    job = job_from(found.settings)
+    assert (job.layout.cp, job.layout.dp, job.profile.context) == (2, 2, "ulysses")
+    assert job.profile.grad_norm
+    reasons = {one.key: one.reason for reading in found.readings for one in reading.ignored}
+    assert reasons["deepspeed_config.zero_of_tomorrow"].startswith("not a setting that this reader knows")

@@ -89,3 +89,7 @@ def test_experts_of_nanotron_are_experts(tmp_path: Path) -> None:
     dense, sparse = (job_of(tmp_path / "n.yaml", text).model for text in (NANOTRON, mixture))
     assert (dense.n_experts, sparse.n_experts, sparse.top_k) == (0, 4, 2)
     assert sparse.n_params > 2 * dense.n_params - dense.vocab * dense.hidden
+
+
+def test_the_optimizer_is_that_of_the_file(tmp_path: Path) -> None:
+    assert titan(tmp_path, more='[optimizer]\nname = "Muon"').optimizer == "muon"
