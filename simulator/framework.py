@@ -25,6 +25,7 @@ GRAPHED: Final = ("attention", "mlp", "router", "dispatch", "step")
 COUNTS: Final = (
     *("host_work", "host_per_tensor_rank", "bucket_mib", "step_host_s", "allocator_slack", "update_launches"),
     *("router_launches", "dispatch_launches", "latent_launches", "dispatch_processors"),
+    *("unit_calls", "tensor_calls", "update_calls"),
 )
 
 EAGER_PARTS: Final[Mapping[str, str]] = MappingProxyType(
@@ -79,6 +80,9 @@ class Framework:
             what is rotated of them; 2 where fused kernels rotate.
         update_launches: operations that the host launches for each tensor of parameters that a rank updates:
             its gradient is cast, or its new value copied to where it is used.
+        unit_calls, tensor_calls: operators that the host calls, each way, to gather and free a unit and to
+            reduce its gradients under full sharding, and for each of its tensors; ``update_calls`` for each
+            tensor that the optimizer then updates. They count where the device waits for the host.
         dispatch_processors: processors of a GPU that such an exchange takes from what runs beside it.
         expert_tp: over how many ranks an expert is cut where a run does not say: as many as layers
             (``"tp"``), ``"one"`` where experts are dealt out, or that is ``"open"``.
@@ -122,6 +126,9 @@ class Framework:
     dispatch_launches: int = 0
     latent_launches: int = 2
     update_launches: float = 0.0
+    unit_calls: int = 0
+    tensor_calls: int = 0
+    update_calls: int = 0
     host_per_tensor_rank: float = 0.0
     fused_wgrad: bool = True
     overlap_grad_reduce: bool = True

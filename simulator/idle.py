@@ -45,6 +45,10 @@ _STATES: Final = _unless(
     "only zero1 and zero2 gather what was updated", needs=lambda job: job.shards.gathers_updated
 )
 
+_UPDATES: Final = _unless(
+    "the processor updates", needs=lambda job: job.offload not in ("optimizer", "states", "all")
+)
+
 REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
     {
         "overlap_grad_reduce": (_REPLICAS,),
@@ -96,11 +100,7 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
             _EXPERTS,
             _unless("tokens are sent once", needs=lambda job: job.profile.expert_dispatch == "copies"),
         ),
-        "update_launches": (
-            _unless(
-                "the processor updates", needs=lambda job: job.offload not in ("optimizer", "states", "all")
-            ),
-        ),
+        "update_launches": (_UPDATES,),
         "expert_tp": (
             _EXPERTS,
             _TP,
@@ -118,7 +118,10 @@ REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
             ("prefetch_forward", "prefetch_backward", "reshard_after_forward", "limit_all_gathers"),
             (_WHOLE, _REPLICAS, _BLOCKS),
         ),
-        **dict.fromkeys(("wrap", "copies_gathered", "joins_gradients"), (_WHOLE, _REPLICAS)),
+        **dict.fromkeys(
+            ("wrap", "copies_gathered", "joins_gradients", "unit_calls", "tensor_calls"), (_WHOLE, _REPLICAS)
+        ),
+        "update_calls": (_WHOLE, _UPDATES),
         "copies_once": (
             _WHOLE,
             _unless(

@@ -105,16 +105,16 @@ class Chains:
         self._wholes: dict[tuple[int, TakesNs], tuple[_Line, Task]] = {}
         self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
 
-    def is_host_bound(self, passes: Iterable[tuple[Unit, Pass]]) -> bool:
+    def is_host_bound(self, passes: Iterable[tuple[Unit, Pass]], beside_ns: int = 0) -> bool:
         """Return whether the device may have to wait for the host in what is done with units.
 
-        Launching takes longer than computing, or the host waits for the device to say where tokens go, and is
-        no longer ahead of it then.
+        Launching, and what the host does *beside*, takes longer than computing, or the host waits for the
+        device to say where tokens go, and is no longer ahead of it then.
         """
         lines = [self._line(*phase) for unit, action in passes for phase in _phases(unit, *action)]
         if any(line.waits_for_routes for line in lines):
             return True
-        return sum(line.launches_ns for line in lines) > sum(line.busy_ns for line in lines)
+        return beside_ns + sum(line.launches_ns for line in lines) > sum(line.busy_ns for line in lines)
 
     def unit(self, template: Template, unit: Unit, action: Pass, beside: Sequence[int] = ()) -> None:
         """Append what *action* does in *unit* to the main line of *template*.

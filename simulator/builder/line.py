@@ -10,7 +10,7 @@ from foretrace.simulator.builder.gradients import DataParallel
 from foretrace.simulator.builder.instances import Message
 from foretrace.simulator.builder.offload import Offload
 from foretrace.simulator.builder.pipeline import Visit
-from foretrace.simulator.builder.program_builder import COMPUTE, STREAMS, Task, Template
+from foretrace.simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
 from foretrace.simulator.builder.stages import Unit
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.job import Job
@@ -87,6 +87,7 @@ class MainLine:
         self._compute = compute
         self._offload = Offload(job)
         self._amax_ranks = amax_ranks
+        self._host_is_device = compute.device.kind == "cpu"
 
     def passes(self, kind: str, units: Sequence[Unit]) -> list[tuple[Unit, Pass]]:
         """Return what an action of *kind* does with each of the *units* of a stage, in forward order."""
@@ -95,6 +96,13 @@ class MainLine:
             (unit, Pass(kind, self._job.recompute if recomputes(self._job, unit.layer, layers) else "none"))
             for unit in units
         ]
+
+    def is_host_bound(self, visits: Sequence[tuple[Visit, Sequence[Unit]]]) -> bool:
+        """Return whether the device may have to wait for the host in *visits*, each with its units."""
+        passes = [one for visit, units in visits for one in self.passes(visit.kind, units)]
+        handled = [unit for visit, units in visits for unit in units if any(self._handles(visit, unit))]
+        beside_ns = 0 if self._host_is_device else sum(map(self._wrapping_ns, handled))
+        return self._chains.is_host_bound(passes, beside_ns)
 
     def write(
         self, template: Template, visit: Visit, units: Sequence[Unit], following: Sequence[Unit] = ()
@@ -107,7 +115,7 @@ class MainLine:
         # A backward goes through the units from the last to the first.
         if visit.kind != "F":
             order.reverse()
-        reduces = visit.kind in "BW" and self._data_parallel.reduces(is_last=visit.is_last)
+        reduces = self._reduces(visit)
         if self._data_parallel.is_fully_sharded:
             self._write_sharded(template, order, visit, reduces=reduces)
         else:
@@ -174,8 +182,7 @@ class MainLine:
         """
         kind, profile = visit.kind, self._job.profile
         keeps_whole = self._data_parallel.keeps_whole
-        # Kept whole: gathered at the first use in a step, not again.
-        gathers = [visit.first > 0 if keeps_whole else self._gathers(kind, unit) for unit, _ in order]
+        gathers = [self._handles(visit, unit)[0] for unit, _ in order]
         as_one = profile.wrap == "model"
         ahead = self._gathered_ahead(kind, len(order)) if any(gathers) else 0
         gathered: list[Tasks] = []
@@ -190,6 +197,8 @@ class MainLine:
         # Wrapped as one, the first unit waits for all of them.
         waits = tuple(task for tasks in gathered for task in tasks) if as_one else ()
         for at, (unit, action) in enumerate(order):
+            if gathers[at] or reduces:
+                self._wrap(template, unit)
             if len(gathered) == at:
                 gather(at)
             beside = waits or gathered[at]
@@ -213,9 +222,36 @@ class MainLine:
         for unit in done:
             self._scatter(template, unit, visit)
 
-    def _gathers(self, kind: str, unit: Unit) -> bool:
-        """Return whether an action of *kind* gathers *unit*."""
-        return kind == "F" or (kind != "W" and self._data_parallel.gathers_again(unit))
+    def _reduces(self, visit: Visit) -> bool:
+        return visit.kind in "BW" and self._data_parallel.reduces(is_last=visit.is_last)
+
+    def _handles(self, visit: Visit, unit: Unit) -> tuple[bool, bool]:
+        """Return whether *visit* gathers *unit*, and whether it reduces gradients, under full sharding."""
+        if not self._data_parallel.is_fully_sharded:
+            return False, False
+        if self._data_parallel.keeps_whole:
+            # Gathered at the first use in a step, not again.
+            return visit.first > 0, self._reduces(visit)
+        again = visit.kind != "W" and self._data_parallel.gathers_again(unit)
+        return visit.kind == "F" or again, self._reduces(visit)
+
+    def _wrapping_ns(self, unit: Unit) -> int:
+        """Return the time of the host, each way, for what gathers, frees and reduces *unit*."""
+        if self._data_parallel.is_alone:
+            return 0
+        profile = self._job.profile
+        calls = profile.unit_calls + profile.tensor_calls * self._data_parallel.owned_tensors([unit])
+        return to_ns(calls * self._compute.call_s)
+
+    def _wrap(self, template: Template, unit: Unit) -> None:
+        """Append that time where the device waits for the host, or is the host."""
+        if ns := self._wrapping_ns(unit):
+            task = Task(HOST, Label("host", "launch", "full sharding"), ns, layer=unit.layer)
+            if self._host_is_device:
+                template.then(task)
+            elif template.launches:
+                template.add(task, template.synchronized)
+                template.synchronized = ()
 
     def _gather(self, template: Template, unit: Unit, after: Tasks) -> Tasks:
         """Append the gathering of *unit*; its own shard comes from the host first if it lives there."""

@@ -169,7 +169,7 @@ class Templates:
             template = self._written[visit] = Template()
             units = self._units[visit.stage]
             template.takes_ns = self._takes_ns(visit.pp) if self._takes_ns else None
-            template.launches = self._chains.is_host_bound(self._line.passes(visit.kind, units))
+            template.launches = self._line.is_host_bound([(visit, units)])
             self._pipeline.write(template, visit, lambda: self._main(template, visit, units))
         return self._written[visit]
 
@@ -180,9 +180,9 @@ class Templates:
             template = self._written[key] = Template()
             lines = (Template(), Template())
             both = (forward, backward)
-            passes = [p for visit in both for p in self._line.passes(visit.kind, self._units[visit.stage])]
+            visits = [(visit, self._units[visit.stage]) for visit in both]
             for one in (template, *lines):
-                one.launches = self._chains.is_host_bound(passes)
+                one.launches = self._line.is_host_bound(visits)
 
             def main() -> None:
                 for line, visit in zip(lines, both, strict=True):
@@ -222,7 +222,7 @@ class Templates:
             if self._job.profile.loss_all_reduce:
                 self._all_reduce(template, "loss")
             host_ns = to_ns(self._job.profile.step_host_s)
-            if host_ns or any(action.launches for action in self._written.values()):
+            if host_ns or self._waits_for_host:
                 template.then(Task(HOST, Label("host", "synchronize", "step end"), host_ns))
             self._written[stages] = template
         return self._written[stages]
@@ -276,15 +276,25 @@ class Templates:
         else:
             template.then(self._optimizer(n_params, units))
 
+    @property
+    def _waits_for_host(self) -> bool:
+        """Whether the device may have to wait for the host in what was written."""
+        return any(action.launches for action in self._written.values())
+
     def _optimizer(self, n_params: int, units: Sequence[Unit]) -> Task:
-        profile = self._job.profile
+        profile, device = self._job.profile, self._compute.device
         ops = optimizer_ops(self._job, n_params, [unit.layer for unit in units if unit.layer >= 0])
-        launches = profile.update_launches * self._data_parallel.owned_tensors(units)
-        host_ns = to_ns(launches * profile.host_work * self._compute.device.launch_s)
+        n_tensors, busy_ns = self._data_parallel.owned_tensors(units), self._compute.duration_ns(ops)
+        host_ns = to_ns(n_tensors * profile.update_launches * profile.host_work * device.launch_s)
+        calls = n_tensors * profile.update_calls if self._data_parallel.is_fully_sharded else 0
+        if device.kind == "cpu":
+            busy_ns += to_ns(calls * self._compute.call_s)
+        elif self._waits_for_host:
+            host_ns += to_ns(calls * self._compute.call_s)
         return Task(
             COMPUTE,
             Label("compute", "optimizer", "optimizer", "", "fp32"),
-            duration_ns=max(self._compute.duration_ns(ops), host_ns),
+            duration_ns=max(busy_ns, host_ns),
             memory_bound=0 if self._job.updates.iterations else MILLION,
             flops=sum(op.flops for op in ops),
             bytes_moved=sum(op.bytes_moved for op in ops),

@@ -106,6 +106,12 @@ def in_training(device: Device) -> Device:
     return replace(device, sustained_clock_fraction=clock, training_clock_fraction=1.0)
 
 
+BARE_PER_OPERATION: Final = 8 / 60
+"""Time of the host for an operator that stands alone, over that of an operation of a model with the framework
+around it, 60 us: 5 us for a call from Python without a gradient (pytorch/pytorch issue 41383), 3 us for the
+launch (meta-pytorch/tritonbench pull request 1017)."""
+
+
 class ComputeModel:
     """Computes how long operations take on *device*, and keeps track of the assumptions used.
 
@@ -139,6 +145,12 @@ class ComputeModel:
         alone = [op for op in ops if isinstance(op, Op)]
         busy_s = sum(self.op_s(op) for op in alone)
         return to_ns(max(busy_s, sum(op.n_launches for op in alone) * self.device.launch_s))
+
+    @property
+    def call_s(self) -> float:
+        """Time of the host for an operator that stands alone, without a framework around it, in s."""
+        # ``launch`` of a processor is measured on such operators.
+        return self.device.launch_s * (1.0 if self.device.kind == "cpu" else BARE_PER_OPERATION)
 
     @property
     def notes(self) -> list[str]:

@@ -200,3 +200,4 @@ def _assume_version(reading: Reading) -> None:
             value=False,
             reason="fsdp_backward_prefetch is NO_PREFETCH unless given",
         )
+        reading.assume("convention.update_calls", value=0, reason="parameters of FSDP 1 are no DTensors")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from foretrace.simulator.compute.timing import COPY_START_S, LAUNCHING, ComputeModel
+from foretrace.simulator.compute.timing import BARE_PER_OPERATION, COPY_START_S, LAUNCHING, ComputeModel
 from foretrace.simulator.engine import choose
 from foretrace.simulator.engine.spans import STEP
 from foretrace.simulator.errors import JobError
@@ -51,12 +51,6 @@ from foretrace.traces.timeline import MEMORY
 OPERATIONS_PER_KERNEL: Final = 0.65
 """Operations of a model, which ``launch`` of a device is the host's time of, per kernel of eager PyTorch: the
 forward of a Llama layer has 17 of them (docs/compute.md) and launches 26 kernels when it is rehearsed."""
-
-BARE_PER_OPERATION: Final = 8 / 60
-"""Time of the host for an operator that stands alone, over that of an operation of a model with the framework
-around it, 60 us: 5 us for a call from Python without a gradient (pytorch/pytorch issue 41383), 3 us for the
-launch (meta-pytorch/tritonbench pull request 1017). What a script does between the parts of a step is of the
-kind: a copy per rank, a norm, a mean of losses."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -321,6 +315,7 @@ def launched_s(tables: RankTables, measured: pa.Table, kernels: Sequence[int]) -
 
 def _launch_s(tables: RankTables, operation_s: float) -> Floats:
     """Return the time of the host per kernel at each place; shape ``(n_places,)``."""
+    # What a script does between the parts of a step stands alone: a copy per rank, a norm, a mean of losses.
     operations = [
         BARE_PER_OPERATION if row["name"] in OUTSIDE and row["kind"] != "backward" else OPERATIONS_PER_KERNEL
         for row in tables.places.to_pylist()

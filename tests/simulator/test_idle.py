@@ -36,8 +36,10 @@ OTHER = {
     "router_launches": (0, 50),
     "dispatch_launches": (0, 50),
     **dict.fromkeys(("latent_launches", "update_launches"), (0, 50)),
+    **dict.fromkeys(("unit_calls", "tensor_calls", "update_calls"), (0, 5000)),
     "dispatch_processors": (0, 60),
     "split": ("even", "cost"),
+    "rotary": ("complex", "halves"),
 }
 """Two values of each convention."""
 

@@ -114,6 +114,31 @@ def test_what_a_framework_does_not_overlap_costs_time(name: str) -> None:
     assert step_s(told(some, **conventions)) > step_s(some)
 
 
+CALLS: dict[str, object] = {"unit_calls": 50, "tensor_calls": 5, "update_calls": 20}
+
+
+def test_the_host_of_full_sharding_costs_time_where_the_device_waits_for_it() -> None:
+    """It runs ahead of a device with much to do; few tokens do not keep one busy."""
+    large = told(job(dp(), sharding="fsdp"))
+    assert step_s(told(large, **CALLS)) == step_s(large)
+    small = told(job(dp(), "qwen2.5-0.5b", sharding="fsdp", seq_len=128))
+    for name, calls in CALLS.items():
+        assert step_s(told(small, **{name: calls})) > step_s(small)
+    whole = told(replace(small, sharding="zero1"))
+    assert step_s(told(whole, **CALLS)) == step_s(whole)
+
+
+def test_on_a_processor_every_call_for_a_unit_is_part_of_the_step() -> None:
+    cluster = load_cluster("localhost", 2)
+    plain = replace(job(dp(2), "llama3.2-1b", sharding="fsdp", seq_len=64, precision="fp32"), cluster=cluster)
+    compute = ComputeModel(cluster.device, "fp32")
+    n_units = sum(map(len, units_by_stage(plain, 1)))
+    actions = 2 * plain.n_microbatches  # forward and backward
+    for calls in (100, 1000):
+        more = step_s(told(plain, unit_calls=calls)) - step_s(plain)
+        assert more == pytest.approx(actions * n_units * calls * compute.call_s, rel=1e-6)
+
+
 def test_gradients_in_16_bit_travel_faster() -> None:
     some = told(job(dp(), sharding="ddp"), overlap_grad_reduce=False)
     assert step_s(told(some, overlap_grad_reduce=False, reduces_in_16_bit=True)) < step_s(some)
