@@ -65,6 +65,27 @@ def arguments(text: str) -> dict[str, str | bool]:
     return _named(token for line in found for token in _tokens(line))
 
 
+def listed(given: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, str | bool]:
+    """Return arguments that are *given* by name, as ``arguments`` does; what is false is not given.
+
+    >>> listed({"--num_layers": 32, "--seq-length": "${S}", "--bf16": True, "--fp16": False}, {"S": 4096})
+    {'num-layers': '32', 'seq-length': '4096', 'bf16': True}
+    >>> listed({"--recompute-modules": "[mlp moe_act]"}, {})
+    {'recompute-modules': 'mlp moe_act'}
+    """
+    known = {name: str(value) for name, value in variables.items()}
+    found: dict[str, str | bool] = {}
+    for name, value in given.items():
+        if value is not False:
+            words = value if isinstance(value, list) else [value]
+            text = _expanded(" ".join(map(str, words)), known)
+            # Several words are written in brackets; so is a list in Python, which is one value.
+            if (several := re.fullmatch(r"\[([\w ]*[a-z][\w ]*)\]", text)) is not None:
+                text = several.group(1)
+            found[name.lstrip("-").replace("_", "-")] = value is True or text
+    return found
+
+
 def _of_slurm(text: str) -> dict[str, str]:
     """Return the variables that Slurm sets from the directives of a script."""
     nodes = _NODES.search(text)
