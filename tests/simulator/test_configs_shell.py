@@ -154,3 +154,28 @@ def test_arguments_that_a_file_lists_by_name_are_those_of_a_script(tmp_path: Pat
     for missing, flag in (("tp", "--tp"), ("gpus", "--gpus")):
         with pytest.raises(ConfigError, match=f"is set outside of this file: {flag} says it"):
             read_files([path], {name: value for name, value in given.items() if name != missing})
+
+
+GIVEN = """
+stage=3
+usage() {
+  echo "Usage: $0 [options]
+    --stage   one of 1, 2, 3: $stage
+    --help    # this"
+}
+echo "see #SBATCH --nodes"
+while [ $# -gt 0 ]; do
+  case $1 in
+    --stage|-s)
+      stage=$2 ; shift;;
+    *)
+      other=$2; shift;;
+  esac
+done
+torchrun train.py --stage $stage --other $other
+"""
+
+
+def test_a_script_without_arguments_has_its_own_values_and_what_it_prints_is_none() -> None:
+    """What its loop over arguments would set is not set; only what nothing else sets is left open."""
+    assert arguments(GIVEN) == {"stage": "3", "other": "$2"}
