@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from foretrace.door import load, read_text
 from foretrace.simulator.configs.astra import workload
-from foretrace.simulator.configs.shell import arguments
+from foretrace.simulator.configs.shell import arguments, listed
 from foretrace.simulator.errors import ConfigError
 
 NATIVE: Final = "foretrace"
@@ -39,6 +39,8 @@ _YAML: Final = (
     ("nanotron", ("parallelism", "data_stages", "tokens")),
     ("primus", ("modules", "hidden_size", "num_layers")),
 )
+_ARGUMENTS: Final = "MODEL_ARGS"
+"""Key under which a YAML file lists the arguments of Megatron-LM, as its own tests do."""
 
 
 class Document(NamedTuple):
@@ -71,7 +73,13 @@ def open_document(path: str | Path) -> Document:
     if path.suffix == ".json":
         return _recognised(path, load(path, "JSON", ConfigError), _JSON)
     if path.suffix in (".yaml", ".yml"):
-        return _recognised(path, _extended(path), _YAML)
+        settings = _extended(path)
+        if isinstance(given := settings.get(_ARGUMENTS), Mapping):
+            variables = settings.get("ENV_VARS")
+            return Document(
+                "megatron", path, listed(given, variables if isinstance(variables, Mapping) else {})
+            )
+        return _recognised(path, settings, _YAML)
     if path.suffix == ".et":
         raise ConfigError(
             f"{path}: a graph of work, no settings: foretrace ingest {path.parent} -o RUN, "

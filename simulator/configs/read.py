@@ -184,7 +184,7 @@ def _reading(document: Document, known: Mapping[str, Any]) -> Reading:
     tool = TOOLS[document.tool]
     content = document.content
     flat = tool.flat(content, flattened(content))
-    reading = apply(tool.rules, flat, document.tool, document.path.name)
+    reading = apply(tool.rules, flat, document.tool, document.path.name, known)
     tool.finish(reading, known)
     return reading
 

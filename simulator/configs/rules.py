@@ -9,7 +9,8 @@ not count. Nothing is dropped in silence: what no rule knows is listed as such.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -204,10 +205,27 @@ def negated(value: Any) -> bool:
     return not flag(value)
 
 
-def apply(rules: Mapping[str, Rule], flat: Mapping[str, Any], tool: str, where: str) -> Reading:
+_SAYS: Final = {
+    **{
+        name: name for name in ("tp", "pp", "cp", "ep", "expert_tp", "seq_len", "micro_batch", "global_batch")
+    },
+    **dict.fromkeys(("gpus", "nodes", "gpus_per_node"), "gpus"),
+    **dict.fromkeys(("virtual_stages", "layers_per_virtual_stage"), "virtual_stages"),
+    "accumulation": "global_batch",
+}
+"""Facts that scripts often have from outside, and the setting that says each or what follows from it."""
+
+_VARIABLE: Final = re.compile(r"\$\{?\w+\}?")
+"""A variable of a shell that nothing in the file has set."""
+
+
+def apply(
+    rules: Mapping[str, Rule], flat: Mapping[str, Any], tool: str, where: str, given: Container[str] = ()
+) -> Reading:
     """Return the reading of *flat*, settings by name, according to *rules*.
 
-    A rule of the name of a table (``optimizer``) holds for all settings in it that have none of their own.
+    A rule of the name of a table (``optimizer``) holds for all settings in it that have none of their own. A
+    variable that is set elsewhere does not matter where its fact is *given*.
 
     Raises:
         ConfigError: a setting has a value that it cannot have, or two settings contradict each other.
@@ -219,6 +237,8 @@ def apply(rules: Mapping[str, Rule], flat: Mapping[str, Any], tool: str, where: 
             rule = Leave("empty")
         elif value == "auto":
             rule = Leave("auto: the training script decides it; give it as a flag")
+        elif isinstance(rule, Use) and isinstance(value, str) and _VARIABLE.fullmatch(value):
+            rule = _set_elsewhere(rule.fact, f"{where}: {key} = {value}", given)
         if isinstance(rule, Use):
             gave = _read(rule, key, value, where)
             if isinstance(gave, Leave):
@@ -230,6 +250,18 @@ def apply(rules: Mapping[str, Rule], flat: Mapping[str, Any], tool: str, where: 
         if isinstance(rule, Leave):
             reading.ignored.append(Ignored(key, value, rule.reason))
     return reading
+
+
+def _set_elsewhere(fact: str, said: str, given: Container[str]) -> Leave:
+    """Return why a variable is left out. Raises ConfigError with what *said* so if nothing else gives it."""
+    table, _, name = fact.rpartition(".")
+    if table == "convention":
+        return Leave(f"set outside of this file; --set {name}=... says it")
+    says = _SAYS.get(fact, fact)
+    if says in given:
+        return Leave("set outside of this file; a flag says it")
+    flag_ = f": --{says.replace('_', '-')} says it" if says in _SAYS.values() else ""
+    raise ConfigError(f"{said} is set outside of this file{flag_}")
 
 
 def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,6 +18,13 @@ _ASSIGNMENT: Final = re.compile(
     r"^(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?=)(.*)$", re.DOTALL
 )
 _NEXT_ASSIGNMENT: Final = re.compile(r"\s*;\s*(?=(?:export\s+)?[A-Za-z_]\w*\+?=)")
+_POSITIONAL: Final = re.compile(r"\$\{?[1-9]\}?")
+_BRANCH: Final = re.compile(r"[^\s()]+\)(\s|$)")
+"""What a branch of ``case`` is for."""
+_PRINTED: Final = r'(?:echo|printf)\s+(?:-\w+\s+)*"'
+_SAYS: Final = re.compile(_PRINTED + r'[^"]*$')
+_SAYS_ALL: Final = re.compile(_PRINTED)
+"""A text that is printed: one that goes on in the next line, and any."""
 _SUM: Final = re.compile(r"\$\(\((.*?)\)\)|\$\[(.*?)\]")
 _VARIABLE: Final = re.compile(
     r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-((?:[^{}]|\{[^{}]*\})*))?\}|\$([A-Za-z_]\w*)"
@@ -55,7 +62,7 @@ def arguments(text: str) -> dict[str, str | bool]:
     for line in _taken(_logical_lines(text), variables):
         if (assigned := _ASSIGNMENT.match(line)) is not None:
             _assign(variables, *assigned.groups())
-        else:
+        elif not _BRANCH.match(line):
             commands.append(_expanded(line, variables))
     found = [line for line in commands if "--" in line and (_PROGRAM.search(line) or line.startswith("--"))]
     if not found:  # a file that only sets variables: its arrays of arguments
@@ -63,6 +70,27 @@ def arguments(text: str) -> dict[str, str | bool]:
     if not found:  # another program
         found = [line for line in commands if " --" in line]
     return _named(token for line in found for token in _tokens(line))
+
+
+def listed(given: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, str | bool]:
+    """Return arguments that are *given* by name, as ``arguments`` does; what is false is not given.
+
+    >>> listed({"--num_layers": 32, "--seq-length": "${S}", "--bf16": True, "--fp16": False}, {"S": 4096})
+    {'num-layers': '32', 'seq-length': '4096', 'bf16': True}
+    >>> listed({"--recompute-modules": "[mlp moe_act]"}, {})
+    {'recompute-modules': 'mlp moe_act'}
+    """
+    known = {name: str(value) for name, value in variables.items()}
+    found: dict[str, str | bool] = {}
+    for name, value in given.items():
+        if value is not False:
+            words = value if isinstance(value, list) else [value]
+            text = _expanded(" ".join(map(str, words)), known)
+            # Several words are written in brackets; so is a list in Python, which is one value.
+            if (several := re.fullmatch(r"\[([\w ]*[a-z][\w ]*)\]", text)) is not None:
+                text = several.group(1)
+            found[name.lstrip("-").replace("_", "-")] = value is True or text
+    return found
 
 
 def _of_slurm(text: str) -> dict[str, str]:
@@ -120,9 +148,11 @@ def _logical_lines(text: str) -> Iterator[str]:
             value = start.group(3) if start else ""
             if value.startswith("(") and not value.rstrip().endswith(")"):
                 open_until = ")"
-            elif value.count('"') == 1 and value.startswith('"'):
+            elif (value.count('"') == 1 and value.startswith('"')) or (
+                _SAYS.match(held) and raw.count('"') % 2  # a comment may begin within it
+            ):
                 open_until = '"'
-        elif line.rstrip().endswith(open_until):
+        elif line.rstrip().endswith(open_until) or (_SAYS_ALL.match(held) and '"' in line):
             open_until = ""
         if not open_until and not line.endswith(chr(92)):
             yield from _statements(held)
@@ -188,6 +218,10 @@ def _says(parts: list[str]) -> bool:
 
 def _assign(variables: dict[str, str], name: str, how: str, value: str) -> None:
     value = value.strip()
+    if not (value.startswith(("(", '"', "'")) or "$(" in value or "`" in value):
+        value = value.partition(";")[0].strip()  # what follows is another command
+    if name in variables and how == "=" and _POSITIONAL.fullmatch(value.strip("\"'")):
+        return  # a script that is given no arguments keeps what it has
     if (value.startswith("(") and value.endswith(")")) or (
         len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
     ):

@@ -115,3 +115,67 @@ def test_accelerate_is_fsdp_1_without_prefetch_unless_told(
     assert profile.name == "transformers"
     assert (profile.copies_gathered, profile.prefetch_backward) == (copied, prefetched)
     assert profile.joins_gradients is not copied
+
+
+LISTED = """
+ENV_VARS: {S: 64}
+MODEL_ARGS:
+  --num-layers: 4
+  --hidden-size: 64
+  --num-attention-heads: 4
+  --vocab-size: 512
+  --seq-length: ${S}
+  --bf16: true
+  --fp16: false
+  --micro-batch-size: 1
+  --global-batch-size: 8
+  --tensor-model-parallel-size: ${TP}
+  --nnodes: ${NODES}
+  --cp-comm-type: ${HOW}
+  --recompute-granularity: selective
+  --recompute-modules: "[mlp layernorm]"
+"""
+
+
+def test_arguments_that_a_file_lists_by_name_are_those_of_a_script(tmp_path: Path) -> None:
+    """A variable that is set elsewhere is what a flag says, of a convention what the framework does."""
+    pytest.importorskip("yaml", reason="PyYAML is not installed")
+    path = tmp_path / "model_config.yaml"
+    path.write_text(LISTED)
+    given = {"cluster": "dgx-h100", "tp": 2, "gpus": 8}
+    found = read_files([path], given)
+    job = job_from(found.settings | given)
+    assert (job.model.n_layers, job.seq_len, job.precision, job.layout.tp) == (4, 64, "bf16", 2)
+    assert job.recomputed_modules == {"mlp", "layernorm"}
+    left = {one.key: one.reason for reading in found.readings for one in reading.ignored}
+    assert left["tensor-model-parallel-size"] == "set outside of this file; a flag says it"
+    assert left["nnodes"] == "set outside of this file; a flag says it"
+    assert left["cp-comm-type"] == "set outside of this file; --set context=... says it"
+    for missing, flag in (("tp", "--tp"), ("gpus", "--gpus")):
+        with pytest.raises(ConfigError, match=f"is set outside of this file: {flag} says it"):
+            read_files([path], {name: value for name, value in given.items() if name != missing})
+
+
+GIVEN = """
+stage=3
+usage() {
+  echo "Usage: $0 [options]
+    --stage   one of 1, 2, 3: $stage
+    --help    # this"
+}
+echo "see #SBATCH --nodes"
+while [ $# -gt 0 ]; do
+  case $1 in
+    --stage|-s)
+      stage=$2 ; shift;;
+    *)
+      other=$2; shift;;
+  esac
+done
+torchrun train.py --stage $stage --other $other
+"""
+
+
+def test_a_script_without_arguments_has_its_own_values_and_what_it_prints_is_none() -> None:
+    """What its loop over arguments would set is not set; only what nothing else sets is left open."""
+    assert arguments(GIVEN) == {"stage": "3", "other": "$2"}
