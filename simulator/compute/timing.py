@@ -20,16 +20,6 @@ FITTED_SIDE: Final = 256
 """Shortest side of the products that the three constants of a device without tiles were fitted on."""
 
 
-ADDRESSED_PER_S: Final = 1.76e9
-"""Elements per second and processor of an element-wise kernel that computes the address of each.
-
-Attention of PyTorch on A100, with and without the sum of scores and a mask that is broadcast (ten pairs in
-figures of Dao-AILab/flash-attention 0251105, 512 to 8,192 tokens): 4.4 to 5.6 ps a score, median 5.25.
-Nothing else is fitted to; norms and rotary embeddings on A100 and H100 are predicted at 0.87 to 1.21 of their
-measured times with it (``benchmarks/addressed.py``).
-"""
-
-
 def memory_s(op: Op, device: Device) -> float:
     """Return the time of an operation bound by memory: ``bytes / (fraction BW) + addressing + n t0``."""
     busy_s = op.bytes_moved / (device.memory_bound_fraction * device.memory_bytes_per_s)
@@ -37,13 +27,13 @@ def memory_s(op: Op, device: Device) -> float:
 
 
 def _addressing_s(op: Op, device: Device) -> float:
-    """Return by how much kernels that address each element outlast their bytes (``ADDRESSED_PER_S``)."""
+    """Return by how much kernels that address each element outlast their bytes."""
     if not op.addressed or device.gemm_tiles is None:
         return 0.0
     # What a kernel needs for addresses runs beside its loads, so that only what takes longer than they do
     # counts.
     per_byte = 1 / (device.memory_bound_fraction * device.memory_bytes_per_s)
-    per_element = 1 / (ADDRESSED_PER_S * device.gemm_tiles.processors)
+    per_element = 1e-9 / (device.addressed_per_ns * device.gemm_tiles.processors)
     return sum(max(one.n_elements * per_element - one.bytes_moved * per_byte, 0.0) for one in op.addressed)
 
 

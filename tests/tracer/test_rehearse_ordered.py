@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis.strategies import permutations, sampled_from
 from tests.rehearsals import rehearse
 
-from foretrace.simulator.compute.timing import ADDRESSED_PER_S, ComputeModel, memory_s
+from foretrace.simulator.compute.timing import ComputeModel, memory_s
 from foretrace.simulator.workload.ops import Addressed, Op, memory
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.rehearse.rehearsing import Asked
@@ -95,7 +95,7 @@ def test_the_slower_of_addresses_and_bytes_counts(dtype: str, addresses_decide: 
     in_order = memory("aten.add", 3 * n * width, dtype)
     apart = replace(in_order, addressed=(Addressed(n, in_order.bytes_moved),))
     assert memory_s(apart, A100) >= memory_s(in_order, A100)
-    addressed_s = n / (ADDRESSED_PER_S * PROCESSORS) + A100.memory_bound_latency_s
+    addressed_s = n / (A100.addressed_per_ns * 1e9 * PROCESSORS) + A100.memory_bound_latency_s
     assert (memory_s(apart, A100) == pytest.approx(addressed_s)) is addresses_decide
 
 

@@ -25,6 +25,7 @@ from foretrace.tracer.ingest.host import Known, Launches, OnDevice, Steps
 from foretrace.tracer.ingest.idle import SHORTEST_NS
 from foretrace.tracer.ingest.kernels import dtype
 from foretrace.tracer.rehearse.tape.calls import Call
+from foretrace.tracer.rehearse.tape.pricing import as_laid_out
 from foretrace.tracer.rehearse.tape.works import Work, work_of
 from foretrace.traces.analysis.activity import covered_by
 from foretrace.traces.columns import Int64Array, distinct, int64, labels
@@ -69,7 +70,10 @@ _TORCH_TYPES: Final = {
     "complex64": "complex64",
 }  # fmt: skip
 
-_ELSEWHERE: Final = frozenset({"Device", "Layout", "MemoryFormat", "Generator"})
+_INPUTS: Final = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
+"""What a trace says of the arguments of an operator."""
+
+_ELSEWHERE: Final = frozenset({"Device", "Layout", "Generator"})
 """Types of arguments that say where a tensor lies, not how much work there is."""
 
 
@@ -146,6 +150,8 @@ class _Counting:
         self._torch = torch
         self._works: dict[str, Work] = {}
         self._overloads: dict[str, list[Any]] = {}
+        # Numbers of c10::MemoryFormat, as traces write them.
+        self._formats = {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last}
         floating: Counter[str] = Counter()
         for event in operators:
             said = arguments(event).get("Input type")
@@ -162,7 +168,7 @@ class _Counting:
         """Return the work of the operator that *event* is a call of."""
         said = arguments(event)
         name = text(event.get("name"))
-        key = json.dumps([name, *(said.get(one) for one in ("Input Dims", "Input type", "Concrete Inputs"))])
+        key = json.dumps([name, *map(said.get, _INPUTS)])
         if key not in self._works:
             self._works[key] = self._counted(name, said)
         return self._works[key]
@@ -179,8 +185,12 @@ class _Counting:
 
     def _counted(self, name: str, said: Mapping[str, Any]) -> Work:
         space, _, op = name.partition("::")
-        dims, types = said.get("Input Dims"), said.get("Input type")
-        dims, types = (one if isinstance(one, list) else [] for one in (dims, types))
+        dims, types, strides = (
+            one if isinstance(one, list) else []
+            for one in map(said.get, ("Input Dims", "Input type", "Input Strides"))
+        )
+        if len(strides) != len(dims):  # older files have none
+            strides = [None] * len(dims)
         given = said.get("Concrete Inputs")
         given = given if isinstance(given, list) else [""] * len(types)
         for overload in self._known(name):
@@ -189,7 +199,9 @@ class _Counting:
                 continue
             try:
                 with self._torch.no_grad():
-                    args = [self._argument(*one) for one in zip(wanted, dims, types, given, strict=True)]
+                    args = [
+                        self._argument(*one) for one in zip(wanted, dims, types, given, strides, strict=True)
+                    ]
                     pairs = list(zip(wanted, args, strict=True))
                     out = overload(
                         *(value for argument, value in pairs if not argument.kwarg_only),
@@ -199,23 +211,27 @@ class _Counting:
             except Exception:
                 continue
             named = {argument.name: value for argument, value in pairs}
-            return work_of(Call(f"{space}.{op}", args, named, out))
+            call = Call(f"{space}.{op}", args, named, out)
+            return as_laid_out(work_of(call), overload, call)
         return self._unknown(f"{space}.{op}" if op else name, dims, types)
 
     def _unknown(self, name: str, dims: Sequence[Any], types: Sequence[Any]) -> Work:
         shapes = ["x".join(map(str, one)) for one in dims if isinstance(one, list) and one]
         return Work(name, "memory", f"{', '.join(shapes[:4])} -> ?", self.usual, 0, 0, is_known=False)
 
-    def _argument(self, argument: Any, dims: Any, kind: Any, given: Any) -> Any:
+    def _argument(self, argument: Any, dims: Any, kind: Any, given: Any, strides: Any) -> Any:
         """Return an argument as the trace tells it. Raises ValueError if it does not tell a needed one."""
         wanted, label = str(argument.type), dtype(str(kind))[0]
         if kind in {"TensorList", "GenericList"} or "List[Tensor]" in wanted:
             if not isinstance(dims, list) or not dims or not all(isinstance(one, list) for one in dims):
                 raise ValueError("members of a list are not told")
-            return [self._tensor(one, self.usual) for one in dims]
+            known = strides if isinstance(strides, list) and len(strides) == len(dims) else [None] * len(dims)
+            return [self._tensor(one, self.usual, steps) for one, steps in zip(dims, known, strict=True)]
         if label and "Tensor" in wanted:
-            return self._tensor(dims, label)
+            return self._tensor(dims, label, strides)
         value = _value(given)
+        if "MemoryFormat" in wanted:
+            return self._formats.get(value)
         if any(word in wanted for word in _ELSEWHERE):
             value = "meta" if "Device" in wanted else None
         elif argument.name == "dtype" and isinstance(value, int):
@@ -229,11 +245,15 @@ class _Counting:
             value = self._torch.empty((), dtype=self._torch.float64, device="meta")
         return float(value) if wanted == "float" and isinstance(value, int) else value
 
-    def _tensor(self, dims: Any, label: str) -> Any:
+    def _tensor(self, dims: Any, label: str, strides: Any) -> Any:
         sizes = [whole(one) for one in dims] if isinstance(dims, list) else []
         if any(size is None or size < 0 for size in sizes):
             raise ValueError("a size is not told")
-        return self._torch.empty(sizes, dtype=getattr(self._torch, _TORCH_TYPES[label]), device="meta")
+        where = {"dtype": getattr(self._torch, _TORCH_TYPES[label]), "device": "meta"}
+        steps = [whole(one) for one in strides] if isinstance(strides, list) else []
+        if len(steps) != len(sizes) or any(step is None or step < 0 for step in steps):
+            return self._torch.empty(sizes, **where)
+        return self._torch.empty_strided(sizes, steps, **where)
 
 
 def _value(given: Any) -> Any:

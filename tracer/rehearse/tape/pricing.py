@@ -81,6 +81,13 @@ def unordered(args: Any, out: Any) -> int:
     return 0 if is_alike and _is_dense(tensors[0]) else int(results[0].numel())
 
 
+def as_laid_out(work: Work, func: Any, call: Call) -> Work:
+    """Return *work* of *call*, an operator *func*; of one whose operands do not lie alike as addressed."""
+    if work.kind == "memory" and is_elementwise(call.name, func) and (n := unordered(call.args, call.out)):
+        return work._replace(m=n, aligned=False)
+    return work
+
+
 def strides_of(values: Any) -> tuple[tuple[int, ...], ...]:
     """Return the strides of the tensors in *values*; none of a sparse one."""
     return tuple(one.stride() if _is_strided(one) else () for one in tensors_in(values))
@@ -215,10 +222,8 @@ class Pricing:
 
     def work(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
         """Return the work of a call."""
-        work = work_of(_call(name, func, args, kwargs, out)._replace(ends=self._ends(name, args, kwargs)))
-        if work.kind == "memory" and is_elementwise(name, func) and (n_elements := unordered(args, out)):
-            return work._replace(m=n_elements, aligned=False)
-        return work
+        call = _call(name, func, args, kwargs, out)._replace(ends=self._ends(name, args, kwargs))
+        return as_laid_out(work_of(call), func, call)
 
     def _ends(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Return where the rows of each expert or sequence end, nothing if it is unknown."""
