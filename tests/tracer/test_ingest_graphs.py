@@ -129,6 +129,13 @@ def test_a_dump_gives_its_collectives(how: str, tmp_path: Path) -> None:
     assert (row["axis"], row["size_bytes"], row["dtype"]) == ("world", 32, "fp32")
 
 
+def test_the_size_of_a_gather_in_a_dump_is_that_of_the_whole(tmp_path: Path) -> None:
+    """A dump has what a rank gives."""
+    (tmp_path / "rank_0").write_text(json.dumps(dump(profiling_name="nccl:_all_gather_base")))
+    (row,) = opened(tmp_path / "rank_0", tmp_path / "run").spans().to_pylist()
+    assert (row["kind"], row["size_bytes"]) == ("all_gather", 2 * 32)
+
+
 def test_a_collective_without_an_end_is_counted(tmp_path: Path) -> None:
     (tmp_path / "rank_0").write_text(json.dumps(dump(duration_ms=None, state="scheduled")))
     found = ingest([tmp_path / "rank_0"], tmp_path / "run")

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.events import array_bytes, elements, product_flops, text, whole
-from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
+from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed, whole_bytes
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype, kernel
 from foretrace.tracer.ingest.notes import COLLECTIVE
 from foretrace.tracer.ingest.protobuf import fields, packed, text_of, varint
@@ -375,16 +375,14 @@ def _graph_row(node: Mapping[str, Any], groups: TraceGroups) -> dict[str, Any]:
     if name.startswith(COLLECTIVE):
         group = groups.of({"Process Group Name": "0", "Group size": groups.world_size or None})
         kind = collective_kind(name)
-        n_elements = sum(elements(shape) for shape in shapes)
-        if kind == "all_gather" and group is not None:
-            n_elements *= len(group.ranks)  # the node has what a rank gives, sizes are of the whole
+        given_bytes = array_bytes(sum(elements(shape) for shape in shapes), width)
         return {
             "stream": "communication",
             "category": "collective" if kind != UNKNOWN else "host",
             "kind": kind if kind != UNKNOWN else "operator",
             "name": name,
             **placed(group),
-            "size_bytes": array_bytes(n_elements, width),
+            "size_bytes": whole_bytes(kind, given_bytes, group),
             "flops": 0,
             "dtype": label,
         }

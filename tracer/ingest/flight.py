@@ -25,7 +25,7 @@ from foretrace.door import check
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.groups import axis_of
 from foretrace.tracer.ingest.events import array_bytes, elements, number, text, whole
-from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed
+from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, placed, whole_bytes
 from foretrace.tracer.ingest.kernels import collective_kind, first_dtype
 from foretrace.tracer.ingest.recording import Recording, Rows
 from foretrace.tracer.ingest.sources import Progress, Source, kind_of, rank_in_name, read_whole
@@ -291,17 +291,19 @@ def _row(entry: Mapping[str, Any], groups: TraceGroups, result: Recording) -> di
     else:
         duration = 0
         result.lost["collective without an end: only its arrival is known"] += 1
-    name, _ = _group_of(entry)
     sequence, what = whole(entry.get("collective_seq_id")), text(entry.get("profiling_name", ""))
+    group, kind = groups.of({"Process Group Name": _group_of(entry)[0]}), collective_kind(what)
+    array = _array(entry)
     return {
         "category": "collective",
-        "kind": collective_kind(what),
+        "kind": kind,
         "name": what[:160],
         "start_ns": start,
         "duration_ns": duration,
-        **placed(groups.of({"Process Group Name": name})),
+        **placed(group),
         "sequence": sequence if sequence is not None and sequence >= 0 else -1,
-        **_array(entry),
+        **array,
+        "size_bytes": whole_bytes(kind, array["size_bytes"], group),
     }
 
 

@@ -128,3 +128,12 @@ class TraceGroups:
 def placed(group: Group | None) -> dict[str, Any]:
     """Return the columns of a timeline that say over which group a communication runs."""
     return {"axis": group.axis if group else "unknown", "group": group.id if group else -1}
+
+
+def whole_bytes(kind: str, given_bytes: int, group: Group | None) -> int:
+    """Return the size of an array, as the timeline has it, of which a rank gives *given_bytes*.
+
+    Of an all-gather that is the whole: as many parts as there are ranks.
+    """
+    parts = len(group.ranks) if kind == "all_gather" and group is not None else 1
+    return min(given_bytes * parts, (1 << 62) - 1)

@@ -33,7 +33,7 @@ from foretrace.tracer.ingest.events import (
     timed_ns,
     whole,
 )
-from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups
+from foretrace.tracer.ingest.groups import MOST_RANKS, TraceGroups, whole_bytes
 from foretrace.tracer.ingest.host import (
     Known,
     OnDevice,
@@ -600,14 +600,12 @@ def with_calls(
     untold = np.array([call.group is None and call.kind != PEER for call in calls], np.bool_)
     streams = np.unique(stream[untold]).tolist()
     of_stream = {number: _everyone(known, place) for place, number in enumerate(streams)}
-    calls = [
-        _sized(replace(call, group=call.group or of_stream.get(number) if call.kind != PEER else None))
-        for call, number in zip(calls, stream.tolist(), strict=True)
-    ]
     moved = columns["bytes_moved"][communication].tolist()
     calls = [
-        replace(call, size_bytes=size) if call.kind == PEER else call
-        for call, size in zip(calls, moved, strict=True)
+        replace(call, group=None, size_bytes=size)
+        if call.kind == PEER
+        else _in_group(call, call.group or of_stream.get(number))
+        for call, number, size in zip(calls, stream.tolist(), moved, strict=True)
     ]
     where = np.flatnonzero(communication)
     n = len(communication)
@@ -661,11 +659,11 @@ def _everyone(known: Known, place: int) -> Group | None:
     return None
 
 
-def _sized(call: Call) -> Call:
-    """Return *call* with the size of the whole array; an annotation gives the input, which may be a shard."""
-    if call.kind == "all_gather" and call.source.startswith("annotation") and call.group is not None:
-        return replace(call, size_bytes=call.size_bytes * len(call.group.ranks))
-    return call
+def _in_group(call: Call, group: Group | None) -> Call:
+    """Return *call* over *group*; the size that an annotation gives is of the input, perhaps a part."""
+    is_given = call.source.startswith("annotation")
+    size = whole_bytes(call.kind, call.size_bytes, group) if is_given else call.size_bytes
+    return replace(call, group=group, size_bytes=size)
 
 
 def _numbers(n: int, where: NDArray[np.intp], values: list[int], default: int, kind: Any) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from foretrace.tracer.ingest.groups import whole_bytes
 from foretrace.tracer.rehearse.tape.works import Work
 from foretrace.traces.layout import Group
 from foretrace.traces.rehearsal import (
@@ -86,8 +87,7 @@ class Met(NamedTuple):
 
     def size_bytes(self, node: Node) -> int:
         """Return the size as in the timeline: of a gather the whole, not what a rank gives."""
-        n = len(self.group.ranks) if self.kind == "all_gather" else 1
-        return min(node.size("comm_size") * n, (1 << 62) - 1)
+        return whole_bytes(self.kind, node.size("comm_size"), self.group)
 
 
 class _Done(NamedTuple):
