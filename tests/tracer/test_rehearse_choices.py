@@ -1,12 +1,16 @@
 """What is a choice of experts and what is not, and what is known of counts that differ."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.data.experts import Loads, parsed, share
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 torch = pytest.importorskip("torch")
 
@@ -21,6 +25,31 @@ from foretrace.tracer.rehearse.data.numbers import Numbers  # noqa: E402 - needs
 from foretrace.tracer.rehearse.data.stated import Stated  # noqa: E402
 
 TOKENS, EXPERTS, BINS = 64, 8, 4
+
+EXCHANGED = f"""
+import torch, torch.distributed as dist
+from torch import nn
+
+class MoE(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.expert = nn.Linear(8, {EXPERTS}), nn.Linear(8, 8)
+
+    def forward(self, x):
+        sent = torch.bincount(self.gate(x).topk(1)[1][:, 0] // {EXPERTS // 2}, minlength=2)
+        got = torch.empty_like(sent)
+        dist.all_to_all_single(got, sent)
+        rows = x.new_empty(sum(got.tolist()), 8)
+        dist.all_to_all_single(rows, x, got.tolist(), sent.tolist())
+        return self.expert(rows)
+
+dist.init_process_group("nccl")
+model = MoE().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn({TOKENS}, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
 
 
 class Router(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -95,6 +124,15 @@ def test_counts_of_two_means_stay_two_where_they_are_put_together(together: Any)
         found = [stated.scalar(one) for one in copied.view(-1)]
     even = TOKENS // BINS
     assert found == [even] * BINS + [share(1.5 * even, at) for at in range(BINS)]
+
+
+def test_counts_that_experts_have_exchanged_are_even_unless_said_otherwise(tmp_path: Path) -> None:
+    """As with ``--expert-load zipf:0``: each rank sends half of its tokens to either."""
+    script = tmp_path / "train.py"
+    script.write_text(EXCHANGED)
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    works = read_rank(rehearsal_folder(tmp_path / "run"), 0).works.to_pylist()
+    assert any((one["m"], one["n"], one["k"]) == (TOKENS, 8, 8) for one in works)
 
 
 @pytest.mark.parametrize(("name", "args"), [("topk", (1,)), ("argmax", (-1,)), ("multinomial", (1,))])

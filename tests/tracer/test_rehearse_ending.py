@@ -68,6 +68,7 @@ for _ in range(2):
     if not (out[:, 2:] >= out[:, :2]).all():
         raise ValueError("no boxes")
     assert (out > -1e9).all()
+    assert torch.allclose(out, 2 * out), "not twice as much"
     out.sum().backward()
     optimizer.step()
 """
@@ -94,7 +95,7 @@ def test_a_script_that_checks_what_it_computes_goes_on(tmp_path: Path, loaded: L
     script.write_text(SCRIPT)
     told = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run", on=loaded).stated
     held = [line for line in told if "told True (a check that would end the script, or print)" in line]
-    assert [line.split()[0] for line in held] == ["boxes.py:7", "boxes.py:9"]
+    assert [line.split()[0] for line in held] == ["boxes.py:7", "boxes.py:9", "boxes.py:10"]
 
 
 PRINTS = """

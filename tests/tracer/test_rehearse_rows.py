@@ -88,6 +88,27 @@ def test_rows_are_those_of_the_loader(
     assert list(found.notes) == [AGAIN.format(rows=ROWS, n=passes)] * bool(passes)
 
 
+EVALUATED = """
+    critic(next(batches).cuda()).sum().backward()
+    of_critic.step()
+    with torch.no_grad():
+        for few in DataLoader(data[:4], batch_size=2):
+            critic.eval()(few.cuda())
+    critic.train()
+"""
+
+
+@pytest.mark.parametrize(("shape", "step", "tokens"), [("5, 8", VIEWS, 5), ("8", EVALUATED, 0)])
+def test_rows_are_those_of_the_loader_of_passes_that_train(
+    shape: str, step: str, tokens: int, tmp_path: Path
+) -> None:
+    """Also where a row has many places; not those of the loader of an evaluation after the step before."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(made=FLAT, shape=shape, step=step.strip("\n")))
+    found = rehearse(Asked(command=(str(script),), world_size=RANKS, ranks=(0,)), tmp_path / "run")
+    assert rows_and_tokens(found) == (ROWS * RANKS, ROWS * RANKS * tokens)
+
+
 TEXTS = """
 import torch
 

@@ -176,6 +176,7 @@ class RehearsalSession(State):
     def step_ended(self) -> None:
         """A step is over: forget it if it is a warm-up step; end the rehearsal if it is the last one."""
         self.failures.step_ended()
+        self.trainings.loaded.used(self.position.step - 1, is_over=True)
         # In each step, because a script may destroy its groups before it ends.
         self.trainings.gathered()
         self.rounds.step_ended()
@@ -215,7 +216,9 @@ class RehearsalSession(State):
             self.lane.trains = self.has_gradients()
             if self.steps.is_evaluating:
                 self.warn(EVALUATES)
+                self.trainings.loaded.left_out()
             elif _has_parameters(module):
+                self.trainings.loaded.used(self.position.step)
                 self._sides = sides_of(module)
                 self.learning.begin(module, trains=self.lane.trains)
                 self.learning.note_input(self.input_job(args), args)

@@ -118,7 +118,7 @@ MOST_IN_VAIN: Final = 100
 
 
 class Loaded:
-    """Counts the rows that each loader delivers in a step.
+    """Counts the rows that each loader delivers for a step.
 
     Args:
         position: where the training is.
@@ -130,6 +130,8 @@ class Loaded:
     def __init__(self, position: Any) -> None:
         self._position = position
         self._given: dict[int, dict[int, list[_Batch]]] = {}  # by step and loader
+        # those that no pass was given yet, each with the step in which it was delivered, -1: in none
+        self._waiting: list[tuple[int, int, _Batch, Mark]] = []
         self.dealt: dict[int, dict[str, int]] = {}  # by loader, ``dealt_by`` of it
         self.lacking: dict[int, dict[str, Any]] = {}  # by loader, ``uneven_of`` it
         self.marks: dict[int, list[Mark]] = {}
@@ -140,10 +142,24 @@ class Loaded:
         tensors = [one for one in tensors_inside([batch]) if len(one.shape)]
         found = _Batch(int(tensors[0].shape[0]) if tensors else 0, len(indices) if indices else 0)
         if found.size:
-            self._given.setdefault(self._position.step, {}).setdefault(loader, []).append(found)
-            self.marks.setdefault(self._position.step, []).append(mark_of(tensors, indices))
+            self._waiting.append((self._position.step, loader, found, mark_of(tensors, indices)))
             plain = [list(map(int, one.shape)) for one in tensors if not getattr(one, "is_nested", False)]
             self.shapes = plain or self.shapes
+
+    def used(self, step: int, *, is_over: bool = False) -> None:
+        """Count for *step* what waits, as a pass of it begins; if it *is_over*, what was delivered in it."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            at, loader, batch, mark = one
+            if is_over and max(at, 0) != step:
+                self._waiting.append(one)
+                continue
+            self._given.setdefault(step, {}).setdefault(loader, []).append(batch)
+            self.marks.setdefault(step, []).append(mark)
+
+    def left_out(self) -> None:
+        """What has been delivered is of no step: a pass of an evaluation begins."""
+        self._waiting.clear()
 
     def fits(self, rows: int, step: int) -> bool:
         """Whether an input of so many *rows* may be what a loader gives in *step*, or an equal part of it."""
@@ -186,14 +202,9 @@ class Loaded:
         return [found for loader in used if (found := self.lacking.get(loader))]
 
     def shrunk(self, step: int, before: int) -> tuple[int, int] | None:
-        """Return the samples of *step* and of the step *before* if a loader gives half of them at most.
-
-        The batch of the first step comes before that has begun.
-        """
-        earlier: dict[int, int] = {}
-        for at in (before, before - 1) if before == 0 else (before,):
-            for loader, batches in self._given.get(at, {}).items():
-                earlier[loader] = earlier.get(loader, 0) + sum(one.size for one in batches)
+        """Return the samples of *step* and of the step *before* if a loader gives half of them at most."""
+        given = self._given.get(before, {}).items()
+        earlier = {loader: sum(one.size for one in batches) for loader, batches in given}
         for loader, batches in self._given.get(step, {}).items():
             size = sum(one.size for one in batches)
             if 2 * size <= earlier.get(loader, 0):

@@ -14,7 +14,6 @@ import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import prod
 from typing import Any, Final, NamedTuple
 
 from foretrace.tracer import internals
@@ -22,7 +21,7 @@ from foretrace.tracer.internals import makers
 from foretrace.tracer.rehearse.tape.calls import storage_key, tensors_in
 from foretrace.tracer.rehearse.words import is_first_value
 
-# Operators whose results are computed on known numbers, by kind: they create, fill, compute or overwrite.
+# Operators whose results are computed on known numbers: those that create, fill, draw or overwrite, by kind.
 
 
 FACTORIES: Final = frozenset(
@@ -52,31 +51,6 @@ FILLS: Final[Mapping[str, tuple[int, float | None]]] = {
     "aten.full": (1, None), "aten.full_like": (1, None), "aten.fill_": (1, None), "aten.new_full": (2, None),
 }  # fmt: skip
 """Operators that fill a tensor with one number: which of their arguments it is, or, if not None, what."""
-
-COMPUTED: Final = frozenset(
-    {
-        "aten._to_copy", "aten.abs", "aten.add", "aten.all", "aten.amax", "aten.amin", "aten.any",
-        "aten.argmax", "aten.argmin", "aten.argsort", "aten.bitwise_and", "aten.bitwise_not",
-        "aten._is_all_true", "aten._is_any_true",
-        "aten.bitwise_or", "aten.cat", "aten.ceil", "aten.clamp", "aten.clamp_max", "aten.clamp_min",
-        "aten.clone", "aten.constant_pad_nd", "aten.copy_", "aten.count_nonzero", "aten.cumsum", "aten.div",
-        "aten.eq", "aten.fill_", "aten.flip", "aten.floor", "aten.floor_divide", "aten.fmod", "aten.gather",
-        "aten.ge", "aten.gt", "aten.index", "aten.index_put_", "aten.index_select", "aten.le",
-        "aten.logical_and", "aten.logical_not", "aten.logical_or", "aten.lt", "aten.masked_fill",
-        "aten.max", "aten.maximum", "aten.mean", "aten.min", "aten.minimum", "aten.mul", "aten.ne",
-        "aten.neg", "aten.pow", "aten.prod", "aten.remainder", "aten.repeat", "aten.roll", "aten.round",
-        "aten.rsub", "aten.reciprocal", "aten.logical_xor", "aten.bitwise_xor",
-        "aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_",
-        "aten.searchsorted", "aten.sort", "aten.stack", "aten.sub", "aten.sum", "aten.topk", "aten.tril",
-        "aten.triu", "aten.where", "aten.zero_", "aten.add_", "aten.sub_", "aten.mul_", "aten.clamp_",
-        "aten.masked_fill_", "aten.bernoulli", "aten.bernoulli_", "aten.multinomial", "aten.random_",
-        "aten.bitwise_and_", "aten.bitwise_or_", "aten.logical_and_", "aten.logical_or_",
-        "aten.logical_not_", "aten.bitwise_not_", "aten.floor_divide_", "aten.div_", "aten.remainder_",
-        "aten._pin_memory", "aten.unfold_backward", "aten.upsample_nearest1d",
-        "aten.upsample_nearest2d",
-    }
-)  # fmt: skip
-"""Operators that are computed where all of their operands are known."""
 
 BLANK: Final = frozenset(
     {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
@@ -112,69 +86,33 @@ generation ends with its last token, whatever the tokens are."""
 FILLED: Final = BLANK | FILLS.keys()
 """Operators whose results are all one number."""
 
-FOLLOWED: Final = FACTORIES | LIKE | COMPUTED | BLANK | OVERWRITES
+ASKED: Final = frozenset({"aten.bernoulli", "aten.multinomial"})
+"""Operators that draw, and ask a tensor how likely each number is."""
 
-PRODUCTS: Final[Mapping[str, int]] = {
-    "aten.mm": 0, "aten.bmm": 0, "aten.mv": 0, "aten.dot": 0, "aten.vdot": 0,
-    "aten.addmm": 1, "aten.addmv": 1, "aten.baddbmm": 1, "aten.addbmm": 1,
-}  # fmt: skip
-"""Products, by which of their operands is the first factor: over its last dimension it is summed."""
-
-DECOMPOSES: Final = frozenset(
-    {
-        "aten._linalg_det", "aten._linalg_eigh", "aten._linalg_slogdet", "aten._linalg_solve_ex",
-        "aten._linalg_svd", "aten.cholesky_inverse", "aten.linalg_cholesky_ex", "aten.linalg_eig",
-        "aten.linalg_householder_product", "aten.linalg_inv_ex", "aten.linalg_lu_factor_ex",
-        "aten.linalg_matrix_exp", "aten.linalg_qr", "aten.linalg_solve_triangular",
-    }
-)  # fmt: skip
-"""Operators on matrices that take a third power of their sides."""
-
-ROWS: Final = frozenset(
-    {
-        "aten._fft_c2c", "aten._fft_c2r", "aten._fft_r2c", "aten._log_softmax", "aten._softmax",
-        "aten.complex", "aten.cummax", "aten.cummin", "aten.cumprod", "aten.cumprod_", "aten.cumsum_",
-        "aten.diag_embed", "aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_",
-        "aten.index_fill", "aten.index_fill_", "aten.linalg_cross", "aten.linalg_vector_norm",
-        "aten.logcumsumexp", "aten.logsumexp", "aten.nansum", "aten.polar", "aten.std", "aten.std_mean",
-        "aten.trace", "aten.tril_", "aten.triu_", "aten.var", "aten.var_mean",
-    }
-)  # fmt: skip
-"""Operators along dimensions, and those that put elements in places."""
-
-MOST_OPERATIONS: Final = 1 << 26
-"""Multiplications above which a product or a decomposition is left out: they take tens of milliseconds."""
+LISTS: Final = ("aten._foreach_", "aten._fused_", "aten._amp_")
+"""How names of operators begin that optimizers give all their states: of these nobody asks."""
 
 MOST_FRACTIONS: Final = 1 << 17
-"""Elements above which a result is left out: a table of angles as long as a text is copied once per layer."""
+"""Fractions above which none are drawn: nobody asks for so many."""
 
 
 def is_followed(name: str, func: Any) -> bool:
-    """Whether the operator *func*, called *name*, is computed on known numbers though ``FOLLOWED`` lacks it.
+    """Whether the operator *func*, called *name*, is computed where all of its operands are known.
 
-    Operators on each element that draw no random numbers are. An operator that is composed of
+    All are whose results are new, or are the operands that they change. An operator that is composed of
     others is followed through these instead: in place it would be computed twice.
     """
     import torch
 
-    if name in PRODUCTS or name in DECOMPOSES or name in ROWS:
+    if name in FRESH or name in BLANK or name in OVERWRITES or name in ASKED:
         return True
-    if func.namespace != "aten" or name.endswith("_backward") or torch.Tag.pointwise not in func.tags:
+    if func.namespace != "aten" or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
         return False
-    is_composite = internals.is_composite(func)
-    return torch.Tag.nondeterministic_seeded not in func.tags and not is_composite
-
-
-def is_laborious(name: str, args: Sequence[Any], result: Any) -> bool:
-    """Whether the operator *name* of *args* takes long for its first *result*; never if a list names it."""
-    if name not in FOLLOWED and result.numel() > MOST_FRACTIONS:
-        return True
-    if name in PRODUCTS:
-        return bool(result.numel() * args[PRODUCTS[name]].shape[-1] > MOST_OPERATIONS)
-    if name in DECOMPOSES:
-        shape = tuple(args[0].shape)
-        return bool(prod(shape) * max(shape[-2:]) > MOST_OPERATIONS)
-    return False
+    if name.startswith(LISTS) or internals.is_composite(func):
+        return False
+    schema = internals.schema_of(func)
+    changed = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return len(changed) == sum(one.alias_info is not None for one in schema.returns)
 
 
 # Elements given by a rule, a constant or a range: none is created before it is read.
@@ -440,7 +378,7 @@ class Numbers:
             return
         if is_fresh:
             args = [*self._shapes(args[:1]), *args[1:]] if name in LIKE or name in OVERWRITES else args
-        elif not self._is_known(args) or is_laborious(name, args, results[0]):
+        elif not self._is_known(args):
             if internals.schema_of(func).is_mutable:
                 self.forget(results)
             return

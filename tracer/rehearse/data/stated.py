@@ -27,6 +27,7 @@ from foretrace.tracer.rehearse.data.experts import (
     KEEPS,
     OF_MEANS,
     PUTS_TOGETHER,
+    ROUTERS,
     Choices,
     Known,
     Loads,
@@ -285,9 +286,15 @@ class Stated:
             reads.pop()
 
     def needed(self, said: str) -> RehearsalError:
-        """Return the error of a script that needs to know a number, of which is *said* what it is."""
+        """Return the error of a script that needs to know a number, of which is *said* what it is.
+
+        Raises:
+            UnroutedError: experts are about to run, so that it may come of choices, which are made up then.
+        """
         # Behind the last step that is kept this ends the rehearsal well: nothing is needed any more.
         self.finish()
+        if ROUTERS.search(type(self.choices.inside()).__name__):
+            self.choices.need(asker())
         said = said.removesuffix(f" that {asker()} reads")
         return RehearsalError(
             f"{asker()} needs {said}, which a rehearsal does not compute: say in a stub file what it is, or "

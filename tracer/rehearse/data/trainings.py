@@ -162,13 +162,14 @@ class Trainings:
             rows = samples or rows
         elif sizes is not None and sizes.is_vector and 0 < samples < rows:  # texts, one behind the other
             rows, tokens = samples, rows
-        elif tokens and job.get("input_is_embedded"):
-            session.warn(FRAMES.format(n=shape[1], width=shape[2]))
-        elif not tokens:
+        elif not tokens or job.get("input_is_embedded"):
             rows, said, is_known = self.loaded.counted(shape, rows, step)
             if not is_known:
                 return {"unknown": said, "given": given}
             session.warn(said) if said else None
+            if tokens:
+                session.warn(FRAMES.format(n=shape[1], width=shape[2]))
+                tokens = rows * shape[1]
         plain = _plain(shape, n_passes, has_tokens=tokens > 0 and len(shape) > 1)
         if (rows, tokens) == (plain["rows"], plain["tokens"]):
             return plain

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from foretrace.tracer import internals
 from foretrace.tracer.operators import OPERATORS, dtype_name, tensor_bytes
-from foretrace.tracer.rehearse.data.numbers import FOLLOWED as COMPUTED_ON
 from foretrace.tracer.rehearse.data.numbers import is_followed
 from foretrace.tracer.rehearse.data.questions import DATA_DEPENDENT, Questions
 from foretrace.tracer.rehearse.data.stated import FOLLOWED, Stated
@@ -137,7 +136,7 @@ def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:
         if choices.n_routed:
             known.taint(args, out)
 
-    if name in COMPUTED_ON or is_followed(name, func):
+    if is_followed(name, func):
         return around(handler, forget_mean if schema.is_mutable else None, learn)
     return around(handler, forget if schema.is_mutable else None)
 
