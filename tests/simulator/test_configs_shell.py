@@ -115,3 +115,9 @@ def test_accelerate_is_fsdp_1_without_prefetch_unless_told(
     assert profile.name == "transformers"
     assert (profile.copies_gathered, profile.prefetch_backward) == (copied, prefetched)
     assert profile.joins_gradients is not copied
+
+
+def test_variables_that_double_are_refused_before_they_fill_the_memory() -> None:
+    with pytest.raises(ConfigError, match="more than 1,000,000 letters"):
+        arguments("A=x\n" + "A=$A$A\n" * 60 + "torchrun t.py --n $A\n")
+    assert arguments(f"torchrun t.py --n $(({'-' * 9999}1))\n")["n"] == f"$(({'-' * 9999}1))"
