@@ -72,6 +72,16 @@ def test_a_rehearsal_of_ranks_that_its_world_has_not_is_one_line(
     assert (found.exit_code, found.stderr.count("\n")) == (2, 1), found.output
 
 
+@pytest.mark.parametrize("by", fuzzing.MISPLACED[1:])
+def test_a_file_of_a_run_that_is_none_is_said(by: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_folder() / "simulated", run)
+    misplace(run / "memory.arrow", by)
+    found = CliRunner().invoke(main, ["analyze", str(run), "--json"])
+    assert found.exit_code == 0, found.output
+    assert "memory.arrow is no file: left out" in json.loads(found.stdout)["warnings"]
+
+
 def test_an_error_is_no_longer_than_a_page() -> None:
     found = CliRunner().invoke(main, ["topology", "show", "a" * 100_000])
     assert (found.exit_code, len(found.stderr) < 5000) == (2, True)
