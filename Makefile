@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
 #   make demo   runs the main job and writes its reports to demo/
 #   make test   lint, types, layering, the lowest versions of dependencies, and the test suite
+#   make newest the newest versions of dependencies, and which lines of constraints.txt are behind
 #   make fuzz   10,000 damaged inputs and absurd flags
 # Both build their own virtual environment in $(VENV) first.
 
@@ -16,7 +17,7 @@ WORKERS ?= 3
 CONSTRAINTS ?= -c constraints.txt $(shell command -v nvidia-smi >/dev/null 2>&1 || echo -c constraints-torch-cpu.txt)
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test lint types suite lowest fuzz clean
+.PHONY: demo test lint types suite lowest newest fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -52,12 +53,20 @@ fuzz: $(VENV)/.ready
 # The lowest versions of pyproject.toml, on the Python that has them: every verb on every kind of input, and figures.
 # What pip does not compile (half its time) Python does where it is used, and warns of old escapes.
 LOWEST ?= $(VENV)-lowest
-LOWEST_TESTS ?= tests/test_fuzzing.py::test_what_is_damaged_is_answered_whole tests/traces/test_figures.py
+QUICK_TESTS ?= tests/test_fuzzing.py::test_what_is_damaged_is_answered_whole tests/traces/test_figures.py
 lowest:
 	$(or $(OLDEST),python3.11) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-lowest.txt \
 		--editable . pytest hypothesis
-	NUMBA_CACHE_DIR=$(abspath $(LOWEST))/compiled $(LOWEST)/bin/python -m pytest -W "ignore:invalid escape" $(LOWEST_TESTS)
+	NUMBA_CACHE_DIR=$(abspath $(LOWEST))/compiled $(LOWEST)/bin/python -m pytest -W "ignore:invalid escape" $(QUICK_TESTS)
+
+# The same on the newest versions of all but torch, in place of the tried ones; then which of these are behind.
+NEWEST ?= $(VENV)-newest
+newest:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable ".[dev]"
+	$(NEWEST)/bin/python -m pytest $(QUICK_TESTS)
+	@$(NEWEST)/bin/python -m pip freeze | grep -Fixvf - constraints.txt | sed -n '/==/s/^/constraints.txt is behind: /p'
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -474,10 +474,8 @@ def wrong(one: Case) -> Iterator[str]:
     signal.signal(signal.SIGPROF, _end)  # time of the processor: others may have the machine
     signal.setitimer(signal.ITIMER_PROF, MOST_S)
     try:
-        command: click.Command = cli.main
-        words = one.words
-        if one.parses or one.words[0].startswith("/"):
-            command, words = (_parsing if one.parses else _asking)(one.words), []
+        made = _parsing if one.parses else _asking if one.words[0].startswith("/") else None
+        command, words = (made(one.words), []) if made else (cli.main, one.words)
         found = CliRunner().invoke(command, words)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

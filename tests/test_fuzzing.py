@@ -1,5 +1,6 @@
 """A part of ``make fuzz``: no traceback, no hang, no silent change, whatever the input."""
 
+import json
 import os
 import random
 import resource
@@ -49,6 +50,41 @@ def test_what_is_no_file_or_has_no_end_is_not_read(name: str, verb: str, by: str
     Path("/proc/self/clear_refs").write_text("5")
     assert list(wrong(Case(verb.replace("{}", str(run)).split()))) == []
     assert fuzzing.peak_bytes() < fuzzing.MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("world_size", 1),
+        ("representatives", [0]),
+        ("representatives", [0, 9]),
+        ("groups", [{"id": 1, "axis": "dp", "ranks": [0, 7]}]),
+    ],
+)
+def test_a_rehearsal_of_ranks_that_its_world_has_not_is_one_line(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    shutil.copytree(run_folder() / "rehearsed", tmp_path / "run")
+    file = tmp_path / "run" / "rehearsal" / "rehearsal.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    words = OF_REHEARSALS[0].replace("{}", str(tmp_path / "run")).split()
+    found = CliRunner().invoke(main, words)
+    assert (found.exit_code, found.stderr.count("\n")) == (2, 1), found.output
+
+
+@pytest.mark.parametrize("by", fuzzing.MISPLACED[1:])
+def test_a_file_of_a_run_that_is_none_is_said(by: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_folder() / "simulated", run)
+    misplace(run / "memory.arrow", by)
+    found = CliRunner().invoke(main, ["analyze", str(run), "--json"])
+    assert found.exit_code == 0, found.output
+    assert "memory.arrow is no file: left out" in json.loads(found.stdout)["warnings"]
+
+
+def test_an_error_is_no_longer_than_a_page() -> None:
+    found = CliRunner().invoke(main, ["topology", "show", "a" * 100_000])
+    assert (found.exit_code, len(found.stderr) < 5000) == (2, True)
 
 
 TOPOLOGY = f"topology read {CORPUS / 'nccl.wiring.xml'} -o mine.toml".split()

@@ -206,15 +206,11 @@ class RunInfo:
     def __post_init__(self) -> None:
         if self.origin not in ORIGINS:
             raise RunError(f"origin {self.origin!r}: one of {', '.join(ORIGINS)}")
-        if not 1 <= self.world_size <= MOST_RANKS:
-            raise RunError(f"world_size={self.world_size}: a run has from 1 to {MOST_RANKS:,} ranks")
-        for group in self.groups:
-            if any(not 0 <= rank < self.world_size for rank in group.ranks):
-                raise RunError(f"group {group.id} has ranks outside of the world of {self.world_size}")
+        check_world(self.world_size, self.groups)
         if self.layout is not None and self.layout.world_size != self.world_size:
             raise RunError(f"the layout has {self.layout.world_size} ranks, but world_size={self.world_size}")
         if self.representatives is not None:
-            _check_representatives(self.representatives, self.world_size)
+            check_representatives(self.representatives, self.world_size)
 
     def to_json(self) -> str:
         """Return the text of ``run.json``. Raises RunError if a description holds what JSON cannot say."""
@@ -381,7 +377,16 @@ def _collected(parts: Mapping[int, RunInfo]) -> list[str]:
     return [f"rank {rank_list(ranks)}: {warning}" for warning, ranks in said.items()]
 
 
-def _check_representatives(representatives: Sequence[int], world_size: int) -> None:
+def check_world(world_size: int, groups: Sequence[Group]) -> None:
+    """Raise RunError if a world is empty or too large, or a group has ranks outside of it."""
+    if not 1 <= world_size <= MOST_RANKS:
+        raise RunError(f"world_size={world_size}: a run has from 1 to {MOST_RANKS:,} ranks")
+    for group in groups:
+        if any(not 0 <= rank < world_size for rank in group.ranks):
+            raise RunError(f"group {group.id} has ranks outside of the world of {world_size}")
+
+
+def check_representatives(representatives: Sequence[int], world_size: int) -> None:
     """Raise RunError unless every rank has a representative that represents itself."""
     if len(representatives) != world_size:
         raise RunError(f"{len(representatives)} representatives for a world of {world_size} ranks")

@@ -7,6 +7,8 @@ Files of another kind, or damaged ones, are refused in one line.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -112,6 +114,7 @@ class _Reader:
         links = self._links(files["links.arrow"].path) if "links.arrow" in files else None
         if isinstance(self._fs, fs.LocalFileSystem):
             self._notes += damaged_notes(root)
+            self._notes += [f"{name} is no file: left out" for name in _no_files(Path(root))]
         if not self._is_sealed:
             self._notes.append("files without checksums: damage to them would go unnoticed")
         return Run(self._name, info, parts, memory, self._notes, links=links, shown=run_html)
@@ -275,6 +278,15 @@ class _Reader:
         if not found:
             return MEMORY.empty_table()
         return pa.concat_tables(found).unify_dictionaries().combine_chunks()
+
+
+def _no_files(root: Path) -> Iterator[str]:
+    """Yield what has the name of a file of a run and is none: a folder, a device, a link to nowhere."""
+    for folder in (root, root / SPANS, root / "ranks"):
+        with suppress(OSError):
+            for at in sorted(folder.iterdir()):
+                if at.suffix in {".json", ".arrow", ".arrows"} and not at.is_file():
+                    yield str(at.relative_to(root))
 
 
 def _parquet(file: pa.NativeFile) -> pa.Table:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from foretrace.door import as_table, check_known, is_as_sealed, parse, read_text, sealed_text, shaped, shown
 from foretrace.traces.errors import RunError
-from foretrace.traces.info import CHANGED, SAID
+from foretrace.traces.info import CHANGED, SAID, check_representatives, check_world
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.sealed import read_file, write_file
 from foretrace.traces.writer import write_atomically
@@ -275,6 +275,8 @@ class Rehearsal:
             )
         try:
             found: Rehearsal = shaped(cls, document)
+            check_world(found.world_size, found.groups)
+            check_representatives(found.representatives, found.world_size)
             for name, kinds in SAID.items():
                 check_known(getattr(found, name, None), kinds, name)
             for name in ("first_step", "steps"):

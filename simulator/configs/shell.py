@@ -14,6 +14,8 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from foretrace.simulator.errors import ConfigError
+
 _ASSIGNMENT: Final = re.compile(
     r"^(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?=)(.*)$", re.DOTALL
 )
@@ -46,6 +48,8 @@ _OF_NUMBERS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "-le": operator.le,
 }
 _COMPARES: Final = {"=": operator.eq, "==": operator.eq, "!=": operator.ne, **_OF_NUMBERS}
+_MOST_LETTERS: Final = 1_000_000
+_LONGEST_SUM: Final = 500  # letters
 _ARITHMETIC: Final = re.compile(r"[\d\s+*/()%-]+")
 
 
@@ -231,12 +235,25 @@ def _assign(variables: dict[str, str], name: str, how: str, value: str) -> None:
 
 
 def _expanded(text: str, variables: dict[str, str]) -> str:
-    """Return *text* with variables and sums in place of their names; unknown names stay."""
+    """Return *text* with variables and sums in place of their names; unknown names stay.
+
+    Raises ConfigError if it becomes too long: a variable can hold two of the one before it, and so on.
+    """
+    n_letters = 0
+
+    def value(found: re.Match[str]) -> str:
+        nonlocal n_letters
+        said = _value(found, variables)
+        n_letters += len(said)
+        if n_letters > _MOST_LETTERS:
+            raise ConfigError(f"variables of the script hold more than {_MOST_LETTERS:,} letters")
+        return said
+
     text = _WHOLE_ARRAY.sub(r"\1", text)
     for _ in range(4):  # defaults may hold variables
         before = text
         text = _PARAMETER.sub(lambda found: found.group(1).strip("\"'"), text)
-        text = _VARIABLE.sub(lambda found: _value(found, variables), text)
+        text = _VARIABLE.sub(value, text)
         text = _SUM.sub(lambda found: _sum(found.group(1) or found.group(2), variables), text)
         if text == before:
             break
@@ -252,9 +269,11 @@ def _value(found: re.Match[str], variables: dict[str, str]) -> str:
 
 def _sum(expression: str, variables: dict[str, str]) -> str:
     """Return the value of whole-number arithmetic, which is all that scripts use; else the text as it is."""
+    if len(expression) > _LONGEST_SUM:
+        return f"$(({expression}))"
     text = re.sub(r"[A-Za-z_]\w*", lambda found: variables.get(found.group(0), found.group(0)), expression)
     # Nothing but digits and operators is ever evaluated; powers could take for ever.
-    if not _ARITHMETIC.fullmatch(text) or "**" in text:
+    if not _ARITHMETIC.fullmatch(text) or "**" in text or len(text) > _LONGEST_SUM:
         return f"$(({expression}))"
     return str(_evaluated(text))
 

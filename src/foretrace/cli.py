@@ -371,8 +371,15 @@ def _forget_output() -> None:
 def _fail(message: str) -> NoReturn:
     """Print *message* as one line on stderr and exit with status 2."""
     with suppress(OSError):  # where nobody can be told
-        click.echo("Error: " + " ".join(message.split()), err=True)
+        said = " ".join(message.split())
+        if len(said) > 2 * _ENDS:  # as with a value of many letters
+            said = f"{said[:_ENDS]} ... {said[-_ENDS:]}"
+        click.echo(f"Error: {said}", err=True)
     sys.exit(2)
+
+
+_ENDS: Final = 2000
+"""Letters of a very long error that are shown of its begin, and of its end."""
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

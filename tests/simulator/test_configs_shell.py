@@ -179,3 +179,9 @@ torchrun train.py --stage $stage --other $other
 def test_a_script_without_arguments_has_its_own_values_and_what_it_prints_is_none() -> None:
     """What its loop over arguments would set is not set; only what nothing else sets is left open."""
     assert arguments(GIVEN) == {"stage": "3", "other": "$2"}
+
+
+def test_variables_that_double_are_refused_before_they_fill_the_memory() -> None:
+    with pytest.raises(ConfigError, match="more than 1,000,000 letters"):
+        arguments("A=x\n" + "A=$A$A\n" * 60 + "torchrun t.py --n $A\n")
+    assert arguments(f"torchrun t.py --n $(({'-' * 9999}1))\n")["n"] == f"$(({'-' * 9999}1))"
