@@ -82,6 +82,13 @@ def test_a_file_of_a_run_that_is_none_is_said(by: str, tmp_path: Path) -> None:
     assert "memory.arrow is no file: left out" in json.loads(found.stdout)["warnings"]
 
 
+@pytest.mark.parametrize("value", ["!!binary aGk=", "2026-01-01", "!!set {a}"])
+def test_what_yaml_has_and_json_has_not_is_text_in_json(value: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text((CORPUS / "accelerate.yaml").read_text() + f"\nmine: {value}\n")
+    words = f"config {tmp_path}/a.yaml --model gpt2 {fuzzing.MACHINE} --json"
+    assert list(wrong(Case(words.split()))) == []
+
+
 def test_an_error_is_no_longer_than_a_page() -> None:
     found = CliRunner().invoke(main, ["topology", "show", "a" * 100_000])
     assert (found.exit_code, len(found.stderr) < 5000) == (2, True)

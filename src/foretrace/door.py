@@ -327,12 +327,12 @@ def shown(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return *value* as JSON, which has no numbers that are not finite: null stands for them."""
+    """Return *value* as JSON: null stands for numbers that are not finite, text for dates and bytes."""
     # Tried as it is: nearly all documents have no such number, and need no copy.
     try:
-        return json.dumps(value, allow_nan=False)
+        return json.dumps(value, allow_nan=False, default=str)
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False)
+        return json.dumps(_finite(value), allow_nan=False, default=str)
 
 
 def _finite(value: Any) -> Any:
