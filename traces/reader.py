@@ -234,9 +234,10 @@ class _Reader:
         )
 
     def _info(self, path: str) -> RunInfo:
-        with self._fs.open_input_stream(path) as stream:
-            contents = stream.read(MOST_BYTES + 1)  # a file can state any size, and take no room
-        if len(contents) > MOST_BYTES:
+        with self._fs.open_input_file(path) as file:
+            # Its size first: a file can state any, and take no room.
+            contents = file.read() if file.size() <= MOST_BYTES else None
+        if contents is None:
             raise RunError(
                 f"{path} is larger than {MOST_BYTES >> 20} MiB, the most that is read of such a file"
             )
