@@ -10,7 +10,7 @@ against the idle time of the sum.
 
 holds idle and compute time of the device, from its first event to its last, against Holistic Trace Analysis
 and TraceLens (each the Python of an environment that has it: ``pip install HolisticTraceAnalysis``, ``pip
-install git+https://github.com/AMD-AGI/TraceLens``), each of which reads all files in one process.
+install git+https://github.com/AMD-AGI/TraceLens``), each of which reads all files in one process, as we do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ import numpy as np
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
-from foretrace.traces.analysis.device_time import device_times
 from foretrace.traces.analysis.gaps import gaps
 from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
 from foretrace.traces.analysis.windows import windows
@@ -74,7 +73,7 @@ def main() -> None:
 
 
 READS = """
-import contextlib, io, json, sys, time, warnings
+import contextlib, io, json, resource, sys, time, warnings
 warnings.simplefilter("ignore")
 for path in sys.stdin.read().split():
     begun = time.process_time()
@@ -83,9 +82,22 @@ for path in sys.stdin.read().split():
             found = read(path)
     except BaseException as error:
         found = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:60]}
-    print("FOUND" + json.dumps(found | {"s": time.process_time() - begun}), flush=True)
+    most = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print("FOUND" + json.dumps(found | {"s": time.process_time() - begun, "most_kb": most}), flush=True)
 """
 """What a tool's ``read`` says of the device of each file that stdin names, in µs, or how it fails."""
+
+OURS = """
+import tempfile
+from foretrace.tracer.ingest.ingest import ingest
+from foretrace.traces.analysis.device_time import device_times
+from foretrace.traces.reader import open_run
+def read(path):
+    with tempfile.TemporaryDirectory() as scratch:
+        ingest([path], f"{scratch}/run")
+        device = device_times(open_run(f"{scratch}/run"))[0]
+        return {"idle": device.idle_ns / 1e3, "compute": device.compute_ns / 1e3}
+"""
 
 TOOLS = {
     "hta": """
@@ -144,12 +156,12 @@ def _around(spans: list[Interval]) -> Interval:
 
 def beside(pythons: dict[str, Path], files: list[Path]) -> None:
     """Print a table of idle and compute time, ours and those of each tool, with what they differ by."""
-    theirs: dict[str, list[dict[str, Any]]] = {}
-    for tool, python in pythons.items():
-        names = "\n".join(map(str, files))
-        command = [str(python), "-c", TOOLS[tool] + READS]
+    names = "\n".join(map(str, files))
+    read: dict[str, list[dict[str, Any]]] = {}
+    for tool, python in {"ours": Path(sys.executable), **pythons}.items():
+        command = [str(python), "-c", TOOLS.get(tool, OURS) + READS]
         done = subprocess.run(command, input=names, capture_output=True, text=True, check=False)
-        theirs[tool] = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
+        read[tool] = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
     less = {
         what: [
             f"{tool} less {of}"
@@ -162,28 +174,22 @@ def beside(pythons: dict[str, Path], files: list[Path]) -> None:
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for at, file in enumerate(files):
         name = file.name.removesuffix(".gz").removesuffix(".json")
-        with tempfile.TemporaryDirectory() as scratch:
-            begun = time.process_time()
-            try:
-                ingest([file], f"{scratch}/run")
-                device = device_times(open_run(f"{scratch}/run"))[0]
-                ours = {"idle": device.idle_ns / 1e6, "compute": device.compute_ns / 1e6}
-            except (IngestError, IndexError):
-                ours = {}
-            took = time.process_time() - begun
+        ours = read["ours"][at]
         events = events_of(file)
         ruled = {tool: by_rules(tool, events) for tool in pythons}
         cells = []
         for what in ("idle", "compute"):
-            cells.append(f"{ours[what]:.3f}" if ours else "none")
+            cells.append(f"{ours[what] / 1e3:.3f}" if what in ours else "none")
             for tool in pythons:
-                said = theirs[tool][at].get(what) if ours else None
-                cells.append("" if said is None else f"{said / 1e3 - ours[what]:+.3f}")
+                said = read[tool][at].get(what) if what in ours else None
+                cells.append("" if said is None else f"{(said - ours[what]) / 1e3:+.3f}")
                 if RULED[tool] == what:
                     cells.append("" if said is None else f"{(said * 1e3 - ruled[tool]) / 1e6:+.3f}")
-        said_of = [theirs[tool][at] for tool in pythons]
-        cells += [f"{took:.2f}", *(one.get("error", f"{one['s']:.2f}") for one in said_of)]
+        cells.append(f"{ours['s']:.2f}")
+        cells += [one.get("error", f"{one['s']:.2f}") for one in (read[tool][at] for tool in pythons)]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    most = [f"{tool} {own[-1]['most_kb'] / 1e3:,.0f} MB" for tool, own in read.items()]
+    print(f"\nMost memory of the process that read all files: {', '.join(most)}.")
 
 
 def compared(file: Path) -> tuple[str, int]:
