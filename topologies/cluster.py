@@ -14,7 +14,7 @@ from foretrace.topologies.fabric import FabricSpec
 from foretrace.topologies.link import LinkSpec
 from foretrace.topologies.node import NodeSpec
 
-MOST_GPUS: Final = 1 << 24
+MOST_GPUS: Final = 1 << 22
 """Largest machine that is believed."""
 
 CPUS: Final = ("", "amd", "arm", "intel")
@@ -114,6 +114,8 @@ class Cluster:
                 f"cluster {self.name}: gpus_per_tray = {self.gpus_per_tray} does not divide gpus_per_node = "
                 f"{self.gpus_per_node}"
             )
+        if self.n_gpus > MOST_GPUS:
+            raise CatalogError(f"cluster {self.name}: {self.n_gpus} GPUs: at most {MOST_GPUS:,}")
         if self.cpu not in CPUS:
             raise CatalogError(
                 f"cluster {self.name}: cpu = {self.cpu!r}: one of {', '.join(filter(None, CPUS))}"
@@ -232,8 +234,6 @@ class Cluster:
         """Return the same machine with *n_gpus* devices. Raises CatalogError if it cannot have that many."""
         if n_gpus < 1:
             raise CatalogError(f"{n_gpus} GPUs: a machine has at least 1")
-        if n_gpus > MOST_GPUS:
-            raise CatalogError(f"{n_gpus} GPUs: at most {MOST_GPUS:,}")
         if self.fabric_spec.links and n_gpus != self.n_gpus:
             raise CatalogError(
                 f"cluster {self.name} has its {self.n_gpus} GPUs wired link by link and cannot be resized to "
