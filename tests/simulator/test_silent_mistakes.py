@@ -72,8 +72,8 @@ def refused(tmp_path: Path, text: str) -> str:
         (MINE + NIC + FABRIC + "oversubscription = nan\n", "oversubscription = nan: must be a number"),
         ("base = './mine.toml'\n", "a base is a name of the catalogue, not a file"),
         (
-            MINE.replace("n_gpus = 16", "n_gpus = 16_000_000") + NIC + FABRIC,
-            "of 16,000,000 GPUs is not built",
+            MINE.replace("n_gpus = 16", "n_gpus = 1_000_000") + NIC + FABRIC,
+            "of 1,000,000 GPUs is not built",
         ),
         (PAIR + ONE_LINK, "gpu:2, gpu:3 cannot reach gpu:0"),
         (PAIR + ONE_LINK.replace("gpu:1", "gpu:0"), "both ends are the same"),
