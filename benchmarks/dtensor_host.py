@@ -10,18 +10,17 @@ per operation.
 from __future__ import annotations
 
 import argparse
-import time
-from itertools import pairwise
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from fsdp_host import least_s
 from model import Config, Llama, loss_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from train_tp import parallelize
 from training import TINY
 
-REPETITIONS = 12
 N_RANKS = 2
 
 
@@ -38,25 +37,13 @@ def main() -> None:
     parallelize(cut, init_device_mesh("cpu", (N_RANKS,)))
     print(f"{args.micro_batch} x {args.seq_len} tokens{'forward':>12}{'backward':>12}{'optimizer':>12}")
     for name, model in (("whole", whole), ("cut over 2", cut)):
-        figures = "".join(f"{seconds * 1e3:9.1f} ms" for seconds in least_s(model, tokens))
+        took = least_s(model, partial(_loss, model, tokens))
+        figures = "".join(f"{seconds * 1e3:9.1f} ms" for seconds in took)
         print(f"{name:12}{figures}")
 
 
-def least_s(model: Llama, tokens: torch.Tensor) -> list[float]:
-    """Return the processor time of forward, backward and optimizer, the least of some repetitions, in s."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    rows = []
-    for _ in range(REPETITIONS):
-        optimizer.zero_grad()
-        marks = [time.process_time()]
-        loss = loss_of(model(tokens), tokens)
-        marks.append(time.process_time())
-        loss.backward()
-        marks.append(time.process_time())
-        optimizer.step()
-        marks.append(time.process_time())
-        rows.append([after - before for before, after in pairwise(marks)])
-    return [min(column) for column in zip(*rows, strict=True)]
+def _loss(model: Llama, tokens: torch.Tensor) -> torch.Tensor:
+    return loss_of(model(tokens), tokens)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ of an operator that stands alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -75,13 +76,18 @@ def _least_s(n_tensors: int, *, is_sharded: bool) -> list[float]:
         for unit in model:
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
+    return least_s(model, lambda: model(torch.ones(4)).sum())
+
+
+def least_s(model: nn.Module, loss: Callable[[], torch.Tensor]) -> list[float]:
+    """Return the processor time of forward, backward and AdamW, the least of some repetitions, in s."""
     optimizer, rows = torch.optim.AdamW(model.parameters()), []
     for _ in range(REPETITIONS):
         optimizer.zero_grad()
         marks = [time.process_time()]
-        loss = model(torch.ones(4)).sum()
+        found = loss()
         marks.append(time.process_time())
-        loss.backward()
+        found.backward()
         marks.append(time.process_time())
         optimizer.step()
         marks.append(time.process_time())
