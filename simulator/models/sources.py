@@ -139,9 +139,14 @@ class Published(NamedTuple):
 
     def agrees(self, n_params: int) -> bool:
         """Return whether *n_params* are within a thousandth of what is published, or round to it."""
+        return self.is_every_digit(n_params) or self.is_near(n_params)
+
+    def is_every_digit(self, n_params: int) -> bool:
+        """Return whether *n_params* have every digit that is published."""
         with_all = n_params + self.beside
-        is_rounding = self.decimals < EXACT and round(with_all / 1e9, self.decimals) == self.params / 1e9
-        return is_rounding or self.is_near(n_params)
+        return with_all == self.params or (
+            self.decimals < EXACT and round(with_all / 1e9, self.decimals) == self.params / 1e9
+        )
 
     def is_near(self, n_params: int) -> bool:
         """Return whether *n_params* are within a thousandth of what is published."""
