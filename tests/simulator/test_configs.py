@@ -235,8 +235,13 @@ def test_a_training_goes_before_the_file_of_its_model_in_either_order(is_first: 
         ),
         (
             "a.txt",
-            "HYBRID_TRANSFORMER model_parallel_NPU_group: 8\n1\nlayer -1 1 NONE 0 1 NONE 0 1 ALLREDUCE 9 1\n",
+            "HYBRID_TRANSFORMER model_parallel_NPU_group: 8\n2\na -1 1 NONE 0 1 NONE 0 1\nb -1 1 NONE 0 1\n",
             "it does not say how many GPUs there are: --gpus",
+        ),
+        (
+            "a.txt",
+            "HYBRID_TRANSFORMER model_parallel_NPU_group: 8\n1\nmicro_test -1 1 NONE 0 1 ALLREDUCE 9 1\n",
+            "layers = 'micro_test': layers of several names: those of one name alone are a benchmark",
         ),
         ("a.yaml", "{num_layers: 4, model_type: mamba}", "model-type = 'mamba': gpt: layers of other kinds"),
         ("a.yaml", "{num_layers: 4, extends: a.yaml}", "a.yaml: extends itself"),
@@ -251,6 +256,21 @@ def test_what_a_file_of_another_simulator_cannot_say_is_refused(
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=re.escape(said)):
         read_files([tmp_path / name], {"cluster": "dgx-a100", "model": "llama3-8b"})
+
+
+def test_a_part_of_a_model_is_refused_with_what_it_lacks_and_the_keys_that_are_not_known(
+    tmp_path: Path,
+) -> None:
+    """A file of yet another tool, of which one key is known."""
+    (tmp_path / "a.json").write_text(
+        '{"head_num": 128, "hidden_size": 7168, "num_layers": 61, "d_kv_c": 512}'
+    )
+    said = (
+        "read as SimuMax, the model lacks n_layers, n_kv_heads, head_dim, ffn_hidden, vocab: --model may name"
+    )
+    with pytest.raises(ConfigError, match=f"{said} one; of these keys none is known: num_layers, d_kv_c"):
+        read_files([tmp_path / "a.json"], {"cluster": "dgx-a100"})
+    assert read_files([tmp_path / "a.json"], {"model": "llama3-8b"}).settings["model"] == "llama3-8b"
 
 
 @pytest.mark.parametrize("tool", TOOLS)
