@@ -624,6 +624,7 @@ def test_a_file_that_is_no_config_is_one_clear_error(tmp_path: Path, text: str) 
     ("name", "near"),
     [
         ("llama-3-70b", "llama3-70b"),
+        ("Qwen3", "near: qwen3-0.6b, qwen3-1.7b, qwen3-14b; foretrace model list Qwen3 shows all "),
         ("zzz", f"foretrace model list shows all {len(names())}"),
         ("zzz.json", "there is no file zzz.json"),
     ],
