@@ -187,7 +187,7 @@ _NOT_NEGATIVE: Final = (
 
 
 _LAYERS: Final = ("n_layers", "n_mtp", "n_dense_layers", "n_shared_experts", "n_experts", "top_k")
-_MOST_LAYERS: Final = 10_000  # the deepest transformer known, DeepNet (arXiv:2203.00555), has 1,000
+MOST_LAYERS: Final = 10_000  # the deepest transformer known, DeepNet (arXiv:2203.00555), has 1,000
 _MOST_SIZE: Final = 10**12  # a side of a matrix; and parameters outside of the layers
 
 
@@ -228,5 +228,5 @@ def _check_sizes(model: Sizes) -> None:
             # To Python True is an int.
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ModelError(f"{model.name}: {name}={value!r}: a whole number of at least {least}")
-            if value > (most := _MOST_LAYERS if name in _LAYERS else _MOST_SIZE):
+            if value > (most := MOST_LAYERS if name in _LAYERS else _MOST_SIZE):
                 raise ModelError(f"{model.name}: {name}={value:,}: at most {most:,}")

@@ -24,6 +24,7 @@ from tests.simulator.config_files import (
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
+from foretrace.simulator.configs import write
 from foretrace.simulator.configs.read import TOOLS, read_files
 from foretrace.simulator.configs.rules import SETTLED, Leave, Use, flattened
 from foretrace.simulator.configs.shell import arguments
@@ -303,6 +304,40 @@ def test_the_model_of_megatron_arguments_is_the_preset(tmp_path: Path) -> None:
     model, preset = job_of(tmp_path, "megatron").model, load_model("llama3-70b")
     assert (model.name, model.n_params) == ("train", preset.n_params)
     assert model.flops_per_token(8192) == preset.flops_per_token(8192)
+
+
+SPARSE = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --ffn-hidden-size 1024 --swiglu --num-experts 4"
+    " --moe-router-topk 2 --vocab-size 1024 --seq-length 512 --micro-batch-size 1 --global-batch-size 8"
+)
+
+
+@pytest.mark.parametrize(
+    ("every", "routed"),
+    [
+        ("1", [1, 1, 1, 1]),
+        ("2", [1, 0, 1, 0]),
+        ("'([0]*1+[1]*3)'", [0, 1, 1, 1]),
+        ("'[0,1]*2'", [0, 1, 0, 1]),
+        ("'([1]+[0]*3)'", [1, 0, 0, 0]),
+    ],
+)
+def test_layers_have_experts_as_often_as_arguments_say_and_are_written_so(
+    every: str, routed: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {SPARSE} --moe-layer-freq {every}\n")
+    job = job_from(read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8}).settings)
+    assert [job.model.is_moe(layer) for layer in range(4)] == routed
+    made = write.written(job, "megatron")
+    again = write.read_back(job, "megatron", made.text, made.asks)
+    assert [again.model.kinds(layer) for layer in range(4)] == [job.model.kinds(layer) for layer in range(4)]
+
+
+@pytest.mark.parametrize("every", ["0", "[0,1]", "[0,2]*2", "print(1)", "[1]*(2"])
+def test_layers_with_experts_that_cannot_be_are_refused(every: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {SPARSE} --moe-layer-freq '{every}'\n")
+    with pytest.raises(ConfigError, match="moe-layer-freq"):
+        read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8})
 
 
 def test_vocabularies_are_padded_on_every_tensor_parallel_rank(tmp_path: Path) -> None:
