@@ -440,6 +440,8 @@ def test_experts_that_do_not_divide_are_refused() -> None:
         JobError, match="ep=3 does not divide the 8 experts of mixtral-8x7b; 2 or 4 would work"
     ):
         job_from(settings)
+    with pytest.raises(JobError, match="ep=2: llama3-8b is dense, it has no experts"):
+        job_from(settings | {"model": "llama3-8b", "ep": 2})
 
 
 @pytest.mark.parametrize(
