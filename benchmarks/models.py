@@ -2,10 +2,11 @@
 
     python benchmarks/models.py [WORDS...]
 
-Published are the counts that presets name; ``rounded`` where only a rounded one is known. FLOPs are forward
-and backward at 4,096 tokens, with the causal half of attention; ``over 6 N`` is over 6 for each parameter
-that a token meets (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), which leaves attention and recurrences
-out and has embeddings in. That they are those of transformers' own modules is tested, where it is installed
+Published are the counts that presets name, in billions where only a rounded one is known; ``digits equal``
+says whether ours has all digits that are published. FLOPs are forward and backward at 4,096 tokens, with the
+causal half of attention; ``over 6 N`` is over 6 for each parameter that a token meets (Kaplan et al. 2020,
+arXiv:2001.08361, section 2.1), which leaves attention and recurrences out and has embeddings in. That they
+are those of transformers' own modules is tested, where it is installed
 (tests/simulator/test_models_of_transformers.py). The step: of the layouts tried, the first that fits; where
 none does, the fastest that a search finds with as little as possible in the memory of the host.
 """
@@ -91,11 +92,12 @@ def searched_step(model: Model, seq_len: int) -> str:
 def row(name: str) -> list[str]:
     """Return the cells of a preset."""
     model, found = load_model(name), published_params(name)
-    theirs, off = "unknown", ""
+    theirs, off, digits = "unknown", "", ""
     if found:
         rounded = found.decimals < EXACT
-        theirs = f"{found.params / 1e9:g} billion, rounded" if rounded else f"{found.params:,}"
+        theirs = f"{found.params / 1e9:.{found.decimals}f} billion" if rounded else f"{found.params:,}"
         theirs += f", less {found.beside:,} ({found.what})" if found.beside else ""
+        digits = "all" if found.is_every_digit(model.n_params) else "not all"
         off = format_share((model.n_params + found.beside) / found.params - 1, "+.3f")
     flops = model.flops_per_token(min(SEQ_LEN, model.max_positions or SEQ_LEN), causal=model.causal)
     known = (
@@ -103,7 +105,7 @@ def row(name: str) -> list[str]:
     )
     ratio = flops / (6 * model.n_active_params)
     ours = f"{model.n_params:,}"
-    return [name, ours, theirs, off, f"{flops / 1e9:,.2f}", known, f"{ratio:.2f}", step(model)]
+    return [name, ours, theirs, digits, off, f"{flops / 1e9:,.2f}", known, f"{ratio:.2f}", step(model)]
 
 
 def main(words: list[str]) -> None:
@@ -112,6 +114,7 @@ def main(words: list[str]) -> None:
         "model",
         "parameters",
         "published",
+        "digits equal",
         "off",
         "GFLOPs/token",
         "published",

@@ -128,7 +128,7 @@ def _torchtitan(runs: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[
 def _kernels() -> Lines:
     """Return how far published kernels are off whose tables are here."""
     rows = []
-    for name in ("gemm_b300", "attention_backward_h100", "attention_cudnn", "attention_gb300"):
+    for name in ("gemm_blackwell", "attention_backward_h100", "attention_cudnn", "attention_gb300"):
         for found in validate_kernels(TABLES / f"{name}.csv")[0].families:
             family = found.name.partition(" ")[2]
             errors = (format_share(one) for one in (found.median_error, found.p90_error))

@@ -487,10 +487,12 @@ def check_layout(job: Job) -> None:
         )
     if layout.pp > model.n_layers and not job.layers_per_stage:
         raise JobError(f"pp={layout.pp} stages for {model.n_layers} layers of {model.name}: at most one each")
-    if layout.ep > 1 and (not model.n_experts or model.n_experts % layout.ep):
-        near = f"{near_divisors(model.n_experts, layout.ep)} would work" if model.n_experts else "it is dense"
+    if layout.ep > 1 and not model.n_experts:
+        raise JobError(f"ep={layout.ep}: {model.name} is dense, it has no experts to deal out; ep 1 would work")
+    if layout.ep > 1 and model.n_experts % layout.ep:
         raise JobError(
-            f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}; {near}"
+            f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}; "
+            f"{near_divisors(model.n_experts, layout.ep)} would work"
         )
     _check_expert_tp(job)
     shares = {"cp": layout.cp} | ({"tp": layout.tp} if job.sequence_parallel else {})

@@ -23,6 +23,12 @@ def _trains(value: Any) -> Leave:
     return Leave("layers of a transformer, which --model says")
 
 
+def _several(value: Any) -> Leave:
+    if not isinstance(value, int):
+        raise ValueError("layers of several names: those of one name alone are a benchmark, no training")
+    return Leave("times and sizes follow from --model, --seq-len and --micro-batch here")
+
+
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "policy": Use("policy", _trains),
@@ -35,7 +41,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "checkpoints": Leave("--recompute says it"),
         "checkpoint_initiates": Leave("--recompute says it"),
         "pp_comm": Leave("what a stage sends follows from the model and the micro-batch"),
-        "layers": Leave("times and sizes follow from --model, --seq-len and --micro-batch here"),
+        "layers": Use("layers", _several),
     }
 )
 """What each word of the first line means."""
@@ -49,7 +55,8 @@ def workload(text: str) -> dict[str, Any] | None:
     if not n_layers.strip().isdigit() or not any(kind in layers for kind in (*_SENT, "NONE")):
         return None
     found: dict[str, Any] = {"policy": policy} | dict(zip(pairs[::2], pairs[1::2], strict=False))
-    return found | {"layers": int(n_layers)}
+    names = {line.split()[0] for line in layers.splitlines() if line.strip()}
+    return found | {"layers": int(n_layers) if len(names) > 1 else names.pop()}
 
 
 def finish(reading: Reading, given: Mapping[str, Any]) -> None:

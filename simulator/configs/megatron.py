@@ -9,6 +9,7 @@ from foretrace.simulator.configs.deepspeed import shares_states
 from foretrace.simulator.configs.megatron_rules import VOCABULARIES
 from foretrace.simulator.configs.rules import MODEL, Assumed, Ignored, Reading
 from foretrace.simulator.errors import ConfigError
+from foretrace.simulator.models.hf_llama import pattern
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model, other_names
 from foretrace.simulator.nearest import near_multiples
@@ -17,7 +18,7 @@ _NEEDED: Final = {"n_layers": "num-layers", "hidden": "hidden-size", "n_heads": 
 
 _OF_SHAPE: Final = (
     *("positions", "learned_positions", "biases", "grouped_query", "vocabulary", "padded_vocab"),
-    *("shared_expert_hidden", "latent_attention", "qk_head_dim"),
+    *("shared_expert_hidden", "latent_attention", "qk_head_dim", "moe_layers"),
 )
 """Facts that only the model needs."""
 
@@ -110,6 +111,7 @@ def _model(reading: Reading) -> None:
         reading.assume(f"model.{name}", facts.get("biases", True), "--disable-bias-linear")
     complete_experts(facts)
     complete_latent(reading)
+    _sparse_layers(facts, where)
     # At least one: no heads are refused later, with a message.
     reading.assume("model.head_dim", hidden // max(heads, 1), "no --kv-channels")
     _vocabulary(reading)
@@ -124,6 +126,26 @@ def complete_experts(facts: dict[str, Any]) -> None:
     shared = facts.get("shared_expert_hidden", 0)
     if shared:
         facts["model.n_shared_experts"] = max(shared // facts["model.moe_ffn_hidden"], 1)
+
+
+def _sparse_layers(facts: dict[str, Any], where: str) -> None:
+    """Say which layers have experts: those behind the first dense ones, or those of a pattern.
+
+    Raises:
+        ConfigError: more or fewer layers are listed than there are.
+    """
+    n, listed = facts["model.n_layers"], facts.get("moe_layers", 1)
+    if not facts.get("model.n_experts") or listed == 1:
+        return
+    # transformer_block.py: layers are counted from 0, and every so many begins with the first one.
+    routed = listed if isinstance(listed, list) else [int(i % listed == 0) for i in range(n)]
+    if len(routed) != n:
+        raise ConfigError(f"{where}: --moe-layer-freq lists {len(routed)} layers of {n}")
+    if routed == sorted(routed):
+        facts["model.n_dense_layers"] = routed.count(0)
+        return
+    mixer = "latent" if facts.get("latent_attention") else "attention"
+    facts["model.pattern"] = pattern([f"{mixer}+{'moe' if one else 'mlp'}" for one in routed])
 
 
 def complete_latent(reading: Reading) -> None:

@@ -5,7 +5,7 @@ Names as in NVIDIA/Megatron-LM megatron/training/arguments.py and its examples, 
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,6 +14,7 @@ from foretrace.simulator.configs.megatron_ignored import IGNORED
 from foretrace.simulator.configs.megatron_layout import stage_counts
 from foretrace.simulator.configs.rules import Leave, Rule, Use, one_of, some, whole, words
 from foretrace.simulator.framework import load_framework
+from foretrace.simulator.models.sizes import MOST_LAYERS
 
 VOCABULARIES: Final[Mapping[str, int]] = MappingProxyType(
     {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "BertWordPieceLowerCase": 30522}
@@ -37,13 +38,33 @@ def comma_list(value: Any) -> str:
     return ",".join(value.split() if isinstance(value, str) else map(str, value))
 
 
-def _dense_layers(value: Any) -> Any:
-    """Return the dense layers before those with experts, as ``([0]*3+[1]*58)`` says it."""
-    # 1 is a layer frequency: every layer has experts.
-    if str(value) == "1":
+def _moe_layers(value: Any) -> Any:
+    """Return how often a layer has experts, every so many or as ``([0]*3+[1]*58)`` lists it, 1 for such a layer."""
+    if str(value).isdigit():
+        return whole(value)
+    try:
+        found = _listed(ast.parse(str(value).strip(), mode="eval").body)
+    except SyntaxError:
+        found = 0
+    if not isinstance(found, list) or not set(found) <= {0, 1}:
+        raise ValueError("every so many layers, or lists of 0 and 1 such as ([0]*3+[1]*58)")
+    return found
+
+
+def _listed(node: ast.expr) -> list[int] | int:
+    """Return what an expression of whole numbers, lists of them, + and * comes to; 0 if it is another."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, int) else 0
+    if isinstance(node, ast.List):
+        return [one for one in map(_listed, node.elts) if isinstance(one, int)]
+    if not isinstance(node, ast.BinOp):
         return 0
-    found = re.fullmatch(r"\(?\[0\]\s*\*\s*(\d+)\s*\+\s*\[1\]\s*\*\s*\d+\)?", str(value))
-    return int(found.group(1)) if found else Leave("dense layers can only be the first ones here")
+    left, right = _listed(node.left), _listed(node.right)
+    if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+        return left + right
+    if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+        return left * min(right, MOST_LAYERS)
+    return 0
 
 
 def _is_on(value: Any) -> bool:
@@ -178,7 +199,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "hidden-dropout": Use("model.dropout", _is_on),
         "num-experts": Use("model.n_experts", lambda value: whole(value) if whole(value) > 1 else None),
         "moe-router-topk": Use("model.top_k", whole),
-        "moe-layer-freq": Use("model.n_dense_layers", _dense_layers),
+        "moe-layer-freq": Use("moe_layers", _moe_layers),
         "moe-ffn-hidden-size": Use("model.moe_ffn_hidden", whole),
         "moe-shared-expert-intermediate-size": Use("shared_expert_hidden", whole),
         "multi-latent-attention": on("latent_attention"),

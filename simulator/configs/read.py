@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -22,9 +22,11 @@ from foretrace.simulator.configs import (
     torchtitan,
 )
 from foretrace.simulator.configs.documents import MODEL_CONFIG, NATIVE, Document, open_document
-from foretrace.simulator.configs.rules import MODEL, Ignored, Reading, Rule, Used, apply, flattened
+from foretrace.simulator.configs.rules import MODEL, UNKNOWN, Ignored, Reading, Rule, Used, apply, flattened
 from foretrace.simulator.configs.settle import settled
 from foretrace.simulator.errors import ConfigError
+from foretrace.simulator.models.model import Model
+from foretrace.simulator.settings import SHAPE
 
 Flat = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -150,9 +152,31 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
     described = sorted(readings, key=lambda one: any(fact.startswith(MODEL) for fact in one.facts))
     where = ", ".join(reading.where for reading in described)  # the last one names its model
     settings = settled({**facts, **known}, given, where)
+    _check_model(settings, readings, where)
     for reading in readings:
         _note_replaced(reading, given, settings)
     return Imported(settings, tuple(readings))
+
+
+def _check_model(settings: Mapping[str, Any], readings: Sequence[Reading], where: str) -> None:
+    """Raise ConfigError if the files describe a model, but not all of it; keys not known may be the others."""
+    missing = [name for name in _NEEDED if name not in settings.get(SHAPE, _NEEDED)]
+    if not missing:
+        return
+    unknown = [
+        one.key for reading in readings for one in reading.ignored if one.reason.startswith(UNKNOWN)
+    ]
+    beside = f"; of these keys none is known: {', '.join(unknown)}" if unknown else ""
+    titles = " and ".join(dict.fromkeys(TOOLS[reading.tool].title for reading in readings))
+    raise ConfigError(
+        f"{where}: read as {titles}, the model lacks {', '.join(missing)}: --model may name one{beside}"
+    )
+
+
+_NEEDED: Final = tuple(
+    field.name for field in fields(Model) if field.default is MISSING and field.name != "name"
+)
+"""Fields of a model that have no default."""
 
 
 def _note_replaced(reading: Reading, given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

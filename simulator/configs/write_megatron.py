@@ -63,6 +63,8 @@ def _model(model: Model, job: Job) -> Iterator[Argument]:
         if model.n_dense_layers:
             sparse = model.n_layers - model.n_dense_layers
             yield "moe-layer-freq", f"'([0]*{model.n_dense_layers}+[1]*{sparse})'"
+        elif not all(routed := [model.is_moe(layer) for layer in range(model.n_layers)]):
+            yield "moe-layer-freq", f"'[{','.join(str(int(one)) for one in routed)}]'"
         yield "moe-ffn-hidden-size", model.moe_ffn_hidden
         yield "moe-shared-expert-intermediate-size", model.shared_ffn_hidden or None
     if model.kv_lora_rank:

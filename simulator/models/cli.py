@@ -64,11 +64,10 @@ def list_(words: tuple[str, ...], *, seq_len: int | None, as_json: bool) -> None
         add_row(table, row["name"], *_counts(row), ", ".join(row["kinds"]))
     print_table(table)
     click.echo(
-        "params and active ones (those that a token meets) in billions. GFLOPs: of a\n"
-        f"token, forward and backward, {seq_len or USUAL_LEN:,} tokens per sequence, or as many as a model\n"
-        "has positions for, whole attention\n"
-        "matrix. model show NAME has ids and sources; --model also takes such an id, a\n"
-        "config.json, or a .toml file."
+        "params and active ones (those that a token meets) in billions. GFLOPs: of a token, forward and\n"
+        f"backward, with the whole attention matrix of {seq_len or USUAL_LEN:,} tokens per sequence, or of as\n"
+        "many as a model has positions for. model show NAME has ids and sources; --model also takes such\n"
+        "an id, a config.json, or a .toml file."
     )
 
 

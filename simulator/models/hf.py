@@ -7,17 +7,20 @@ that names it. A ``null`` stands for none, not for the default.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Final
 
 from foretrace.simulator.errors import ModelError
 from foretrace.simulator.models.hf_config import Config, Shape, with_defaults
 from foretrace.simulator.models.hf_experts import EXPERTS
 from foretrace.simulator.models.hf_hybrid import HYBRIDS, local_and_global
-from foretrace.simulator.models.hf_llama import llama, mixers, pattern, qwen3
+from foretrace.simulator.models.hf_llama import llama, mixers, pattern, qwen3, sinks
 from foretrace.simulator.models.hf_plain import PLAIN
 from foretrace.simulator.models.hf_vision import tower_of
+from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.models.model import Model
 
 
@@ -39,9 +42,11 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
     if kind is None:
         raise ModelError(f"{where}: missing key 'model_type'; not a Hugging Face config of a language model")
     if not isinstance(kind, str) or kind not in READERS:
+        near = difflib.get_close_matches(str(kind), READERS, n=3)
+        beside = f"near: {', '.join(near)}" if near else f"{len(READERS)} others are"
         raise ModelError(
-            f"{where}: model_type={kind!r} is not supported; a .toml file of its sizes would work; "
-            f"supported: {', '.join(sorted(READERS))}"
+            f"{where}: model_type={kind!r} is not read ({beside}); a .toml file of its sizes would work "
+            f"if its layers are of these kinds: {', '.join(KINDS)}"
         )
     name = config.get("_name_or_path") or where
     sizes = with_defaults(config, kind)
@@ -57,14 +62,29 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
 def _that_sees(model: Model, kind: str, config: Mapping[str, object], where: str) -> Model:
     """Return *model* with the tower that *config*, of *kind*, has around it, what is not known left out."""
     tower = tower_of(kind, config, model.hidden, where)
+    found = [key.removesuffix("_config") for key, part in config.items() if _is_beside(key, part)]
     others = [
-        f"{one} tower"
-        for one in ("vision", "audio")
-        if config.get(f"{one}_config") and not (tower and one == "vision")
+        f"{name} tower" if name in _TOWERS else name
+        for name in sorted(found, reverse=True)
+        if not (tower and name == "vision")
     ]
+    if not found and "text_config" in config:
+        others = ["what is beside the language model"]
     if others:
         return replace(model, tower=tower, left_out=f"{' and '.join(others)} of {kind}")
     return replace(model, tower=tower)
+
+
+_TOWERS: Final = ("vision", "audio")
+"""What models have towers for."""
+
+
+def _is_beside(key: str, part: object) -> bool:
+    """Return whether *part* of a config is a network beside the language model; others say how that is run."""
+    name = key.removesuffix("_config")
+    if name in (key, "text") or not isinstance(part, Mapping) or not part:
+        return False
+    return name in _TOWERS or "model_type" in part
 
 
 def _qwen2(config: Config) -> Shape:
@@ -127,6 +147,11 @@ def _listed(config: Config, every: int) -> Shape:
 def _cwm(config: Config) -> Shape:
     """Code World Model: every fourth layer sees everything, the first one among them."""
     return _listed(config, 4)
+
+
+def _granite_swa(config: Config) -> Shape:
+    """Granite with windows: as Code World Model, a sink for each head."""
+    return {**_cwm(config), "extra_params": sinks(config)}
 
 
 def _ministral(config: Config) -> Shape:
@@ -200,6 +225,11 @@ def _cohere2(config: Config) -> Shape:
     }
 
 
+def _olmo(config: Config) -> Shape:
+    """OLMo 1: layer norms without weights."""
+    return {**llama(config), "norm": "layernorm", "norm_weights": False}
+
+
 def _olmo2(config: Config) -> Shape:
     """OLMo 2: norms of queries and keys go over all heads, those of the stream behind the blocks."""
     return {**llama(config), "qk_norm": True, "qk_norm_weights": "all"}
@@ -248,6 +278,11 @@ def _arcee(config: Config) -> Shape:
     return {**llama(config), "gated": False}
 
 
+def _nanochat(config: Config) -> Shape:
+    """Nanochat: squared ReLU, queries and keys normalised; no norm has weights."""
+    return {**qwen3(config), "gated": False, "norm_weights": False, "qk_norm_weights": "none"}
+
+
 def _nemotron(config: Config) -> Shape:
     """Nemotron-4 and Minitron: squared ReLU, layer norms."""
     return {**llama(config), "gated": False, "norm": "layernorm"}
@@ -259,6 +294,7 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         **HYBRIDS,
         **PLAIN,
         "apertus": _apertus,
+        "apertus1p5_text": _apertus,
         "arcee": _arcee,
         "cohere": _cohere,
         "cohere2": _cohere2,
@@ -272,7 +308,9 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "glm": _glm,
         "glm4": _glm4,
         "glm4v_text": _glm4v_text,
+        "glm_ocr_text": _glm4,
         "granite": llama,
+        "granite_swa": _granite_swa,
         "helium": llama,
         "hunyuan_v1_dense": qwen3,
         "hyperclovax": _hyperclovax,
@@ -283,11 +321,15 @@ READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "ministral": _ministral,
         "ministral3": _mistral,
         "mistral": _mistral,
+        "nanochat": _nanochat,
         "nemotron": _nemotron,
+        "olmo": _olmo,
         "olmo2": _olmo2,
         "olmo3": _olmo3,
+        "paddleocr_vl_text": _ernie,
         "phi3": _mistral,
         "qwen2": _qwen2,
+        "qwen2_5_omni_text": _qwen2,
         "qwen2_5_vl": _qwen2,
         "qwen2_5_vl_text": _qwen2,
         "qwen2_vl": _qwen2,

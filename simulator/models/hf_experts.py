@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from foretrace.simulator.models.hf_config import Config, Shape
-from foretrace.simulator.models.hf_llama import llama, mixers, pattern, qwen3
+from foretrace.simulator.models.hf_llama import llama, mixers, pattern, qwen3, sinks
 
 
 def _mixtral(config: Config) -> Shape:
@@ -71,6 +71,29 @@ def _granitemoe(config: Config) -> Shape:
     inner, shared = config.integer("intermediate_size"), config.integer("shared_intermediate_size", 0)
     n_shared = config.multiple("shared_intermediate_size", shared, inner)
     return {**_mixtral(config), "n_shared_experts": n_shared}
+
+
+def _granitemoe_swa(config: Config) -> Shape:
+    """Granite with experts and windows but for every fourth layer, the first one among them; a sink each."""
+    n = config.integer("num_hidden_layers")
+    found = mixers(config, n, lambda i: "sliding_attention" if i % 4 else "full_attention")
+    return {
+        **_granitemoe(config),
+        "window": config.integer("sliding_window"),
+        "pattern": pattern([f"{kind}+moe" for kind in found]),
+        "extra_params": sinks(config),
+    }
+
+
+def _aria(config: Config) -> Shape:
+    """Aria: shared experts as wide as the others, no gate."""
+    return {
+        **llama(config),
+        "n_experts": config.integer("moe_num_experts"),
+        "top_k": config.integer("moe_topk"),
+        "moe_ffn_hidden": config.integer("intermediate_size"),
+        "n_shared_experts": config.integer("moe_num_shared_experts"),
+    }
 
 
 def _ernie(config: Config) -> Shape:
@@ -141,6 +164,13 @@ def _n_dense(config: Config, default: int = 1) -> int:
 def _glm4_moe_lite(config: Config) -> Shape:
     """GLM-4.7-Flash: that of DeepSeek-V3, which layers are dense listed."""
     return {**_deepseek(config), "n_dense_layers": _n_dense(config)}
+
+
+def _axk1(config: Config) -> Shape:
+    """A.X K1: that of GLM-4.7-Flash, what experts answer normalised."""
+    shape = _glm4_moe_lite(config)
+    n_norms = int(shape["n_layers"]) - int(shape["n_dense_layers"])
+    return {**shape, "extra_params": n_norms * int(shape["hidden"])}
 
 
 def _glm_moe_dsa(config: Config) -> Shape:
@@ -218,6 +248,23 @@ def _afmoe(config: Config) -> Shape:
     }
 
 
+def _flint(config: Config) -> Shape:
+    """Flint: the first two layers, every fourth one and the last see everything, a sink for each head."""
+    n, shape = config.integer("num_hidden_layers"), _qwen3_moe(config)
+    found = mixers(
+        config, n, lambda i: "full_attention" if i < 2 or i % 4 == 1 or i == n - 1 else "sliding_attention"
+    )
+    dense, inner = set(config.items("mlp_only_layers", int) or (0, 1)), int(shape["moe_ffn_hidden"])
+    shared = config.integer("shared_expert_intermediate_size")
+    return {
+        **shape,
+        "window": config.integer("sliding_window"),
+        "pattern": pattern([f"{kind}+{'mlp' if i in dense else 'moe'}" for i, kind in enumerate(found)]),
+        "n_shared_experts": config.multiple("shared_expert_intermediate_size", shared, inner),
+        "extra_params": sinks(config),
+    }
+
+
 def _hy_v3(config: Config) -> Shape:
     """Hunyuan 3: Qwen 3 with a shared expert, and dense first layers."""
     return {
@@ -277,8 +324,7 @@ def _gpt_oss(config: Config) -> Shape:
         "scaled_rotary": config.within("rope_scaling", {}).word("rope_type", "") == "yarn",
         "window": config.integer("sliding_window", 128),
         "global_every": 2,
-        "extra_params": config.integer("num_hidden_layers")
-        * (experts + config.integer("num_attention_heads")),
+        "extra_params": sinks(config) + config.integer("num_hidden_layers") * experts,
         "n_experts": experts,
         "top_k": config.integer("num_experts_per_tok"),
         "moe_ffn_hidden": config.integer("intermediate_size"),
@@ -288,6 +334,8 @@ def _gpt_oss(config: Config) -> Shape:
 EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
     {
         "afmoe": _afmoe,
+        "aria_text": _aria,
+        "axk1": _axk1,
         "dbrx": _dbrx,
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,
@@ -296,12 +344,14 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "ernie4_5_moe": _ernie,
         "exaone_moe": _exaone_moe,
         "flex_olmo": _olmoe,
+        "flint": _flint,
         "glm4_moe": _glm4_moe,
         "glm4_moe_lite": _glm4_moe_lite,
         "glm4v_moe_text": _glm4_moe,
         "glm_moe_dsa": _glm_moe_dsa,
         "gpt_oss": _gpt_oss,
         "granitemoe": _granitemoe,
+        "granitemoe_swa": _granitemoe_swa,
         "granitemoeshared": _granitemoe,
         "hunyuan_v1_moe": _hunyuan_v1_moe,
         "hy_v3": _hy_v3,
@@ -309,12 +359,16 @@ EXPERTS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "mellum": _mellum,
         "minicpm3": _latent,
         "minimax_m2": _minimax_m2,
+        "mistral4": _deepseek,
         "mixtral": _mixtral,
         "olmoe": _olmoe,
         "phimoe": _phimoe,
         "qwen2_moe": _qwen2_moe,
         "qwen3_moe": _qwen3_moe,
+        "qwen3_omni_moe_text": _qwen3_moe,
         "qwen3_vl_moe_text": _qwen3_moe,
+        "sarvam_mla": _deepseek,
+        "sarvam_moe": _glm4_moe,
         "solar_open": _solar_open,
         "youtu": _latent,
     }

@@ -66,6 +66,11 @@ def _qwen3_5(config: Config, ffn: int | None = None) -> Shape:
     }
 
 
+def _olmo_hybrid(config: Config) -> Shape:
+    """OLMo Hybrid: attention without a gate, norms of queries and keys over all heads."""
+    return {**_qwen3_5(config), "attention_gate": False, "qk_norm_weights": "all"}
+
+
 def _qwen3_next(config: Config) -> Shape:
     """Qwen3-Next, and Qwen3.5 with experts: a gated shared one beside those that are routed."""
     shape = _qwen3_5(config, ffn=0)
@@ -382,6 +387,7 @@ HYBRIDS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "minimax_m1": _minimax_m1,
         "minimax_text_01": _minimax_m1,
         "nemotron_h": _nemotron_h,
+        "olmo_hybrid": _olmo_hybrid,
         "qwen3_5_moe_text": _qwen3_next,
         "qwen3_5_text": _qwen3_5,
         "qwen3_next": _qwen3_next,

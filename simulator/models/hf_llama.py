@@ -30,6 +30,11 @@ def llama(config: Config, layers: int | None = None, ffn: int | None = None) -> 
     }
 
 
+def sinks(config: Config) -> int:
+    """Return the parameters of attention sinks, one for each head of each layer."""
+    return config.integer("num_hidden_layers") * config.integer("num_attention_heads")
+
+
 def qwen3(config: Config) -> Shape:
     """Return the shape of Qwen 3: queries and keys are normalised."""
     return {**llama(config), "qk_norm": True}

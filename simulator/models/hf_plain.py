@@ -92,6 +92,20 @@ def _phi(config: Config) -> Shape:
     }
 
 
+def _persimmon(config: Config) -> Shape:
+    """Persimmon: as GPT-NeoX one block after the other, layer norms of queries and keys alike in all heads."""
+    shape = _sizes(config, Names(), tied=False, attention_bias=True, mlp_bias=True)
+    is_normed = config.flag("qk_layernorm", default=True)
+    # Those norms have biases beside their weights.
+    biases = 2 * int(shape["n_layers"]) * int(shape["head_dim"]) if is_normed else 0
+    return {
+        **shape,
+        "qk_norm": is_normed,
+        "extra_params": biases,
+        "dropout": config.number("hidden_dropout", 0.0) > 0,
+    }
+
+
 def _gpt_neo(config: Config) -> Shape:
     """GPT-Neo: every second layer has a window, or as ``attention_types`` has the turns."""
     names = Names("num_layers", "hidden_size", "num_heads", "intermediate_size", ffn_given=False)
@@ -200,6 +214,7 @@ PLAIN: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "camembert": bert,
         "codegen": _gptj,
         "falcon": _falcon,
+        "gpt-sw3": _gpt2,
         "gpt2": _gpt2,
         "gpt_bigcode": _gpt_bigcode,
         "gpt_neo": _gpt_neo,
@@ -207,6 +222,7 @@ PLAIN: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
         "gptj": _gptj,
         "mpt": _mpt,
         "opt": _opt,
+        "persimmon": _persimmon,
         "phi": _phi,
         "roberta": bert,
         "xlm-roberta": bert,

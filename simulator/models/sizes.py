@@ -59,6 +59,7 @@ class Sizes:
         tied_embeddings: embedding and head are one matrix.
         norm: ``"rmsnorm"`` (one weight per feature) or ``"layernorm"`` (weight and bias).
         norm_bias: layer norms have a bias.
+        norm_weights: norms have weights at all (those of OLMo 1 have none).
         norms_per_layer: 2; 4 where outputs are normalised too (Gemma 2); 1 where attention and MLP read the
             same normalised input (Falcon 7B, Command R).
         parallel_blocks: attention and MLP read the same input (GPT-NeoX).
@@ -115,6 +116,7 @@ class Sizes:
     tied_embeddings: bool = False
     norm: str = "rmsnorm"
     norm_bias: bool = True
+    norm_weights: bool = True
     norms_per_layer: int = 2
     parallel_blocks: bool = False
     qk_norm: bool = False
@@ -165,7 +167,8 @@ class Sizes:
     @property
     def norm_params(self) -> int:
         """Parameters of one norm over the residual stream."""
-        return self.hidden * (2 if self.norm == "layernorm" and self.norm_bias else 1)
+        per_feature = 2 if self.norm == "layernorm" and self.norm_bias else 1
+        return self.hidden * per_feature if self.norm_weights else 0
 
     @property
     def shared_ffn_hidden(self) -> int:
@@ -184,7 +187,7 @@ _NOT_NEGATIVE: Final = (
 
 
 _LAYERS: Final = ("n_layers", "n_mtp", "n_dense_layers", "n_shared_experts", "n_experts", "top_k")
-_MOST_LAYERS: Final = 10_000  # the deepest transformer known, DeepNet (arXiv:2203.00555), has 1,000
+MOST_LAYERS: Final = 10_000  # the deepest transformer known, DeepNet (arXiv:2203.00555), has 1,000
 _MOST_SIZE: Final = 10**12  # a side of a matrix; and parameters outside of the layers
 
 
@@ -225,5 +228,5 @@ def _check_sizes(model: Sizes) -> None:
             # To Python True is an int.
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ModelError(f"{model.name}: {name}={value!r}: a whole number of at least {least}")
-            if value > (most := _MOST_LAYERS if name in _LAYERS else _MOST_SIZE):
+            if value > (most := MOST_LAYERS if name in _LAYERS else _MOST_SIZE):
                 raise ModelError(f"{model.name}: {name}={value:,}: at most {most:,}")

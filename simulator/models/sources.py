@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
@@ -65,19 +66,31 @@ def other_names() -> Mapping[str, str]:
     return {other: name for name in names() for other in _read(name).get("names", ())}
 
 
+@cache
+def _known() -> Mapping[str, str]:
+    """Return the preset that each name means, in lower case: its own, its ids, and those without their owner."""
+    owned = {other.lower(): name for other, name in other_names().items()}
+    tails = Counter((other.rpartition("/")[2], name) for other, name in owned.items())
+    means = Counter(tail for tail, _ in tails)
+    # An id without its owner is a name where it means one preset alone.
+    bare = {tail: name for tail, name in tails if means[tail] == 1}
+    return {**bare, **owned, **{name: name for name in names()}}
+
+
 def _named(text: str) -> str:
     """Return the preset that *text* names, by whichever of its names; empty if none."""
-    known = {other.lower(): name for other, name in other_names().items()}
-    return text if text in names() else known.get(text.lower(), "")
+    return _known().get(text.lower(), "")
 
 
 def _unknown(text: str, path: Path) -> str:
     """Return in words that *text* is no model, where *path* is the file that it may have meant."""
+    begin = [name for name in names() if name.startswith(text.lower())]
     known = {name.lower(): name for name in (*names(), *other_names())}
-    close = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.5)
-    if near := ", ".join(known[name] for name in close):
+    close = begin or [known[name] for name in difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.5)]
+    if near := ", ".join(close[:3]):
         beside = "; its config.json would work" if "/" in text and not path.suffix else ""
-        return f"unknown model {text!r}: not a file, not a preset; near: {near}{beside}"
+        more = f"; foretrace model list {text} shows all {len(begin)}" if len(begin) > 3 else ""
+        return f"unknown model {text!r}: not a file, not a preset; near: {near}{beside}{more}"
     if path.suffix:
         return f"unknown model {text!r}: there is no file {path}, and no preset of that name"
     return f"unknown model {text!r}: not a file, not a preset; foretrace model list shows all {len(names())}"
@@ -139,9 +152,14 @@ class Published(NamedTuple):
 
     def agrees(self, n_params: int) -> bool:
         """Return whether *n_params* are within a thousandth of what is published, or round to it."""
+        return self.is_every_digit(n_params) or self.is_near(n_params)
+
+    def is_every_digit(self, n_params: int) -> bool:
+        """Return whether *n_params* have every digit that is published."""
         with_all = n_params + self.beside
-        is_rounding = self.decimals < EXACT and round(with_all / 1e9, self.decimals) == self.params / 1e9
-        return is_rounding or self.is_near(n_params)
+        return with_all == self.params or (
+            self.decimals < EXACT and round(with_all / 1e9, self.decimals) == self.params / 1e9
+        )
 
     def is_near(self, n_params: int) -> bool:
         """Return whether *n_params* are within a thousandth of what is published."""

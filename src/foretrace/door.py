@@ -159,7 +159,11 @@ def _wrong(value: Any) -> str:
 
 
 def _wrong_name(name: Any) -> str:
-    return "" if isinstance(name, str) and _is_text(name) else " is a name, but no Unicode text"
+    return (
+        ""
+        if isinstance(name, str) and _is_text(name)
+        else ": a name must be Unicode text (in quotes, if it is another word of YAML)"
+    )
 
 
 def _is_text(value: str) -> bool:

@@ -24,6 +24,7 @@ from tests.simulator.config_files import (
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
+from foretrace.simulator.configs import write
 from foretrace.simulator.configs.read import TOOLS, read_files
 from foretrace.simulator.configs.rules import SETTLED, Leave, Use, flattened
 from foretrace.simulator.configs.shell import arguments
@@ -235,8 +236,13 @@ def test_a_training_goes_before_the_file_of_its_model_in_either_order(is_first: 
         ),
         (
             "a.txt",
-            "HYBRID_TRANSFORMER model_parallel_NPU_group: 8\n1\nlayer -1 1 NONE 0 1 NONE 0 1 ALLREDUCE 9 1\n",
+            "HYBRID_TRANSFORMER model_parallel_NPU_group: 8\n2\na -1 1 NONE 0 1 NONE 0 1\nb -1 1 NONE 0 1\n",
             "it does not say how many GPUs there are: --gpus",
+        ),
+        (
+            "a.txt",
+            "HYBRID_TRANSFORMER model_parallel_NPU_group: 8\n1\nmicro_test -1 1 NONE 0 1 ALLREDUCE 9 1\n",
+            "layers = 'micro_test': layers of several names: those of one name alone are a benchmark",
         ),
         ("a.yaml", "{num_layers: 4, model_type: mamba}", "model-type = 'mamba': gpt: layers of other kinds"),
         ("a.yaml", "{num_layers: 4, extends: a.yaml}", "a.yaml: extends itself"),
@@ -251,6 +257,21 @@ def test_what_a_file_of_another_simulator_cannot_say_is_refused(
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=re.escape(said)):
         read_files([tmp_path / name], {"cluster": "dgx-a100", "model": "llama3-8b"})
+
+
+def test_a_part_of_a_model_is_refused_with_what_it_lacks_and_the_keys_that_are_not_known(
+    tmp_path: Path,
+) -> None:
+    """A file of yet another tool, of which one key is known."""
+    (tmp_path / "a.json").write_text(
+        '{"head_num": 128, "hidden_size": 7168, "num_layers": 61, "d_kv_c": 512}'
+    )
+    said = (
+        "read as SimuMax, the model lacks n_layers, n_kv_heads, head_dim, ffn_hidden, vocab: --model may name"
+    )
+    with pytest.raises(ConfigError, match=f"{said} one; of these keys none is known: num_layers, d_kv_c"):
+        read_files([tmp_path / "a.json"], {"cluster": "dgx-a100"})
+    assert read_files([tmp_path / "a.json"], {"model": "llama3-8b"}).settings["model"] == "llama3-8b"
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -283,6 +304,40 @@ def test_the_model_of_megatron_arguments_is_the_preset(tmp_path: Path) -> None:
     model, preset = job_of(tmp_path, "megatron").model, load_model("llama3-70b")
     assert (model.name, model.n_params) == ("train", preset.n_params)
     assert model.flops_per_token(8192) == preset.flops_per_token(8192)
+
+
+SPARSE = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --ffn-hidden-size 1024 --swiglu --num-experts 4"
+    " --moe-router-topk 2 --vocab-size 1024 --seq-length 512 --micro-batch-size 1 --global-batch-size 8"
+)
+
+
+@pytest.mark.parametrize(
+    ("every", "routed"),
+    [
+        ("1", [1, 1, 1, 1]),
+        ("2", [1, 0, 1, 0]),
+        ("'([0]*1+[1]*3)'", [0, 1, 1, 1]),
+        ("'[0,1]*2'", [0, 1, 0, 1]),
+        ("'([1]+[0]*3)'", [1, 0, 0, 0]),
+    ],
+)
+def test_layers_have_experts_as_often_as_arguments_say_and_are_written_so(
+    every: str, routed: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {SPARSE} --moe-layer-freq {every}\n")
+    job = job_from(read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8}).settings)
+    assert [job.model.is_moe(layer) for layer in range(4)] == routed
+    made = write.written(job, "megatron")
+    again = write.read_back(job, "megatron", made.text, made.asks)
+    assert [again.model.kinds(layer) for layer in range(4)] == [job.model.kinds(layer) for layer in range(4)]
+
+
+@pytest.mark.parametrize("every", ["0", "[0,1]", "[0,2]*2", "print(1)", "[1]*(2"])
+def test_layers_with_experts_that_cannot_be_are_refused(every: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {SPARSE} --moe-layer-freq '{every}'\n")
+    with pytest.raises(ConfigError, match="moe-layer-freq"):
+        read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8})
 
 
 def test_vocabularies_are_padded_on_every_tensor_parallel_rank(tmp_path: Path) -> None:
@@ -385,6 +440,8 @@ def test_experts_that_do_not_divide_are_refused() -> None:
         JobError, match="ep=3 does not divide the 8 experts of mixtral-8x7b; 2 or 4 would work"
     ):
         job_from(settings)
+    with pytest.raises(JobError, match="ep=2: llama3-8b is dense, it has no experts"):
+        job_from(settings | {"model": "llama3-8b", "ep": 2})
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,8 @@ def test_a_pattern_that_cannot_be_is_refused(change: dict[str, object], words: s
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
+        ("LLAMA3-8b", "llama3-8b"),
+        ("Llama-3.1-8B-Instruct", "llama3-8b"),
         ("Qwen/Qwen3-8B", "qwen3-8b"),
         ("meta-llama/llama-3.1-70b", "llama3-70b"),
         ("deepseek-r1", "deepseek-v3"),

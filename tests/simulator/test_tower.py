@@ -111,6 +111,15 @@ def test_towers_of_unknown_kinds_are_left_out_and_that_is_said() -> None:
     found = model_from_config({"model_type": "new", "text_config": text, "vision_config": {"depth": 1}})
     assert found.tower is None
     assert found.left_out == "vision tower of new"
+    parts = {
+        "qformer_config": {"model_type": "q"},
+        "audio_config": {"depth": 1},
+        "quantization_config": {"a": 1},
+    }
+    found = model_from_config({"model_type": "new", "text_config": text, **parts})
+    assert found.left_out == "qformer and audio tower of new"
+    found = model_from_config({"model_type": "new", "text_config": text})
+    assert found.left_out == "what is beside the language model of new"
     with pytest.raises(ModelError, match=r"vision_config: hidden_size"):
         model_from_config(
             {"model_type": "mistral3", "text_config": text, "vision_config": {"hidden_size": "wide"}}
