@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import counted
 from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, whole
 from foretrace.simulator.errors import ConfigError
 
@@ -46,10 +47,10 @@ def workload(text: str) -> dict[str, Any] | None:
     first, _, rest = text.strip().partition("\n")
     policy, *pairs = first.replace(":", " ").split() or [""]
     n_layers, _, layers = rest.partition("\n")
-    if not n_layers.strip().isdigit() or not any(kind in layers for kind in (*_SENT, "NONE")):
+    if counted(n_layers.strip()) < 0 or not any(kind in layers for kind in (*_SENT, "NONE")):
         return None
     found: dict[str, Any] = {"policy": policy} | dict(zip(pairs[::2], pairs[1::2], strict=False))
-    return found | {"layers": int(n_layers)}
+    return found | {"layers": counted(n_layers.strip())}
 
 
 def finish(reading: Reading, given: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ MOST_RANKS: Final = 1 << 20
 SHOWN_CHARACTERS: Final = 60
 """Most characters of a wrong value that an error shows, so that it stays one line."""
 
+_MOST_DIGITS: Final = 18
 _CHECKSUM: Final = re.compile(r', "checksum": "([0-9a-f]{8})"\}\s*\Z')
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -228,6 +229,16 @@ def files_in(folder: Path, error: Error, most: int = MOST_FILES) -> Iterator[Pat
                         yield Path(entry)
         except OSError:
             continue
+
+
+def counted(text: str) -> int:
+    """Return the number that *text* says in digits, -1 if it says another, or one of more than 18 of them.
+
+    >>> counted("12"), counted("1.5"), counted("\N{SUPERSCRIPT TWO}")
+    (12, -1, -1)
+    """
+    # 18 digits fit 64 bits for sure; Python refuses to read thousands.
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else -1
 
 
 _WORDS: Final[Mapping[Any, str]] = {
