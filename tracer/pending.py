@@ -244,7 +244,7 @@ class Issued:
 
 
 def is_local(folder: Path) -> bool:
-    """Return whether *folder* is on one of ``LOCAL``. The system is asked: lists of mounts may lack the root."""
+    """Return whether the system says that *folder* is on one of ``LOCAL``: in a chroot no list of mounts does."""
     said = ctypes.create_string_buffer(_STATFS_BYTES)
     is_known = ctypes.CDLL(None).statfs(os.fsencode(folder), said) == 0
     return is_known and ctypes.c_ulong.from_buffer(said).value & 0xFFFFFFFF in LOCAL
