@@ -105,8 +105,7 @@ class Pending:
         collectives, transfers = {}, []
         for group in self._groups.known():
             collectives[str(group.id)] = group.n_collectives
-            # A copy, as the training adds pairs meanwhile.
-            transfers += [[group.id, *pair, n] for pair, n in list(group.n_transfers.items())]
+            transfers += [[group.id, *pair, n] for pair, n in group.n_transfers.items()]
         return collectives, transfers
 
     def _issued_ns(self, communication: Communication, now: int) -> int:
@@ -244,7 +243,7 @@ class Issued:
 
 
 def is_local(folder: Path) -> bool:
-    """Return whether the system says that *folder* is on one of ``LOCAL``: in a chroot no list of mounts does."""
+    """Return whether *folder* is on one of ``LOCAL``, as the system says: a chroot has no list of mounts."""
     said = ctypes.create_string_buffer(_STATFS_BYTES)
     is_known = ctypes.CDLL(None).statfs(os.fsencode(folder), said) == 0
     return is_known and ctypes.c_ulong.from_buffer(said).value & 0xFFFFFFFF in LOCAL

@@ -17,6 +17,7 @@ import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from datetime import date, time
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Never, Union, get_args, get_origin, get_type_hints
@@ -338,12 +339,30 @@ def shown(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return *value* as JSON: null stands for numbers that are not finite, text for dates and bytes."""
+    """Return *value* as JSON: null stands for numbers that are not finite, text for dates, bytes and paths.
+
+    Raises TypeError for what has no place in JSON.
+
+    >>> json_text({"a": float("inf"), "b": Path("c"), "d": date(2026, 1, 1)})
+    '{"a": null, "b": "c", "d": "2026-01-01"}'
+    """
     # Tried as it is: nearly all documents have no such number, and need no copy.
     try:
-        return json.dumps(value, allow_nan=False, default=str)
+        return json.dumps(value, allow_nan=False, default=_plain)
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, default=str)
+        return json.dumps(_finite(value), allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return *value*, of a type that JSON has not, as one that it has."""
+    if isinstance(value, date | time | bytes | os.PathLike):
+        return str(value)
+    if isinstance(value, set):
+        return sorted(value, key=str)
+    # A scalar of numpy, or a number of its own kind.
+    if callable(item := getattr(value, "item", None)):
+        return _finite(item())
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
 
 
 def _finite(value: Any) -> Any:
