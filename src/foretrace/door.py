@@ -39,6 +39,7 @@ SHOWN_CHARACTERS: Final = 60
 """Most characters of a wrong value that an error shows, so that it stays one line."""
 
 _MOST_DIGITS: Final = 18
+_STRING: Final = "tag:yaml.org,2002:str"
 _CHECKSUM: Final = re.compile(r', "checksum": "([0-9a-f]{8})"\}\s*\Z')
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -173,7 +174,17 @@ def _json(text: str) -> Any:
     def refuse(constant: str) -> Never:
         raise ValueError(f"{constant} is not a number in JSON")
 
-    return json.loads(text, parse_constant=refuse)
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return names and values as a dictionary. Raises ValueError if a name has two values."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for name, value in pairs:
+            if found[name] != value:
+                raise ValueError(f"{shown(name)} stands there with two values: leave one")
+    return found
 
 
 def _yaml(text: str) -> Any:
@@ -192,6 +203,8 @@ def _yaml(text: str) -> Any:
                 parts = of.value if isinstance(of, yaml.SequenceNode) else []
                 if isinstance(of, yaml.MappingNode):
                     parts = [one for pair in of.value for one in pair]
+                    # Of one name there is one value; tables that are merged (``<<``) have names of their own.
+                    _once([(name.value, one.value) for name, one in of.value if name.tag == _STRING])
                 sizes[id(of)] = 1 + sum(map(size, parts))
             return sizes[id(of)]
 
