@@ -13,6 +13,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import counted
 from foretrace.simulator.errors import ConfigError
 
 OUTER: Final = ("outer_every", "outer_fragments", "outer_overlap", "outer_bits")
@@ -132,6 +133,6 @@ def _whole_numbers(value: object) -> tuple[int, ...] | None:
     parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         return None
-    if not all(isinstance(part, int) or (isinstance(part, str) and part.isdecimal()) for part in parts):
+    if not all(isinstance(part, int) or (isinstance(part, str) and counted(part) >= 0) for part in parts):
         return None
     return tuple(int(part) for part in parts)

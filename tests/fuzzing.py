@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gzip
+import itertools
 import json
 import math
 import multiprocessing
@@ -31,9 +32,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import click
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from tests.simulator.config_files import BESIDE, CALCULON_MODEL, FILES, SIMUMAX_MODEL
 from tests.simulator.rehearsal_tables import GROUPS, tables
 from tests.simulator.rehearsal_tables import run as rehearse
+from tests.tracer.test_ingest_tools import WRITERS
 
 from foretrace import cli
 from foretrace.simulator.config import job_from
@@ -48,17 +51,39 @@ MOST_S: float = 10
 MOST_BYTES = 2 << 30
 
 JOB: Final = "--model gpt2 --cluster dgx-h100 --gpus 8 --global-batch 8 --seq-len 64"
-SMALL: Final = JOB.replace("gpt2", f"{CORPUS}/shape.model.toml").replace("--gpus 8", "")
+SMALL: Final = JOB.replace("gpt2", f"{CORPUS}/shape.model.toml").replace(" --gpus 8", "")
 MACHINE: Final = "--cluster dgx-h100 --gpus 8 --global-batch 32"
+OTHERS: Final = ("astra", "calculon", "primus", "simumax")
+"""Tools of which no file is in the corpus: their examples are those of other tests."""
+
+BESIDE_FLAGS: Final = {
+    tool: " ".join(f"--{name.replace('_', '-')} {value}" for name, value in beside.items())
+    for tool, beside in BESIDE.items()
+}
+
+TAKEN: Final = "ingest {} -o taken --json && analyze taken --json"
 READERS: Final[dict[str, tuple[str, ...]]] = {
-    "dump_rank": ("ingest {} -o taken --json", "analyze {} --json"),
-    ".trace": ("ingest {} -o taken --json",),
+    "dump_rank": (TAKEN, "analyze {} --json"),
+    "kineto.trace.json": (TAKEN, TAKEN.replace(" -o", " --explain -o")),
+    ".trace": (TAKEN, f"{TAKEN} && report taken -o page.html"),
+    **{FILES[tool][0]: (f"config {{}} --cluster dgx-h100 {BESIDE_FLAGS[tool]} --json",) for tool in OTHERS},
+    "simumax-model": ("config {made}/strategy.json {} --cluster dgx-h100 --json",),
+    "calculon-model": ("config {made}/execution.json {} --cluster dgx-h100 --json",),
     ".sh": ("config {} --cluster dgx-h100 --json", "simulate {} --cluster dgx-h100 --json"),
-    ".config": (f"memory --model {{}} {MACHINE} --json", f"config {{}} {MACHINE} --json"),
-    ".model": (f"simulate {JOB.replace('gpt2', '{}')} --json",),
+    ".config": (
+        *(f"memory --model {{}} {MACHINE} --json", f"config {{}} {MACHINE} --json"),
+        "model show {} --json",
+    ),
+    ".model": (f"simulate {JOB.replace('gpt2', '{}')} --json", "model check {} 20.5M --json"),
     ".run": ("simulate {} --json", "memory {} --json", "config {} --json"),
-    ".cluster": ("topology check {} --json", "topology show {} --json", "topology cost {} all_reduce 1MB"),
-    ".wiring": ("topology read {} -o mine.toml --device h100-sxm --json", "topology read {} -o mine.toml"),
+    ".cluster": (
+        *("topology check {} --json", "topology show {} --json", "topology cost {} all_reduce 1MB"),
+        *("topology draw {}", "simulate --model gpt2 --cluster {} --global-batch 128 --seq-len 64 --json"),
+    ),
+    ".wiring": (
+        "topology read {} -o mine.toml --device h100-sxm --json && topology check mine.toml --json",
+        "topology read {} -o mine.toml",
+    ),
     ".schedule": (f"simulate {JOB} --pp 2 --dp 4 --global-batch 16 --schedule {{}} --json",),
     ".placement": (f"simulate {JOB} --placement {{}} --json",),
     ".calibration": (f"simulate {JOB} --calibration {{}} --json",),
@@ -66,7 +91,7 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     "kernels": ("validate kernels {} --json",),
     "memory": ("validate memory {} --json",),
     "fits": ("validate fit {} --json",),
-    "steps": ("validate steps {} --json",),
+    "steps": ("validate steps {} --json", f"simulate {JOB} --measured {{}} --json"),
     "": (f"config {{}} --model gpt2 {MACHINE} --json", f"simulate {{}} --model gpt2 {MACHINE} --json"),
 }
 """Verbs that read a file, by what is in its name; the first that fits counts."""
@@ -79,6 +104,7 @@ REFUSED: Final = {
 
 OF_RUNS: Final = (
     *("analyze {} --json", "analyze {} --json", "analyze {} --json --partial", "compare {} {} --json"),
+    *("compare {} {run} --json", "compare {run} {} --json --partial"),
     *("report {} -o page.html", "report {} -o  ", "report {} {} -o two.html"),
     *(f"export {{}} -o {name}" for name in ("s.csv.gz", "t.json", "t.pftrace", "t.et.zip", "t.parquet")),
     "export {} -o t.pt.trace.json",
@@ -125,7 +151,8 @@ OF_OTHER_WORK: Final = ("--open", "--workers", "--html")
 NUMBERS: Final = (
     *("0", "1", "2", "3", "7", "8", "64", "-1", "1e400", "nan", "inf", "-inf", "1e308", "0.5", "2147483647"),
     *("2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 23, "1" + "0" * 400, "1e-320"),
-    *("1_000", "0x10", "\N{ARABIC-INDIC DIGIT THREE}", "-0", "+1", "1e3", "1,5", "1.", "-1e-9"),
+    *("\N{ARABIC-INDIC DIGIT THREE}", "\N{SUPERSCRIPT TWO}", "9" * 5000, "1_000", "0x10", "-0", "+1"),
+    *("1e3", "1,5", "1.", "-1e-9"),
 )
 WORDS: Final = (
     *("", " ", "none", "full", "fsdp", "zb-v", "é", "\udcff", "a" * 5000, "../..", "/dev/zero", "/"),
@@ -241,9 +268,16 @@ def run_folder() -> Path:
 
 
 @cache
-def packed_folder() -> Path:
-    """Return a folder of traces in archives."""
+def made_folder() -> Path:
+    """Return a folder of what is not in the corpus: archives, traces in bytes, files of other tools."""
     folder = Path(tempfile.mkdtemp(prefix="foretrace-fuzz-"))
+    for name, write in WRITERS.items():
+        path = write(folder)
+        path.rename(folder / f"{name}.trace{''.join(path.suffixes)}")
+    for name, text in (FILES[tool] for tool in OTHERS):
+        (folder / name).write_text(text)
+    for name, model in (("simumax-model.json", SIMUMAX_MODEL), ("calculon-model.json", CALCULON_MODEL)):
+        (folder / name).write_text(json.dumps(model))
     for name in ("all.trace.et.zip", "kineto.pt.trace.json.gz"):
         export(open_run(run_folder() / "simulated"), folder / name)
     return folder
@@ -273,11 +307,25 @@ def case(number: int, seed: int, folder: Path) -> Case:
         return of_run(luck, folder)
     if kind < 0.55:
         return asked(luck)
-    source = luck.choice([*sorted(CORPUS.iterdir()), *sorted(packed_folder().iterdir())])
-    verbs = next(found for name, found in READERS.items() if name in source.name)
+    source = luck.choice([*sorted(CORPUS.iterdir()), *sorted(made_folder().iterdir())])
     path = folder / source.name
     path.write_bytes(damaged(source.read_bytes(), luck))
-    return Case([word.replace("{}", str(path)) for word in luck.choice(verbs).split(" ")])
+    return Case(words_of(luck.choice(readers(source)), path))
+
+
+def readers(source: Path) -> tuple[str, ...]:
+    """Return the verbs that read *source*."""
+    return next(found for name, found in READERS.items() if name in source.name)
+
+
+def words_of(verb: str, path: Path | str = "") -> list[str]:
+    """Return the words of a verb that reads *path*."""
+    places = {"{}": path, "{run}": run_folder() / "simulated", "{corpus}": CORPUS, "{made}": made_folder()}
+    # Two blanks have a word of none between them, as the name of an output.
+    words = verb.split(" ")
+    for place, stands in places.items():
+        words = [word.replace(place, str(stands)) for word in words]
+    return words
 
 
 def of_run(luck: random.Random, folder: Path) -> Case:
@@ -291,8 +339,9 @@ def of_run(luck: random.Random, folder: Path) -> Case:
         misplace(file, luck.choice(MISPLACED))
     else:
         file.write_bytes(damaged(file.read_bytes(), luck))
-    words = luck.choice(OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS).split(" ")
-    return Case([word.replace("{}", str(path)) for word in words], source.name)
+    return Case(
+        words_of(luck.choice(OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS), path), source.name
+    )
 
 
 def misplace(file: Path, by: str) -> None:
@@ -338,22 +387,19 @@ def flags(luck: random.Random) -> Case:
 
 def with_base(verb: str) -> list[str]:
     """Return a verb with the arguments that it takes."""
-    words = BASES.get(verb, "").replace("{run}", str(run_folder() / "simulated")).split()
-    return [*verb.split(), *(word.replace("{corpus}", str(CORPUS)) for word in words)]
+    return words_of(f"{verb} {BASES.get(verb, '')}".strip())
 
 
 def undamaged() -> Iterator[list[str]]:
     """Yield every command that the fuzzer damages the input or adds flags of, before it does."""
-    for source in sorted(CORPUS.iterdir()):
+    for source in (*sorted(CORPUS.iterdir()), *sorted(made_folder().iterdir())):
         if source.name not in REFUSED:
-            verbs = next(found for name, found in READERS.items() if name in source.name)
-            yield from ([word.replace("{}", str(source)) for word in verb.split()] for verb in verbs)
+            for verb in readers(source):
+                yield from commands(words_of(verb, source))
     for source in sorted(run_folder().iterdir()):
         for verb in OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS:
             if "-o  " not in verb:  # no output's name
-                yield [word.replace("{}", str(source)) for word in verb.split()]
-    for source in sorted(packed_folder().iterdir()):
-        yield ["ingest", str(source), "-o", "taken", "--json"]
+                yield words_of(verb, source)
     yield from map(with_base, BASES)
 
 
@@ -471,14 +517,33 @@ def peak_bytes() -> int:
 
 def wrong(one: Case) -> Iterator[str]:
     """Run a case, and yield what it should not have done."""
+    for words in commands(one.words):
+        found = _ended(one._replace(words=words))
+        yield from _judged(found, one._replace(words=words))
+        if found.exit_code != 0:  # what the next one would read is not there
+            return
+
+
+def commands(words: list[str]) -> list[list[str]]:
+    """Return the commands of which each reads what the one before wrote, with ``&&`` between them."""
+    ends = [at for at, word in enumerate(words) if word == "&&"]
+    return [words[first + 1 : last] for first, last in itertools.pairwise([-1, *ends, len(words)])]
+
+
+def _ended(one: Case) -> Result:
+    """Run the command of a case for as long as it may take."""
     signal.signal(signal.SIGPROF, _end)  # time of the processor: others may have the machine
     signal.setitimer(signal.ITIMER_PROF, MOST_S)
     try:
         made = _parsing if one.parses else _asking if one.words[0].startswith("/") else None
         command, words = (made(one.words), []) if made else (cli.main, one.words)
-        found = CliRunner().invoke(command, words)
+        return CliRunner().invoke(command, words)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _judged(found: Result, one: Case) -> Iterator[str]:
+    """Yield what the answer to a case should not be."""
     if isinstance(found.exception, Hang):
         raise found.exception
     if found.exception is not None and not isinstance(found.exception, SystemExit):

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests import fuzzing
 from tests.fuzzing import CORPUS, OF_REHEARSALS, Case, misplace, prepare, run_folder, tried, undamaged, wrong
 
 from foretrace.cli import main
+from foretrace.door import json_text
 from foretrace.traces.sealed import Sealed
 
 
@@ -87,6 +89,12 @@ def test_what_yaml_has_and_json_has_not_is_text_in_json(value: str, tmp_path: Pa
     (tmp_path / "a.yaml").write_text((CORPUS / "accelerate.yaml").read_text() + f"\nmine: {value}\n")
     words = f"config {tmp_path}/a.yaml --model gpt2 {fuzzing.MACHINE} --json"
     assert list(wrong(Case(words.split()))) == []
+
+
+def test_numbers_of_numpy_are_numbers_in_json_and_what_json_has_not_is_refused() -> None:
+    assert json_text([np.int64(3), np.float32("nan"), np.bool_(True)]) == "[3, null, true]"
+    with pytest.raises(TypeError, match="object has no place in JSON"):
+        json_text({"a": object()})
 
 
 def test_an_error_is_no_longer_than_a_page() -> None:

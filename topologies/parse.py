@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
+from foretrace.door import counted
 from foretrace.topologies.cluster import Cluster, Others
 from foretrace.topologies.device import DTYPES, KEYS, NOT_GIVEN, Device
 from foretrace.topologies.errors import CatalogError
@@ -115,9 +116,9 @@ def _table_from(section: Section, sizes_bytes: tuple[int, ...], bytes_per_s: flo
     rows = section.section("times_us")
     times_s: dict[int, tuple[float, ...]] = {}
     for key in rows:
-        if not key.isdecimal():
+        if (n_ranks := counted(key)) < 0:
             raise CatalogError(f"{rows.where}: {key!r} must be a number of ranks")
-        times_s[int(key)] = tuple(t * 1e-6 for t in rows.get(key, _numbers))
+        times_s[n_ranks] = tuple(t * 1e-6 for t in rows.get(key, _numbers))
     try:
         return Table(sizes_bytes=sizes_bytes, times_s=times_s, bytes_per_s=bytes_per_s)
     except CatalogError as error:

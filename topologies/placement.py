@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from foretrace.door import read_text
+from foretrace.door import counted, read_text
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import CatalogError
 
@@ -76,9 +76,9 @@ def _rail(world_size: int, cluster: Cluster) -> Sequence[int]:
 
 def _read(path: Path) -> list[int]:
     words = read_text(path, CatalogError).replace(",", " ").split()
-    if wrong := next((word for word in words if not (word.isdecimal() and len(word) < 10)), None):
+    if wrong := next((word for word in words if counted(word) < 0), None):
         raise CatalogError(f"{path}: {wrong[:60]!r} is not the number of a GPU")
-    return [int(word) for word in words]
+    return [counted(word) for word in words]
 
 
 POLICIES: Final[Mapping[str, Callable[[int, Cluster], Sequence[int]]]] = MappingProxyType(

@@ -125,9 +125,8 @@ class CollectiveHook:
             else:
                 process_group = unbox(args[at])
                 group = known.get(id(process_group)) or session.groups.of(process_group)
-                group.n_collectives = 1 + (sequence := next(group.collectives))
                 communication = Communication(  # by position: half as long
-                    kind, group, sequence, -1, tensor.nbytes, dtype_name(tensor),
+                    kind, group, next(group.collectives), -1, tensor.nbytes, dtype_name(tensor),
                     stack[-1][1] if stack and is_own() else NOBODY,
                     (position.step, position.stage, position.virtual_stage, position.microbatch),
                     now_ns(), (_address(tensor if filled == whole else args[filled]),),

@@ -39,26 +39,36 @@ class GroupInfo:
     gpu_on_gloo: bool = False  # whether those of a GPU do
     name: str = ""  # what torch calls it
     is_timed: bool = False  # whether its works on a GPU were asked to tell how long they run
-    n_collectives: int = 0  # collectives that this rank has issued
-    # p2p transfers whose side this rank has issued, by (sender, receiver)
-    n_transfers: dict[tuple[int, int], int] = field(default_factory=dict)
     collectives: Iterator[int] = field(default_factory=itertools.count)  # counts them, on whatever thread
     _transfers: defaultdict[tuple[int, int], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
 
+    @property
+    def n_collectives(self) -> int:
+        """Collectives that this rank has issued."""
+        return _given(self.collectives)
+
+    @property
+    def n_transfers(self) -> dict[tuple[int, int], int]:
+        """p2p transfers whose side this rank has issued, by (sender, receiver)."""
+        # A copy, as the training adds pairs meanwhile.
+        return {pair: _given(counter) for pair, counter in list(self._transfers.items())}
+
     def next_collective(self) -> int:
         """Return the number of the collective that is being issued, on whatever thread."""
         # `next` of a count is one step of the interpreter, so that no two threads get the same number.
-        sequence = next(self.collectives)
-        self.n_collectives = sequence + 1
-        return sequence
+        return next(self.collectives)
 
     def next_transfer(self, pair: tuple[int, int]) -> int:
         """Return the number of the transfer from one rank to the other that is being issued."""
-        sequence = next(self._transfers[pair])
-        self.n_transfers[pair] = sequence + 1
-        return sequence
+        return next(self._transfers[pair])
+
+
+def _given(counter: Iterator[int]) -> int:
+    """Return how many numbers a count from 0 has given."""
+    # Of a second number beside it, the slower of two threads might have the last word.
+    return int(repr(counter)[len("count(") : -1])
 
 
 def _backend_of(group: Any) -> str:

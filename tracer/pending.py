@@ -6,6 +6,7 @@ which of them have not ended, and where its main thread is: section 7 of docs/ti
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -104,8 +105,7 @@ class Pending:
         collectives, transfers = {}, []
         for group in self._groups.known():
             collectives[str(group.id)] = group.n_collectives
-            # A copy, as the training adds pairs meanwhile.
-            transfers += [[group.id, *pair, n] for pair, n in list(group.n_transfers.items())]
+            transfers += [[group.id, *pair, n] for pair, n in group.n_transfers.items()]
         return collectives, transfers
 
     def _issued_ns(self, communication: Communication, now: int) -> int:
@@ -167,10 +167,21 @@ SLOT_BYTES: Final = 704
 MOST_NAME: Final = 24
 """Characters of a name that are kept, from its end: 4 bytes each at most, 6 if JSON escapes them."""
 
-LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs"})
-"""File systems of one machine. On one of several machines another machine may delete what is mapped here, and
-the next write would then end the process with SIGBUS. So may a full disk under one that copies on write, as
-btrfs, zfs and bcachefs: room that was made once is no room for a second write."""
+LOCAL: Final = frozenset(
+    {
+        0xEF53,  # ext2, ext3, ext4
+        0xF2F52010,  # f2fs
+        0x794C7630,  # overlay
+        0x858458F6,  # ramfs
+        0x52654973,  # reiserfs
+        0x01021994,  # tmpfs
+        0x58465342,  # xfs
+    }
+)
+"""File systems of one machine, by their numbers in linux/magic.h. On one of several machines another machine
+may delete what is mapped here, and the next write would then end the process with SIGBUS. So may a full disk
+under one that copies on write, as btrfs, zfs and bcachefs: room that was made once is no room for a second
+write."""
 
 MOST_TEMPLATES: Final = 4096  # lines that are kept prepared: one for each block, kind, group and type
 
@@ -183,7 +194,7 @@ _NUMBERS: Final = tuple(
 )  # fmt: skip
 """What differs from call to call, and the most characters of each: 64 or 32 bits and a sign."""
 
-_MOUNTS: Final = Path("/proc/self/mountinfo")
+_STATFS_BYTES: Final = 256  # room for the system's struct, which begins with the number of the file system
 
 
 class Issued:
@@ -200,7 +211,7 @@ class Issued:
         self._map: mmap.mmap | None = None
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if file_system(self.path.parent) in LOCAL:
+            if is_local(self.path.parent):
                 self._map = _mapped(self.path)
 
     def note(self, one: Communication) -> None:
@@ -231,18 +242,11 @@ class Issued:
             self.path.unlink(missing_ok=True)
 
 
-def file_system(folder: Path) -> str:
-    """Return the type of the file system that holds *folder*, "" if nobody says."""
-    at = os.path.realpath(folder)
-    best, found = -1, ""
-    for line in _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
-        before, _, after = line.partition(" - ")
-        # The kernel writes a space in a path as \040.
-        point = before.split()[4].replace("\\040", " ")
-        holds = at == point or at.startswith(point.rstrip("/") + "/")
-        if holds and len(point) >= best:  # of two mounts at one place the later one is seen
-            best, found = len(point), after.split()[0]
-    return found
+def is_local(folder: Path) -> bool:
+    """Return whether *folder* is on one of ``LOCAL``, as the system says: a chroot has no list of mounts."""
+    said = ctypes.create_string_buffer(_STATFS_BYTES)
+    is_known = ctypes.CDLL(None).statfs(os.fsencode(folder), said) == 0
+    return is_known and ctypes.c_ulong.from_buffer(said).value & 0xFFFFFFFF in LOCAL
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
 
+from foretrace.door import counted
 from foretrace.tracer import internals
 from foretrace.tracer.inputs import first_of
 from foretrace.tracer.process import n_pretended_gpus
@@ -69,7 +70,7 @@ def _layers(names: Mapping[Any, str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in names.values():
         parts = name.split(".")
-        first = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        first = next((i for i, part in enumerate(parts) if counted(part) >= 0), None)
         if first is not None and first == len(parts) - 1:
             found[name] = int(parts[first])
     return found
@@ -154,8 +155,8 @@ def describe_machine(world_size: int) -> dict[str, Any]:
     """
     import torch
 
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    per_node = int(local) if local.isdecimal() and int(local) else world_size
+    local = counted(os.environ.get("LOCAL_WORLD_SIZE", ""))
+    per_node = local if local > 0 else world_size
     if torch.cuda.is_available() and torch.cuda.is_initialized() and not n_pretended_gpus():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = {"name": properties.name, "kind": "gpu", "memory_bytes": int(properties.total_memory)}
@@ -237,8 +238,8 @@ def _path(name: str) -> tuple[str, int]:
     """
     parts = name.split(".")
     for i, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join([*parts[:i], "*", *parts[i + 1 :]]), int(part)
+        if (number := counted(part)) >= 0:
+            return ".".join([*parts[:i], "*", *parts[i + 1 :]]), number
     return name, -1
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from foretrace.door import counted
 from foretrace.tracer.errors import RecordError
 from foretrace.traces.errors import LayoutError
 from foretrace.traces.ranks import ranks_in
@@ -106,8 +107,8 @@ def _ranks(text: str) -> frozenset[int]:
 
 def _steps(part: str) -> range:
     first, colon, last = part.partition(":")
-    following = str(int(first) + 1) if first.isdecimal() else ""
-    start, stop = first or "0", (last or str(_ENDLESS)) if colon else following
-    if not (start.isdecimal() and stop.isdecimal()) or not part or int(stop) <= int(start):
+    start = counted(first or "0")
+    stop = counted(last or str(_ENDLESS)) if colon else start + 1
+    if start < 0 or stop <= start or not part:
         raise RecordError(f"steps {part!r}: give ranges of steps, e.g. 10:20, 100: or 7")
-    return range(int(start), int(stop))
+    return range(start, stop)

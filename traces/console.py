@@ -13,6 +13,8 @@ from typing import IO, Any, Final, cast
 
 from rich.console import Console
 
+from foretrace.door import counted
+
 FILE_WIDTH: Final = 160
 """Columns of what goes to a file or a pipe, unless the environment says ``COLUMNS``."""
 
@@ -33,7 +35,7 @@ def stdout(*, highlight: bool = False) -> Console:
         return Console(width=shutil.get_terminal_size().columns, highlight=highlight, emoji=False)
     file = cast("IO[str]", _Unpadded(sys.stdout))
     asked = os.environ.get("COLUMNS", "")
-    width = None if asked.isdecimal() and int(asked) else FILE_WIDTH
+    width = None if counted(asked) > 0 else FILE_WIDTH
     return Console(file=file, width=width, highlight=highlight, emoji=False)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs, ipc
 
-from foretrace.door import MOST_BYTES, parse, shaped
+from foretrace.door import MOST_BYTES, counted, parse, shaped
 from foretrace.traces.errors import RunError, TimelineError, reason
 from foretrace.traces.info import RunInfo, merged, rank_list
 from foretrace.traces.notebook import run_html
@@ -324,7 +324,7 @@ def _timeline(table: pa.Table, name: str) -> pa.Table:
 def _refuse_newer(schema: pa.Schema, name: str) -> None:
     """Raise RunError if *schema* says that it was written by a newer version of the format."""
     version = (schema.metadata or {}).get(b"foretrace.format", b"0")
-    if not version.isdigit() or int(version) > FORMAT_VERSION:
+    if not 0 <= counted(version.decode(errors="replace")) <= FORMAT_VERSION:
         raise RunError(
             f"{name} has format version {version.decode(errors='replace')}, this foretrace reads up to "
             f"{FORMAT_VERSION}; install a newer foretrace"

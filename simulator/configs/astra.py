@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import counted
 from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, whole
 from foretrace.simulator.errors import ConfigError
 
@@ -52,11 +53,11 @@ def workload(text: str) -> dict[str, Any] | None:
     first, _, rest = text.strip().partition("\n")
     policy, *pairs = first.replace(":", " ").split() or [""]
     n_layers, _, layers = rest.partition("\n")
-    if not n_layers.strip().isdigit() or not any(kind in layers for kind in (*_SENT, "NONE")):
+    if counted(n_layers.strip()) < 0 or not any(kind in layers for kind in (*_SENT, "NONE")):
         return None
     found: dict[str, Any] = {"policy": policy} | dict(zip(pairs[::2], pairs[1::2], strict=False))
     names = {line.split()[0] for line in layers.splitlines() if line.strip()}
-    return found | {"layers": int(n_layers) if len(names) > 1 else names.pop()}
+    return found | {"layers": counted(n_layers.strip()) if len(names) > 1 else names.pop()}
 
 
 def finish(reading: Reading, given: Mapping[str, Any]) -> None:

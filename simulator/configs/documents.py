@@ -18,7 +18,7 @@ MOST_SCRIPT_BYTES: Final = 1 << 20
 """Largest launch script."""
 
 MOST_EXTENDED: Final = 16
-"""Files of which each extends the next, at most."""
+"""Files that one extends, and that those extend, at most."""
 
 _TOML: Final = (("torchtitan", ("parallelism", "training.local_batch_size", "activation_checkpoint")),)
 _JSON: Final = (
@@ -96,22 +96,24 @@ def open_document(path: str | Path) -> Document:
     return Document("megatron", path, found)
 
 
-def _extended(path: Path, below: tuple[Path, ...] = ()) -> Mapping[str, Any]:
+def _extended(path: Path, read: list[Path] | None = None) -> Mapping[str, Any]:
     """Return the settings of the YAML file *path* and of those beside it that it ``extends``, its own first.
 
     Raises:
         ConfigError: a file cannot be read or parsed, extends itself, or extends too many.
     """
+    read = [] if read is None else read
+    if len(read) > MOST_EXTENDED:
+        raise ConfigError(f"{read[0]}: extends itself, or more than {MOST_EXTENDED} files")
+    read.append(path)
     content = load(path, "YAML", ConfigError)
     names = content.get("extends")
     if not isinstance(names, str | list):
         return content
-    if path in below or len(below) == MOST_EXTENDED:
-        raise ConfigError(f"{path}: extends itself, or more than {MOST_EXTENDED} files in a row")
     found: dict[str, Any] = {}
     for name in [names] if isinstance(names, str) else names:
         # Later ones go before earlier ones, and the file itself before all.
-        found |= _extended(path.parent / str(name), (*below, path))
+        found |= _extended(path.parent / str(name), read)
     return found | {key: value for key, value in content.items() if key != "extends"}
 
 

@@ -29,6 +29,9 @@ SETTLED: Final = (
 
 UNKNOWN: Final = "not a setting that this reader knows"
 
+MOST_SETTINGS: Final = 4000
+"""Settings of a file, at most: the tool with the most has a few hundred."""
+
 
 class Use(NamedTuple):
     """The setting counts.
@@ -228,8 +231,11 @@ def apply(
     variable that is set elsewhere does not matter where its fact is *given*.
 
     Raises:
-        ConfigError: a setting has a value that it cannot have, or two settings contradict each other.
+        ConfigError: a setting has a value that it cannot have, two settings contradict each other, or
+            there are more than any tool has.
     """
+    if len(flat) > MOST_SETTINGS:
+        raise ConfigError(f"{where}: {len(flat):,} settings; no tool has more than {MOST_SETTINGS:,}")
     reading, giver = Reading(tool, where), dict[str, str]()
     for key, value in flat.items():
         rule = _rule(rules, key)

@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from foretrace.door import counted
 from foretrace.simulator.errors import ConfigError
 
 _ASSIGNMENT: Final = re.compile(
@@ -211,9 +212,9 @@ def _says(parts: list[str]) -> bool:
         left, how, right = parts
         numbers = how in _OF_NUMBERS
         # A variable that is not known stays as text, and no number.
-        if numbers and not (left.isdecimal() and right.isdecimal()):
+        if numbers and min(map(counted, (left, right))) < 0:
             return False
-        return bool(_COMPARES[how](*(map(int, (left, right)) if numbers else (left, right))))
+        return bool(_COMPARES[how](*(map(counted, (left, right)) if numbers else (left, right))))
     value = parts[1] if len(parts) > 1 else ""
     if parts[:1] == ["-n"]:
         return bool(value) and not value.startswith("$")

@@ -13,6 +13,7 @@ from concurrent.futures import wait as wait_for_any
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final, Protocol
 
+from foretrace.door import counted
 from foretrace.simulator.errors import SearchError
 from foretrace.traces.private import Processes, without_this_folder
 
@@ -232,9 +233,9 @@ def _number(text: str, whole: str) -> int:
     number = text.partition(":")[2]
     if not number:
         return cores()
-    if not number.isdecimal() or int(number) < 1:
+    if counted(number) < 1:
         raise SearchError(f"executor {whole!r}: a number of processes from 1 on, e.g. local:4")
-    return int(number)
+    return counted(number)
 
 
 def _imported(module: str, extra: str) -> Any:

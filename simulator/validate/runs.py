@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from foretrace.door import counted
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import require_numba
@@ -255,8 +256,7 @@ def _parts(rows: Sequence[Row]) -> list[list[Row]]:
     """Return *rows* by machine, those of large machines first, in parts of at most ``AT_ONCE``."""
     found: dict[tuple[int, str], list[Row]] = defaultdict(list)
     for row in rows:
-        n_gpus = row.text("gpus", "0")
-        found[int(n_gpus) if n_gpus.isdecimal() else 0, row.text("cluster")].append(row)
+        found[counted(row.text("gpus", "0")), row.text("cluster")].append(row)
     # Large machines first, so that the longest parts are not begun last.
     return [
         same[at : at + AT_ONCE]

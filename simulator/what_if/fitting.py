@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from foretrace.door import counted
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import fits, peak_bytes
 from foretrace.simulator.memory.remedies import NOT_POSSIBLE, Remedy, changes
@@ -203,9 +204,9 @@ def _near(text: str) -> list[str]:
     >>> _near("16")[:6]
     ['8', '32', '4', '15', '17', '14']
     """
-    if not text.isdecimal() or not 0 < int(text) < 10**9:
+    value = counted(text)
+    if not 0 < value < 10**9:
         return ["1", "8"]
-    value = int(text)
     powers = [value // 2, value * 2, value // 4]
     steps = [value + sign * by for by in range(1, MOST_TRIED) for sign in (-1, 1)]
     return [str(one) for one in dict.fromkeys([*powers, *steps]) if one > 0]

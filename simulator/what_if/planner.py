@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from foretrace.door import as_table, parse
+from foretrace.door import as_table, counted, parse
 from foretrace.simulator.builder.stages import job_plan
 from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import why_not_compiled
@@ -430,10 +430,10 @@ def choices() -> dict[str, Any]:
 
 
 def _whole(name: str, text: str) -> int:
-    # ``isdecimal`` alone takes digits of all scripts.
-    if not text.isdecimal() or not text.isascii() or not 0 < int(text) < 10**9:
+    # Digits of other scripts are digits, too.
+    if not text.isascii() or not 0 < counted(text) < 10**9:
         raise JobError(f"{name}={text!r}: a whole number of at least 1")
-    return int(text)
+    return counted(text)
 
 
 def _price(text: str, job: Job) -> float | None:

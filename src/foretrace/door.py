@@ -17,6 +17,7 @@ import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from datetime import date, time
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Never, Union, get_args, get_origin, get_type_hints
@@ -37,6 +38,8 @@ MOST_RANKS: Final = 1 << 20
 SHOWN_CHARACTERS: Final = 60
 """Most characters of a wrong value that an error shows, so that it stays one line."""
 
+_MOST_DIGITS: Final = 18
+_STRING: Final = "tag:yaml.org,2002:str"
 _CHECKSUM: Final = re.compile(r', "checksum": "([0-9a-f]{8})"\}\s*\Z')
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -175,7 +178,17 @@ def _json(text: str) -> Any:
     def refuse(constant: str) -> Never:
         raise ValueError(f"{constant} is not a number in JSON")
 
-    return json.loads(text, parse_constant=refuse)
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return names and values as a dictionary. Raises ValueError if a name has two values."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for name, value in pairs:
+            if found[name] != value:
+                raise ValueError(f"{shown(name)} stands there with two values: leave one")
+    return found
 
 
 def _yaml(text: str) -> Any:
@@ -194,6 +207,8 @@ def _yaml(text: str) -> Any:
                 parts = of.value if isinstance(of, yaml.SequenceNode) else []
                 if isinstance(of, yaml.MappingNode):
                     parts = [one for pair in of.value for one in pair]
+                    # Of one name there is one value; tables that are merged (``<<``) have names of their own.
+                    _once([(name.value, one.value) for name, one in of.value if name.tag == _STRING])
                 sizes[id(of)] = 1 + sum(map(size, parts))
             return sizes[id(of)]
 
@@ -232,6 +247,16 @@ def files_in(folder: Path, error: Error, most: int = MOST_FILES) -> Iterator[Pat
                         yield Path(entry)
         except OSError:
             continue
+
+
+def counted(text: str) -> int:
+    """Return the number that *text* says in digits, -1 if it says another, or one of more than 18 of them.
+
+    >>> counted("12"), counted("1.5"), counted("\N{SUPERSCRIPT TWO}")
+    (12, -1, -1)
+    """
+    # 18 digits fit 64 bits for sure; Python refuses to read thousands.
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else -1
 
 
 _WORDS: Final[Mapping[Any, str]] = {
@@ -331,12 +356,30 @@ def shown(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return *value* as JSON: null stands for numbers that are not finite, text for dates and bytes."""
+    """Return *value* as JSON: null stands for numbers that are not finite, text for dates, bytes and paths.
+
+    Raises TypeError for what has no place in JSON.
+
+    >>> json_text({"a": float("inf"), "b": Path("c"), "d": date(2026, 1, 1)})
+    '{"a": null, "b": "c", "d": "2026-01-01"}'
+    """
     # Tried as it is: nearly all documents have no such number, and need no copy.
     try:
-        return json.dumps(value, allow_nan=False, default=str)
+        return json.dumps(value, allow_nan=False, default=_plain)
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, default=str)
+        return json.dumps(_finite(value), allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return *value*, of a type that JSON has not, as one that it has."""
+    if isinstance(value, date | time | bytes | os.PathLike):
+        return str(value)
+    if isinstance(value, set):
+        return sorted(value, key=str)
+    # A scalar of numpy, or a number of its own kind.
+    if callable(item := getattr(value, "item", None)):
+        return _finite(item())
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
 
 
 def _finite(value: Any) -> Any:

@@ -247,6 +247,16 @@ def test_a_training_goes_before_the_file_of_its_model_in_either_order(is_first: 
         ("a.yaml", "{num_layers: 4, model_type: mamba}", "model-type = 'mamba': gpt: layers of other kinds"),
         ("a.yaml", "{num_layers: 4, extends: a.yaml}", "a.yaml: extends itself"),
         ("a.yaml", "{num_layers: 4, extends: none.yaml}", "none.yaml"),
+        ("a.sh", "train.py --pipeline-model-parallel-layout 'Et*99999999999|tL'", "a word of at most 65,536"),
+        (
+            "a.sh",
+            "train.py --pipeline-model-parallel-layout 'E(tt|)*30000(t|)*9tL'",
+            "a word of at most 65,536",
+        ),
+        ("a.txt", "HYBRID_TRANSFORMER ep: 1\n\N{SUPERSCRIPT TWO}\nlayer NONE\n", "no arguments such as"),
+        ("a.json", '{"micro_batch_num": 1, "micro_batch_num": 2}', '"micro_batch_num" stands there with two'),
+        ("a.yaml", "{num_layers: 4, num_layers: 8}", '"num_layers" stands there with two values: leave one'),
+        ("a.json", json.dumps({"mem1": 1} | dict.fromkeys(map(str, range(4000)))), "4,001 settings; no tool"),
         ("a.et", "", "a graph of work, no settings: foretrace ingest"),
         ("a.json", '{"micro_batch_num": 0}', "micro_batch_num = 0: a whole number from 1 on"),
     ],
@@ -272,6 +282,16 @@ def test_a_part_of_a_model_is_refused_with_what_it_lacks_and_the_keys_that_are_n
     with pytest.raises(ConfigError, match=f"{said} one; of these keys none is known: num_layers, d_kv_c"):
         read_files([tmp_path / "a.json"], {"cluster": "dgx-a100"})
     assert read_files([tmp_path / "a.json"], {"model": "llama3-8b"}).settings["model"] == "llama3-8b"
+
+
+def test_files_that_extend_many_are_read_a_bounded_number_of_times(tmp_path: Path) -> None:
+    """Each reads the next ten times: a hundred thousand times the last one."""
+    (tmp_path / "6.yaml").write_text("num_layers: 4", encoding="utf-8")
+    for at in range(6):
+        names = ", ".join([f"{at + 1}.yaml"] * 10)
+        (tmp_path / f"{at}.yaml").write_text(f"{{num_layers: 4, extends: [{names}]}}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"0.yaml: extends itself, or more than 16 files"):
+        read_files([tmp_path / "0.yaml"], {"cluster": "dgx-a100", "model": "llama3-8b"})
 
 
 @pytest.mark.parametrize("tool", TOOLS)

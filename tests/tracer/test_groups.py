@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from foretrace.tracer.groups import Groups, axis_of, deduced_layout
+from foretrace.tracer.groups import GroupInfo, Groups, axis_of, deduced_layout
 from foretrace.traces.layout import Group, Layout
 
 DEGREES = integers(1, 4)
@@ -84,3 +84,10 @@ def test_a_group_has_one_number_everywhere_and_a_name_only_where_it_is_unknown()
         table.name_axis(world, "dp")
     assert [t.table() for t in tables[:1]] == [t.table() for t in tables[1:]]
     assert [(g.axis, g.ranks) for g in tables[0].table()] == [("dp", (0, 1, 2, 3)), ("tp", (0, 2))]
+
+
+def test_a_group_says_how_many_numbers_it_has_given() -> None:
+    group = GroupInfo(1, "dp", (0, 1))
+    assert [group.next_collective() for _ in range(3)] == [0, 1, 2]
+    assert [group.next_transfer(pair) for pair in ((0, 1), (1, 0), (0, 1))] == [0, 0, 1]
+    assert (group.n_collectives, group.n_transfers) == (3, {(0, 1): 2, (1, 0): 1})

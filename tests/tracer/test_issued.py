@@ -1,6 +1,7 @@
 """The last calls of a rank, on disk before each is made."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from foretrace.tracer import pending
 from foretrace.tracer.groups import GroupInfo
-from foretrace.tracer.pending import SLOT_BYTES, SLOTS, Issued, file_system
+from foretrace.tracer.pending import SLOT_BYTES, SLOTS, Issued, is_local
 from foretrace.tracer.records import Block, Communication
 from foretrace.traces.pending import damaged_notes, read_issued, read_pending
 
@@ -95,12 +96,24 @@ def test_damaged_lines_are_left_out_and_said(tmp_path: Path, flipped: range) -> 
 def test_where_another_machine_could_take_the_file_away_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts = tmp_path / "mountinfo"
-    text = "1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {} rw,relatime shared:1 - nfs4 server:/x rw\n"
-    mounts.write_text(text.format(tmp_path))
-    monkeypatch.setattr(pending, "_MOUNTS", mounts)
-    assert (file_system(tmp_path / "a"), file_system(Path("/etc"))) == ("nfs4", "ext4")
+    folders = (Path("/dev/shm"), Path("/proc"), tmp_path / "absent")
+    assert [is_local(one) for one in folders] == [True, False, False]
+    monkeypatch.setattr(pending, "LOCAL", frozenset())
     ring = Issued(tmp_path, 0, 0)
     ring.note(call(0))
     assert not ring.path.exists()
     assert json.dumps(read_issued(tmp_path)) == "{}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the root")
+def test_in_a_chroot_the_last_calls_are_kept(tmp_path: Path) -> None:
+    """No list of mounts has the root of a chroot: the file system itself is asked."""
+    if not is_local(tmp_path):
+        pytest.skip("the folder of the tests is on a shared file system")
+    pid = os.fork()
+    if not pid:
+        os.chroot(tmp_path)
+        Issued(Path("/run"), 0, 0).note(call(7))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [row["sequence"] for row in read_issued(tmp_path / "run")[0]] == [7]

@@ -121,7 +121,9 @@ def test_ranks_that_say_nothing_are_refused(text: str) -> None:
         Window.parsed(ranks=text)
 
 
-@pytest.mark.parametrize("text", ["x", "3:3", "5:1", ":x", "1:2,,"])
+@pytest.mark.parametrize(
+    "text", ["x", "3:3", "5:1", ":x", "1:2,,", "\N{SUPERSCRIPT TWO}", "9" * 5000, "1:" + "9" * 5000]
+)
 def test_steps_that_say_nothing_are_refused(text: str) -> None:
     with pytest.raises(RecordError, match="10:20"):
         Window.parsed(steps=text)

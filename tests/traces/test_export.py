@@ -237,6 +237,13 @@ def test_tables_come_back() -> None:
         assert again.info == run.info
 
 
+@pytest.mark.parametrize("name", ["=1+1", "+a", "-a", "@a", "a=1"])
+def test_no_label_is_a_formula_to_a_spreadsheet(name: str) -> None:
+    run = opened([compute(0, 0, 5, name=name)])
+    (row,) = csv.DictReader(io.StringIO(written(run, "t.csv").decode()))
+    assert row["name"] == (name if name[0] == "a" else f"'{name}")
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_ending_says_the_format(kind: str) -> None:
     held = {"rank": [0, 1], "t_ns": [0, 5], "category": ["total", "total"], "bytes": [7, 9]}

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
+from foretrace.door import counted
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures.drawing import empty_figure, heading
 from foretrace.traces.report.colours import palette
@@ -45,9 +46,7 @@ def pareto(rows: Sequence[Mapping[str, Any]], *, by: str = "tp", theme: str = "l
     grouped: dict[str, list[Point]] = {}
     for row, point in zip(rows, points, strict=True):
         grouped.setdefault(str(row[by]) if row.get(by) is not None else "", []).append(point)
-    names = sorted(
-        grouped, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
-    )
+    names = sorted(grouped, key=lambda name: (counted(name) < 0, counted(name), name))
     for number, name in enumerate(names):
         _add_layouts(
             figure, grouped[name], f"{by} {name}" if name else "", number=number, limit=limit, theme=theme

@@ -19,6 +19,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Final
 
+from foretrace.door import counted
+
 # What PyTorch's allocator holds for a rehearsal: the block that each thing is in, and the most so far.
 
 
@@ -205,10 +207,10 @@ class CachingAllocator:
         """Return one that works as the variables of the environment say."""
         text = next((os.environ[name] for name in SETTINGS if os.environ.get(name)), "")
         found = settings_of(text)
-        most = found.get("max_split_size_mb", "")
+        most = counted(found.get("max_split_size_mb", ""))
         return cls(
             is_expandable=found.get("expandable_segments") == "true",
-            max_split_bytes=int(most) * MIB if most.isdecimal() else None,
+            max_split_bytes=most * MIB if most >= 0 else None,
         )
 
     def allocate(self, n_bytes: int, stream: int) -> Block:

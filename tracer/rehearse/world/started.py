@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
+from foretrace.door import counted
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.replacing import replaces
 from foretrace.tracer.rehearse.state import State
@@ -118,7 +119,7 @@ def rank_of(script: Sequence[str]) -> dict[str, str]:
     """
     words = [part for word in script[1:] for part in word.split("=", 1)]
     said = [(OWN_RANK[flag], value) for flag, value in pairwise(words) if flag in OWN_RANK]
-    return {name: value for name, value in said if value.isdecimal()}
+    return {name: value for name, value in said if counted(value) >= 0}
 
 
 CAPTURED: Final = ("stdin", "stdout", "stderr")
