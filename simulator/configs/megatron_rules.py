@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.megatron_ignored import IGNORED
 from foretrace.simulator.configs.megatron_layout import stage_counts
 from foretrace.simulator.configs.rules import Leave, Rule, Use, one_of, some, whole, words
@@ -43,10 +44,6 @@ def _dense_layers(value: Any) -> Any:
         return 0
     found = re.fullmatch(r"\(?\[0\]\s*\*\s*(\d+)\s*\+\s*\[1\]\s*\*\s*\d+\)?", str(value))
     return int(found.group(1)) if found else Leave("dense layers can only be the first ones here")
-
-
-def _is_on(value: Any) -> bool:
-    return float(value) > 0
 
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
@@ -137,7 +134,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "activation-func-fp8-input-store": on("convention.fp8_activation_inputs"),
         "moe-enable-deepep": on("convention.expert_dispatch", gives="once"),
         "overlap-moe-expert-parallel-comm": on("schedule", gives="combined-1f1b"),
-        "clip-grad": Use("convention.grad_norm", _is_on),
+        "clip-grad": Use("convention.grad_norm", rules.above_zero),
         # The model.
         "num-layers": Use("model.n_layers", whole),
         "hidden-size": Use("model.hidden", whole),
@@ -170,7 +167,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             "vocabulary",
             lambda value: VOCABULARIES.get(value, Leave("its size is not known: --vocab-size says it")),
         ),
-        "hidden-dropout": Use("model.dropout", _is_on),
+        "hidden-dropout": Use("model.dropout", rules.above_zero),
         "num-experts": Use("model.n_experts", lambda value: whole(value) if whole(value) > 1 else None),
         "moe-router-topk": Use("model.top_k", whole),
         "moe-layer-freq": Use("model.n_dense_layers", _dense_layers),
