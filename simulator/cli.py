@@ -12,7 +12,7 @@ import click
 from foretrace.door import json_text
 from foretrace.simulator.configs.flags import job_of, settings_file_options, settings_files, show_read
 from foretrace.simulator.flags import JobCommand, energy_options, job_settings_options
-from foretrace.traces.console import telling
+from foretrace.traces.console import stdout, telling
 
 if TYPE_CHECKING:
     from foretrace.simulator.job import Job
@@ -111,7 +111,7 @@ def simulate(
     """
     from foretrace.simulator.energy import supply
     from foretrace.simulator.price import usd_per_gpu_hour
-    from foretrace.simulator.recorded.cli import show_errors
+    from foretrace.simulator.recorded.cli import errors_table
     from foretrace.simulator.recorded.operators import forward_only
     from foretrace.simulator.rehearsed.cli import timed
     from foretrace.simulator.render import document, show
@@ -169,7 +169,7 @@ def simulate(
         if beside:
             click.echo(beside.words)
         if errors:
-            show_errors(errors)
+            stdout().print(errors_table("against the trace", errors, only_after=True))
 
 
 def _nearest(job: Job, table: str | None) -> Nearest | None:

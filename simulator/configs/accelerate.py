@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.deepspeed import STAGES
 from foretrace.simulator.configs.rules import Instead, Leave, Reading, Rule, Use, flag, one_of, whole, words
 
-_LAUNCH: Final = Leave("where processes start; not how long a step takes")
 _LOADING: Final = Leave("how weights are loaded or saved; not how long a step takes")
 _OTHER: Final = Leave("of other hardware")
 
@@ -50,10 +50,6 @@ def _reshard(value: Any) -> Any:
     return Instead("form", words(**_FORMS)(value))
 
 
-def _offload(value: Any) -> str | None:
-    return "cpu" if flag(value) else None
-
-
 def _device(value: Any) -> str | None:
     word: str | None = words(none=None, cpu="cpu", nvme="nvme")(value)
     return word
@@ -76,7 +72,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "gradient_accumulation_steps": Use("accumulation", whole),
         "fsdp_config.fsdp_sharding_strategy": Use("form", words(**_FORMS)),
         "fsdp_config.fsdp_reshard_after_forward": Use("convention.reshard_after_forward", _reshard),
-        "fsdp_config.fsdp_offload_params": Use("offload_states", _offload),
+        "fsdp_config.fsdp_offload_params": Use("offload_states", rules.gives("cpu")),
         "fsdp_config.fsdp_backward_prefetch": Use("convention.prefetch_backward", _prefetch),
         "fsdp_config.fsdp_forward_prefetch": Leave(
             "FSDP's stream gathers the next unit while this one computes with and without it"
@@ -85,9 +81,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             "convention.wrap",
             words(TRANSFORMER_BASED_WRAP="block", SIZE_BASED_WRAP="block", NO_WRAP="model"),
         ),
-        "fsdp_config.fsdp_activation_checkpointing": Use(
-            "recompute", lambda value: "full" if flag(value) else "none"
-        ),
+        "fsdp_config.fsdp_activation_checkpointing": Use("recompute", rules.gives("full", "none")),
         "fsdp_config.fsdp_version": Use(
             "convention.copies_gathered", lambda value: one_of({1: False, 2: True})(whole(value))
         ),
@@ -105,13 +99,13 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "deepspeed_config.gradient_accumulation_steps": Use("accumulation", whole),
         "deepspeed_config.offload_optimizer_device": Use("offload_optimizer", _device),
         "deepspeed_config.offload_param_device": Use("offload_states", _device),
-        "deepspeed_config.gradient_clipping": Use("convention.grad_norm", lambda value: float(value) > 0),
+        "deepspeed_config.gradient_clipping": Use("convention.grad_norm", rules.above_zero),
         "deepspeed_config.deepspeed_config_file": Leave("a file of its own: give it beside this one"),
         **dict.fromkeys(
             ("deepspeed_config.zero3_init_flag", "deepspeed_config.zero3_save_16bit_model"), _LOADING
         ),
         **{
-            f"deepspeed_config.deepspeed_{name}": _LAUNCH
+            f"deepspeed_config.deepspeed_{name}": rules.LAUNCH
             for name in ("hostfile", "multinode_launcher", "exclusion_filter", "inclusion_filter")
         },
         "deepspeed_config.deepspeed_moe_layer_cls_names": _LOADING,
@@ -122,10 +116,10 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "megatron_lm_config.megatron_lm_pp_degree": Use("pp", whole),
         "megatron_lm_config.megatron_lm_sequence_parallelism": Use("sequence_parallel", flag),
         "megatron_lm_config.megatron_lm_recompute_activations": Use(
-            "recompute", lambda value: "selective" if flag(value) else "none"
+            "recompute", rules.gives("selective", "none")
         ),
         "megatron_lm_config.megatron_lm_use_distributed_optimizer": Use(
-            "sharding", lambda value: "zero1" if flag(value) else "ddp"
+            "sharding", rules.gives("zero1", "ddp")
         ),
         "parallelism_config.parallelism_config_dp_replicate_size": Use("replicate_degree", whole),
         "parallelism_config.parallelism_config_dp_shard_size": Use("shard_degree", whole),
@@ -141,7 +135,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 *("main_training_function", "rdzv_backend", "same_network", "use_cpu", "gpu_ids"),
                 *("enable_cpu_affinity", "deepspeed_hostfile"),
             ),
-            _LAUNCH,
+            rules.LAUNCH,
         ),
         **dict.fromkeys(
             ("downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "mpirun_config", "ipex_config"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.rules import MODEL, Leave, Reading, Rule, Use, flag, negated, whole, words
 
 VOCABULARY: Final = 51200
@@ -21,10 +22,6 @@ def _trains(value: Any) -> Leave:
     return Leave("all that is simulated is training")
 
 
-def _on_host(value: Any) -> str | None:
-    return "cpu" if flag(value) else None
-
-
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "num_procs": Use("gpus", whole),
@@ -38,14 +35,14 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "attention_type": Use("shared_keys", words(multihead=False, multiquery=True)),
         "activation_recompute": Use("recompute", words(full="full", attn_only="selective", none="none")),
         "pipeline_interleaving": Use("virtual_stages", whole),
-        "optimizer_sharding": Use("sharding", lambda value: "zero1" if flag(value) else "ddp"),
+        "optimizer_sharding": Use("sharding", rules.gives("zero1", "ddp")),
         "tensor_par_comm_type": Use("sequence_parallel", words(ar=False, p2p_rs_ag=False, rs_ag=True)),
         "tensor_par_overlap": Use("convention.async_tp", words(none=False, ring=True, pipe=True)),
         "seq_par_ag_redo": Use("convention.keeps_gathered_inputs", negated),
         "data_par_overlap": Use("convention.overlap_grad_reduce", flag),
         "weight_offload": Leave("weights alone are not offloaded here"),
-        "activations_offload": Use("offload_activations", _on_host),
-        "optimizer_offload": Use("offload_optimizer", _on_host),
+        "activations_offload": Use("offload_activations", rules.gives("cpu")),
+        "optimizer_offload": Use("offload_optimizer", rules.gives("cpu")),
         "training": Use("trains", _trains),
         **dict.fromkeys(("tensor_par_net", "pipeline_par_net", "data_par_net"), _NETWORK),
         # The model.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.rules import (
     Assumed,
     Leave,
@@ -25,8 +26,6 @@ STAGES: Final[Mapping[int, str]] = MappingProxyType({0: "ddp", 1: "zero1", 2: "z
 BUCKET_BYTES: Final = 1_000_000_000
 """``reduce_bucket_size`` unless given, 5e8 elements, of 16 bit (deepspeed/runtime/zero/config.py)."""
 
-_LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
-_LEARNS: Final = Leave("learning rates and their like: every step takes as long")
 _NUMERIC: Final = Leave("scaling of a loss or gradients: no time to speak of")
 _HOST: Final = Leave("how buffers on the host or on drives are handled: rates are those of the machine")
 _BUFFERS: Final = Leave("a buffer's size: parameters are gathered a block at a time here")
@@ -53,10 +52,6 @@ def _optimizer(value: Any) -> Any:
     return optimizer(value)
 
 
-def _checkpoints(value: Any) -> bool | None:
-    return True if flag(value) else None
-
-
 _PRECISIONS: Final = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
@@ -64,9 +59,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "train_batch_size": Use("global_batch", whole),
         "train_micro_batch_size_per_gpu": Use("micro_batch", whole),
         "gradient_accumulation_steps": Use("accumulation", whole),
-        "bf16.enabled": Use("precision", lambda value: "bf16" if flag(value) else None),
-        "bfloat16.enabled": Use("precision", lambda value: "bf16" if flag(value) else None),
-        "fp16.enabled": Use("precision", lambda value: "fp16" if flag(value) else None),
+        "bf16.enabled": Use("precision", rules.gives("bf16")),
+        "bfloat16.enabled": Use("precision", rules.gives("bf16")),
+        "fp16.enabled": Use("precision", rules.gives("fp16")),
         "fp16": _NUMERIC,
         "bf16": _NUMERIC,
         "data_types.grad_accum_dtype": Use("fp32_gradients", words(fp32=True, bf16=False, fp16=False)),
@@ -80,15 +75,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "zero_optimization.offload_param.device": Use("offload_states", _device),
         "zero_optimization.offload_optimizer": _HOST,
         "zero_optimization.offload_param": _HOST,
-        "zero_optimization.cpu_offload": Use(
-            "offload_optimizer", lambda value: "cpu" if flag(value) else None
-        ),
-        "zero_optimization.cpu_offload_params": Use(
-            "offload_states", lambda value: "cpu" if flag(value) else None
-        ),
-        "zero_optimization.cpu_offload_param": Use(
-            "offload_states", lambda value: "cpu" if flag(value) else None
-        ),
+        "zero_optimization.cpu_offload": Use("offload_optimizer", rules.gives("cpu")),
+        "zero_optimization.cpu_offload_params": Use("offload_states", rules.gives("cpu")),
+        "zero_optimization.cpu_offload_param": Use("offload_states", rules.gives("cpu")),
         **dict.fromkeys(
             ("zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.prefetch_bucket_size"),
             Use("prefetches", _prefetches),
@@ -120,7 +109,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 *("stage3_gather_fp16_weights_on_model_save", "elastic_checkpoint", "load_from_fp32_weights"),
             )
         },
-        "activation_checkpointing.cpu_checkpointing": Use("offload_activations", _checkpoints),
+        "activation_checkpointing.cpu_checkpointing": Use("offload_activations", rules.gives(what=True)),
         "activation_checkpointing.partition_activations": Leave(
             "kept activations over tensor-parallel ranks: --sequence-parallel does that here"
         ),
@@ -129,10 +118,10 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         ),
         "tensor_parallel.autotp_size": Use("tp", whole),
         "sequence_parallel_size": Use("cp", whole),
-        "gradient_clipping": Use("convention.grad_norm", lambda value: float(value) > 0),
+        "gradient_clipping": Use("convention.grad_norm", rules.above_zero),
         "optimizer.type": Use("optimizer", _optimizer),
-        "optimizer": _LEARNS,
-        "scheduler": _LEARNS,
+        "optimizer": rules.LEARNS,
+        "scheduler": rules.LEARNS,
         **dict.fromkeys(("prescale_gradients", "gradient_predivide_factor", "sparse_gradients"), _NUMERIC),
         **dict.fromkeys(
             (
@@ -142,19 +131,19 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 "seed",
                 "disable_allgather",
             ),
-            _LEARNS,
+            rules.LEARNS,
         ),
         **dict.fromkeys(
             (
                 *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "wandb"),
                 *("flops_profiler", "tensorboard", "csv_monitor", "comms_logger", "comet", "monitor_config"),
             ),
-            _LOGS,
+            rules.LOGS,
         ),
         "aio": _HOST,
         "_comment": Leave("a comment"),
         "autotuning": Leave("tries settings before training: foretrace search does"),
-        "comms_config": _LOGS,
+        "comms_config": rules.LOGS,
         "fp8": Leave("not a key of DeepSpeed itself; --fp8 says it"),
         "sequence_parallel": Leave("not a key of DeepSpeed itself: sequence_parallel_size is, or --cp"),
         "sparse_attention": Leave("attention is dense, causal, here"),

@@ -6,23 +6,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.rules import Leave, Rule
 
-_LEARNS = Leave("learning rates and their like: every step takes as long")
-_LOGS = Leave("says what is logged or measured; not how long a step takes")
-_DATA = Leave("data is loaded beside the steps; --set step_host_s gives what waits for it")
-_FILES = Leave("where checkpoints are and how they are written")
-_LENGTH = Leave("how many steps, not how long one takes: goodput --tokens")
-_LAUNCH = Leave("where processes start; not how long a step takes")
 _NUMERIC = Leave("numbers of the model, not its shape")
-_ROUTING = Leave("how tokens are routed: --expert-imbalance gives what comes of it")
+_ROUTING = Leave("how tokens are routed: --expert-imbalance rules.gives what comes of it")
 _FUSED = Leave("fused kernels are what the profile assumes")
 
 IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "save-interval": Leave("--checkpoint-every and --checkpoint-bytes-per-s count what it costs"),
         "rampup-batch-size": Leave("the batch at the start: steps are simulated at the full one"),
-        "tp-comm-bootstrap-backend": _LAUNCH,
+        "tp-comm-bootstrap-backend": rules.LAUNCH,
         "use-tp-pp-dp-mapping": Leave("--placement says which rank runs where"),
         "num-distributed-optimizer-instances": Leave("--shard-ranks spreads a copy over fewer ranks"),
         "align-grad-reduce": _FUSED,
@@ -35,7 +30,7 @@ IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
                 *("min-loss-scale", "hysteresis", "calculate-per-token-loss", "override-opt_param-scheduler"),
                 *("attention-dropout", "main-grads-dtype", "use-precision-aware-optimizer"),
             ),
-            _LEARNS,
+            rules.LEARNS,
         ),
         **dict.fromkeys(
             (
@@ -56,7 +51,7 @@ IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
                 ),
                 "tensorboard-queue-size",
             ),
-            _LOGS,
+            rules.LOGS,
         ),
         **dict.fromkeys(
             (
@@ -74,7 +69,7 @@ IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
                 *("train-data-path", "valid-data-path", "test-data-path", "reset-position-ids"),
                 *("reset-attention-mask", "eod-mask-loss"),
             ),
-            _DATA,
+            rules.DATA,
         ),
         **dict.fromkeys(
             (
@@ -83,11 +78,11 @@ IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
                 *("no-initialization", "use-checkpoint-args", "exit-on-missing-checkpoint"),
                 "ckpt-fully-parallel-load",
             ),
-            _FILES,
+            rules.WRITES,
         ),
         **dict.fromkeys(
             ("train-iters", "train-samples", "train-tokens", "exit-interval", "exit-duration-in-mins"),
-            _LENGTH,
+            rules.LENGTH,
         ),
         **dict.fromkeys(
             (
@@ -107,7 +102,7 @@ IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
                 *("empty-unused-memory-level", "te-rng-tracker", "no-async-tensor-model-parallel-allreduce"),
                 *("use-legacy-models", "spec", "export-te-mcore-model"),
             ),
-            _LAUNCH,
+            rules.LAUNCH,
         ),
         **dict.fromkeys(
             (

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.megatron_ignored import IGNORED
 from foretrace.simulator.configs.megatron_layout import stage_counts
 from foretrace.simulator.configs.rules import Leave, Rule, Use, one_of, some, whole, words
@@ -65,10 +66,6 @@ def _listed(node: ast.expr) -> list[int] | int:
     if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
         return left * min(right, MOST_LAYERS)
     return 0
-
-
-def _is_on(value: Any) -> bool:
-    return float(value) > 0
 
 
 FUSED_ROUTER_LAUNCHES: Final = load_framework("nemo").router_launches
@@ -163,7 +160,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "moe-router-fusion": on("convention.router_launches", gives=FUSED_ROUTER_LAUNCHES),
         "moe-enable-deepep": on("convention.expert_dispatch", gives="once"),
         "overlap-moe-expert-parallel-comm": on("schedule", gives="combined-1f1b"),
-        "clip-grad": Use("convention.grad_norm", _is_on),
+        "clip-grad": Use("convention.grad_norm", rules.above_zero),
         # The model.
         "num-layers": Use("model.n_layers", whole),
         "hidden-size": Use("model.hidden", whole),
@@ -196,7 +193,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             "vocabulary",
             lambda value: VOCABULARIES.get(value, Leave("its size is not known: --vocab-size says it")),
         ),
-        "hidden-dropout": Use("model.dropout", _is_on),
+        "hidden-dropout": Use("model.dropout", rules.above_zero),
         "num-experts": Use("model.n_experts", lambda value: whole(value) if whole(value) > 1 else None),
         "moe-router-topk": Use("model.top_k", whole),
         "moe-layer-freq": Use("moe_layers", _moe_layers),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.door import shown
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.rules import (
     MODEL,
     Leave,
@@ -25,11 +26,6 @@ from foretrace.simulator.errors import ConfigError
 from foretrace.simulator.models.hf import model_from_config
 from foretrace.simulator.models.hf_config import Config
 
-_LEARNS: Final = Leave("learning rates and their like: every step takes as long")
-_LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
-_FILES: Final = Leave("where checkpoints are and how they are written")
-_DATA: Final = Leave("data is loaded beside the steps; --set step_host_s gives what waits for it")
-
 KINDS: Final[Mapping[str, str]] = MappingProxyType(
     {"is_llama_config": "llama", "is_qwen2_config": "qwen2", "is_starcoder2_config": "starcoder2"}
 )
@@ -46,7 +42,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "parallelism.tp_mode": Use("sequence_parallel", words(REDUCE_SCATTER=True, ALL_REDUCE=False)),
         "parallelism.tp_linear_async_communication": Use("convention.overlap_tp_backward", flag),
         "parallelism.tp_recompute_allgather": Use("convention.keeps_gathered_inputs", negated),
-        "parallelism.recompute_layer": Use("recompute", lambda value: "full" if flag(value) else "none"),
+        "parallelism.recompute_layer": Use("recompute", rules.gives("full", "none")),
         "parallelism.recompute_granularity": Use("recompute", words(selective="selective", full="full")),
         "parallelism.moe_layer_recompute": Leave("experts alone are not recomputed here"),
         "parallelism.domino": Leave("halves of a batch that hide each other's communication: not simulated"),
@@ -54,8 +50,8 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "tokens.micro_batch_size": Use("micro_batch", whole),
         "tokens.batch_accumulation_per_replica": Use("accumulation", whole),
         "tokens.sequence_length": Use("seq_len", whole),
-        "tokens.train_steps": Leave("how many steps, not how long one takes: goodput --tokens"),
-        "tokens": _LOGS,
+        "tokens.train_steps": rules.LENGTH,
+        "tokens": rules.LOGS,
         "model.dtype": Use("precision", words(bfloat16="bf16", float16="fp16", float32="fp32")),
         "model.ddp_bucket_cap_mb": Use("convention.bucket_mib", float),
         "model.make_vocab_size_divisible_by": Use("pad_vocab_to", whole),
@@ -65,13 +61,13 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "optimizer.accumulate_grad_in_fp32": Use("fp32_gradients", flag),
         "optimizer.clip_grad": Use("convention.grad_norm", lambda value: value is not None and value > 0),
         "optimizer.optimizer_factory.name": Use("optimizer", optimizer),
-        "optimizer": _LEARNS,
-        "checkpoints": _FILES,
-        "s3_upload": _FILES,
-        "data_stages": _DATA,
-        "data": _DATA,
-        "tokenizer": _DATA,
-        **dict.fromkeys(("general", "logging", "profiler", "lighteval", "metrics_logging"), _LOGS),
+        "optimizer": rules.LEARNS,
+        "checkpoints": rules.WRITES,
+        "s3_upload": rules.WRITES,
+        "data_stages": rules.DATA,
+        "data": rules.DATA,
+        "tokenizer": rules.DATA,
+        **dict.fromkeys(("general", "logging", "profiler", "lighteval", "metrics_logging"), rules.LOGS),
     }
 )
 """What each key means."""

@@ -71,6 +71,14 @@ class Leave(NamedTuple):
 
 Rule = Use | Leave
 
+LEARNS: Final = Leave("learning rates and their like: every step takes as long")
+LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
+DATA: Final = Leave("data is loaded beside the steps; --set step_host_s gives what waits for it")
+WRITES: Final = Leave("where checkpoints are and how they are written")
+LENGTH: Final = Leave("how many steps, not how long one takes: goodput --tokens")
+LAUNCH: Final = Leave("where processes start; not how long a step takes")
+"""What settings of many tools are for that do not count."""
+
 
 class Used(NamedTuple):
     """A setting that counted: its name, its value, and the facts that follow."""
@@ -201,6 +209,16 @@ def flag(value: Any) -> bool:
     if str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
     raise ValueError("true or false")
+
+
+def gives(what: Any, otherwise: Any = None) -> Callable[[Any], Any]:
+    """Return a reader of a flag that gives *what* where it is true, and else what there is *otherwise*."""
+    return lambda value: what if flag(value) else otherwise
+
+
+def above_zero(value: Any) -> bool:
+    """Return whether a number is above zero."""
+    return float(value) > 0
 
 
 def negated(value: Any) -> bool:

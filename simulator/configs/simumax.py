@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.megatron import complete_experts, complete_latent
 from foretrace.simulator.configs.megatron_rules import comma_list, on
 from foretrace.simulator.configs.rules import (
@@ -45,7 +46,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "micro_batch_size": Use("micro_batch", whole),
         "micro_batch_num": Use("accumulation", whole),
         "dtype": Use("precision", words(bf16="bf16", fp16="fp16", fp32="fp32")),
-        "fp8": Use("fp8", lambda value: True if flag(value) else None),
+        "fp8": Use("fp8", rules.gives(what=True)),
         "world_size": Use("gpus", whole),
         "tp_size": Use("tp", whole),
         "cp_size": Use("cp", whole),
@@ -102,7 +103,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         **dict.fromkeys(
             ("use_accm_weight", "recompute_variance", "mem_factor", "dispatch_probs", "te_version"), _BUFFERS
         ),
-        "enable_straggler_model": Leave("--stragglers gives slow ranks here"),
+        "enable_straggler_model": Leave("--stragglers rules.gives slow ranks here"),
         "attention_sparse_ratio": Leave("sparse attention of a share: not simulated"),
         # The model.
         "model_name": Use("model"),

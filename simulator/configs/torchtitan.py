@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.simulator.configs import rules
 from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, flag, optimizer, text, whole, words
 
 FLAVORS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
@@ -40,10 +41,7 @@ SCHEDULES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Schedules of torch.distributed.pipelining by name."""
 
-_LEARNS: Final = Leave("learning rates and their like: every step takes as long")
-_LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
 _FILES: Final = Leave("where files are and how they are written; not how long a step takes")
-_LENGTH: Final = Leave("how many steps, not how long one takes: goodput --tokens")
 
 
 def _degree(value: Any) -> int | None:
@@ -95,10 +93,6 @@ PARALLELISM: Final[Mapping[str, Rule]] = MappingProxyType(
 """What each key of ``[parallelism]`` means."""
 
 
-def _compiles(value: Any) -> str | None:
-    return "fused" if flag(value) else None
-
-
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "model.name": Use("family", text),
@@ -112,11 +106,11 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "training.mixed_precision_reduce": Use(
             "convention.reduces_in_16_bit", words(float32=False, bfloat16=True)
         ),
-        "training.enable_cpu_offload": Use("offload_states", lambda value: "cpu" if flag(value) else None),
-        "training.compile": Use("kernels", _compiles),
-        "compile.enable": Use("kernels", _compiles),
-        "training.max_norm": Use("convention.grad_norm", lambda value: float(value) > 0),
-        "training.steps": _LENGTH,
+        "training.enable_cpu_offload": Use("offload_states", rules.gives("cpu")),
+        "training.compile": Use("kernels", rules.gives("fused")),
+        "compile.enable": Use("kernels", rules.gives("fused")),
+        "training.max_norm": Use("convention.grad_norm", rules.above_zero),
+        "training.steps": rules.LENGTH,
         **{f"parallelism.{name}": rule for name, rule in PARALLELISM.items()},
         **{  # until there was a table of its own
             f"{table}.{name}": rule
@@ -141,11 +135,13 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "optimizer.state_dtype": Leave("weights, gradients and moments are kept in fp32 here"),
         "optimizer.early_step_in_backward": Leave("the optimizer steps after backward here"),
         "compile.components": Use("compiled", _components),
-        "float8.enable_float8_linear": Use("fp8", lambda value: True if flag(value) else None),
+        "float8.enable_float8_linear": Use("fp8", rules.gives(what=True)),
         "compile": Leave("how the model is compiled"),
         "optimizer.name": Use("optimizer", optimizer),
-        **dict.fromkeys(("optimizer", "lr_scheduler"), _LEARNS),
-        **dict.fromkeys(("metrics", "profiling", "validation", "memory_estimation", "comm", "debug"), _LOGS),
+        **dict.fromkeys(("optimizer", "lr_scheduler"), rules.LEARNS),
+        **dict.fromkeys(
+            ("metrics", "profiling", "validation", "memory_estimation", "comm", "debug"), rules.LOGS
+        ),
         **dict.fromkeys(("job", "checkpoint", "experimental"), _FILES),
         "fault_tolerance": Leave("foretrace goodput counts failures"),
         "activation_offload": Leave("--offload activations says it"),

@@ -8,7 +8,7 @@ that names it. A ``null`` stands for none, not for the default.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -16,8 +16,19 @@ from typing import Final
 from foretrace.simulator.errors import ModelError
 from foretrace.simulator.models.hf_config import Config, Shape, with_defaults
 from foretrace.simulator.models.hf_experts import EXPERTS
-from foretrace.simulator.models.hf_hybrid import HYBRIDS, local_and_global
-from foretrace.simulator.models.hf_llama import llama, mixers, pattern, qwen3, sinks
+from foretrace.simulator.models.hf_hybrid import HYBRIDS
+from foretrace.simulator.models.hf_llama import (
+    Reader,
+    every,
+    flag,
+    integer,
+    llama,
+    mixers,
+    of,
+    qwen3,
+    sinks,
+    stack,
+)
 from foretrace.simulator.models.hf_plain import PLAIN
 from foretrace.simulator.models.hf_vision import tower_of
 from foretrace.simulator.models.kinds import KINDS
@@ -87,86 +98,33 @@ def _is_beside(key: str, part: object) -> bool:
     return name in _TOWERS or "model_type" in part
 
 
-def _qwen2(config: Config) -> Shape:
-    return {**llama(config), "qkv_bias": True, "proj_bias": False}
+def _local_and_global(step: int, step_key: str = "", base: Reader = llama, window: int = 4096) -> Reader:
+    """Return the reader of *base* with a window but in every so many layers, or as ``layer_types`` has it.
+
+    *step_key*: where a file may say every how many.
+    """
+
+    def read(config: Config) -> Shape:
+        period = config.integer(step_key, step) if step_key else step
+        n, found = config.integer("num_hidden_layers"), mixers(config, every(period))
+        regular = ["window" if (i + 1) % period else "attention" for i in range(n)]
+        turns: Shape = {"global_every": period} if found == regular else {"pattern": stack(found)}
+        return {**base(config), "window": config.integer("sliding_window", window), **turns}
+
+    return read
 
 
-def _gemma2(config: Config) -> Shape:
-    """Gemma 2: every second layer sees everything."""
-    return {
-        **llama(config),
-        "norms_per_layer": 4,
-        "window": config.integer("sliding_window", 4096),
-        "global_every": 2,
-    }
+def _listed(step: int) -> Reader:
+    """Return the reader of Llama whose first layer of so many sees everything, or those that are listed."""
 
+    def read(config: Config) -> Shape:
+        window = config.integer("sliding_window", 0)
+        found = mixers(
+            config, lambda i: "sliding_attention" if window and (not step or i % step) else "full_attention"
+        )
+        return {**llama(config), "window": window, "pattern": stack(found)}
 
-def _gemma3_text(config: Config) -> Shape:
-    """Gemma 3, its language model: every sixth layer sees everything."""
-    every = config.integer("sliding_window_pattern", 6)
-    return {
-        **llama(config),
-        "norms_per_layer": 4,
-        "qk_norm": True,
-        "window": config.integer("sliding_window", 4096),
-        **local_and_global(config, config.integer("num_hidden_layers"), every),
-    }
-
-
-def _glm(config: Config) -> Shape:
-    """GLM-4-9B: biases on queries, keys and values alone."""
-    return {**llama(config), "proj_bias": False}
-
-
-def _glm4(config: Config) -> Shape:
-    """GLM-4 of 2025: outputs are normalised too."""
-    return {**_glm(config), "norms_per_layer": 4}
-
-
-def _glm4v_text(config: Config) -> Shape:
-    """GLM-4 that sees: the biases cannot be switched off."""
-    return {**_glm4(config), "qkv_bias": True}
-
-
-def _mistral(config: Config) -> Shape:
-    """Mistral, Phi-3 and Phi-4: all layers have the window, if there is one."""
-    return {**llama(config), "window": config.integer("sliding_window", 0)}
-
-
-def _listed(config: Config, every: int) -> Shape:
-    """Return the shape of Llama whose first layer of so many sees everything, or those that are listed."""
-    window = config.integer("sliding_window", 0)
-    found = mixers(
-        config,
-        config.integer("num_hidden_layers"),
-        lambda i: "sliding_attention" if window and (not every or i % every) else "full_attention",
-    )
-    return {**llama(config), "window": window, "pattern": pattern([f"{kind}+mlp" for kind in found])}
-
-
-def _cwm(config: Config) -> Shape:
-    """Code World Model: every fourth layer sees everything, the first one among them."""
-    return _listed(config, 4)
-
-
-def _granite_swa(config: Config) -> Shape:
-    """Granite with windows: as Code World Model, a sink for each head."""
-    return {**_cwm(config), "extra_params": sinks(config)}
-
-
-def _ministral(config: Config) -> Shape:
-    """Ministral 8B: all layers have the window, but those that are listed."""
-    return _listed(config, 0)
-
-
-def _vaultgemma(config: Config) -> Shape:
-    """VaultGemma: Gemma 2 without norms behind the blocks."""
-    return {**_gemma2(config), "norms_per_layer": 2}
-
-
-def _hyperclovax(config: Config) -> Shape:
-    """HyperCLOVA X: outputs are normalised too."""
-    return {**llama(config), "norms_per_layer": 4 if config.flag("use_post_norm", default=True) else 2}
+    return read
 
 
 def _internlm3(config: Config) -> Shape:
@@ -174,11 +132,6 @@ def _internlm3(config: Config) -> Shape:
     for key in ("qkv_bias", "bias"):
         config.need(not config.flag(key, default=False), f"{key}=true: not supported")
     return llama(config)
-
-
-def _exaone(config: Config) -> Shape:
-    """EXAONE 3: the files of checkpoints call their layers otherwise than transformers does."""
-    return llama(config) | {"n_layers": config.integer("num_layers", config.integer("num_hidden_layers"))}
 
 
 def _stablelm(config: Config) -> Shape:
@@ -196,151 +149,97 @@ def _stablelm(config: Config) -> Shape:
     }
 
 
-def _jais2(config: Config) -> Shape:
-    """Jais 2: Nemotron with biases."""
-    bias = config.flag("attention_bias", default=True)
-    mlp_bias = config.flag("mlp_bias", default=True)
-    return {**_nemotron(config), "qkv_bias": bias, "proj_bias": bias, "mlp_bias": mlp_bias}
-
-
-def _cohere(config: Config) -> Shape:
-    """Command R: one layer norm without bias for both blocks, tied embeddings."""
-    return {
-        **llama(config),
-        "norm": "layernorm",
-        "norm_bias": False,
-        "norms_per_layer": 1,
-        "parallel_blocks": True,
-    }
-
-
-def _cohere2(config: Config) -> Shape:
-    """Command R7B and Command A: every fourth layer sees everything."""
-    every = config.integer("sliding_window_pattern", 4)
-    window = {"window": config.integer("sliding_window", 4096)}
-    return {
-        **_cohere(config),
-        **window,
-        **local_and_global(config, config.integer("num_hidden_layers"), every),
-    }
-
-
-def _olmo(config: Config) -> Shape:
-    """OLMo 1: layer norms without weights."""
-    return {**llama(config), "norm": "layernorm", "norm_weights": False}
-
-
-def _olmo2(config: Config) -> Shape:
-    """OLMo 2: norms of queries and keys go over all heads, those of the stream behind the blocks."""
-    return {**llama(config), "qk_norm": True, "qk_norm_weights": "all"}
-
-
-def _olmo3(config: Config) -> Shape:
-    """OLMo 3: every fourth layer sees everything."""
-    window = {"window": config.integer("sliding_window", 4096)}
-    return {**_olmo2(config), **window, **local_and_global(config, config.integer("num_hidden_layers"), 4)}
-
-
 def _exaone4(config: Config) -> Shape:
     """EXAONE 4: every fourth layer sees everything, all of them in the small one."""
-    window = config.integer("sliding_window", 0)
-    if not window:
+    if not config.integer("sliding_window", 0):
         return qwen3(config)
     # Files that draw the turns (LLLG) list the layers, too.
-    every = 4 if config.items("layer_types", str) else config.integer("sliding_window_pattern", 4)
-    turns = local_and_global(config, config.integer("num_hidden_layers"), every)
-    return {**qwen3(config), "window": window, **turns}
+    step = "" if config.items("layer_types", str) else "sliding_window_pattern"
+    return _local_and_global(4, step, qwen3)(config)
 
 
-def _ernie(config: Config) -> Shape:
-    """ERNIE 4.5: all matrices have biases, or none has."""
-    bias = config.flag("use_bias", default=False)
-    return {**llama(config), **dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), bias)}
+_QWEN2: Final = of(llama, qkv_bias=True, proj_bias=False)
+_GEMMA2: Final = of(llama, norms_per_layer=4, window=integer("sliding_window", 4096), global_every=2)
+_GLM: Final = of(llama, proj_bias=False)
+_MISTRAL: Final = of(llama, window=integer("sliding_window", 0))
+_NEMOTRON: Final = of(llama, gated=False, norm="layernorm")
+_COHERE: Final = of(llama, norm="layernorm", norm_bias=False, norms_per_layer=1, parallel_blocks=True)
+_OLMO2: Final = of(llama, qk_norm=True, qk_norm_weights="all")
+_ERNIE: Final = of(llama, **dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), flag("use_bias")))
+_NORMALISED: Final = {"norms_per_layer": 4}
+"""Outputs of the blocks are normalised, too."""
 
+_GLM4: Final = of(_GLM, **_NORMALISED)
+# An activation with two weights of its own instead of a gate.
+_APERTUS: Final = of(
+    qwen3, gated=False, extra_params=lambda config: 2 * config.integer("num_hidden_layers")
+)
 
-def _starcoder2(config: Config) -> Shape:
-    """StarCoder 2: biases, layer norms and a plain MLP, as GPT-2, with rotations and grouped keys."""
-    return {**_ernie(config), "gated": False, "norm": "layernorm"}
-
-
-def _seed_oss(config: Config) -> Shape:
-    """Seed-OSS: whether the result of attention has a bias is said apart."""
-    return {**llama(config), "proj_bias": config.flag("attention_out_bias", default=False)}
-
-
-def _apertus(config: Config) -> Shape:
-    """Apertus: an activation with two weights of its own instead of a gate."""
-    return {**qwen3(config), "gated": False, "extra_params": 2 * config.integer("num_hidden_layers")}
-
-
-def _arcee(config: Config) -> Shape:
-    """AFM-4.5B: squared ReLU instead of a gate."""
-    return {**llama(config), "gated": False}
-
-
-def _nanochat(config: Config) -> Shape:
-    """Nanochat: squared ReLU, queries and keys normalised; no norm has weights."""
-    return {**qwen3(config), "gated": False, "norm_weights": False, "qk_norm_weights": "none"}
-
-
-def _nemotron(config: Config) -> Shape:
-    """Nemotron-4 and Minitron: squared ReLU, layer norms."""
-    return {**llama(config), "gated": False, "norm": "layernorm"}
-
-
-READERS: Mapping[str, Callable[[Config], Shape]] = MappingProxyType(
+READERS: Mapping[str, Reader] = MappingProxyType(
     {
         **EXPERTS,
         **HYBRIDS,
         **PLAIN,
-        "apertus": _apertus,
-        "apertus1p5_text": _apertus,
-        "arcee": _arcee,
-        "cohere": _cohere,
-        "cohere2": _cohere2,
-        "cwm": _cwm,
-        "ernie4_5": _ernie,
-        "exaone": _exaone,
+        "apertus": _APERTUS,
+        "apertus1p5_text": _APERTUS,
+        "arcee": of(llama, gated=False),  # squared ReLU instead of a gate
+        "cohere": _COHERE,
+        "cohere2": _local_and_global(4, "sliding_window_pattern", _COHERE),
+        "cwm": _listed(4),
+        "ernie4_5": _ERNIE,
+        # files of checkpoints call their layers otherwise than transformers does
+        "exaone": of(
+            llama,
+            n_layers=lambda config: config.integer("num_layers", config.integer("num_hidden_layers")),
+        ),
         "exaone4": _exaone4,
         "gemma": llama,
-        "gemma2": _gemma2,
-        "gemma3_text": _gemma3_text,
-        "glm": _glm,
-        "glm4": _glm4,
-        "glm4v_text": _glm4v_text,
-        "glm_ocr_text": _glm4,
+        "gemma2": _GEMMA2,
+        "gemma3_text": _local_and_global(6, "sliding_window_pattern", of(qwen3, **_NORMALISED)),
+        "glm": _GLM,
+        "glm4": _GLM4,
+        "glm4v_text": of(_GLM, **_NORMALISED, qkv_bias=True),  # which cannot be switched off
+        "glm_ocr_text": _GLM4,
         "granite": llama,
-        "granite_swa": _granite_swa,
+        "granite_swa": of(_listed(4), extra_params=sinks),
         "helium": llama,
         "hunyuan_v1_dense": qwen3,
-        "hyperclovax": _hyperclovax,
+        "hyperclovax": of(
+            llama,
+            norms_per_layer=lambda config: 4 if config.flag("use_post_norm", default=True) else 2,
+        ),
         "internlm3": _internlm3,
         "iquestcoder": llama,
-        "jais2": _jais2,
+        "jais2": of(
+            _NEMOTRON,
+            **dict.fromkeys(("qkv_bias", "proj_bias"), flag("attention_bias", default=True)),
+            mlp_bias=flag("mlp_bias", default=True),
+        ),
         "llama": llama,
-        "ministral": _ministral,
-        "ministral3": _mistral,
-        "mistral": _mistral,
-        "nanochat": _nanochat,
-        "nemotron": _nemotron,
-        "olmo": _olmo,
-        "olmo2": _olmo2,
-        "olmo3": _olmo3,
-        "paddleocr_vl_text": _ernie,
-        "phi3": _mistral,
-        "qwen2": _qwen2,
-        "qwen2_5_omni_text": _qwen2,
-        "qwen2_5_vl": _qwen2,
-        "qwen2_5_vl_text": _qwen2,
-        "qwen2_vl": _qwen2,
-        "qwen2_vl_text": _qwen2,
+        "ministral": _listed(0),  # all layers have the window, but those that are listed
+        "ministral3": _MISTRAL,
+        "mistral": _MISTRAL,
+        # squared ReLU; no norm has weights
+        "nanochat": of(qwen3, gated=False, norm_weights=False, qk_norm_weights="none"),
+        "nemotron": _NEMOTRON,  # squared ReLU
+        "olmo": of(llama, norm="layernorm", norm_weights=False),
+        "olmo2": _OLMO2,  # norms of the stream stand behind the blocks
+        "olmo3": _local_and_global(4, base=_OLMO2),
+        "paddleocr_vl_text": _ERNIE,
+        "phi3": _MISTRAL,
+        "qwen2": _QWEN2,
+        "qwen2_5_omni_text": _QWEN2,
+        "qwen2_5_vl": _QWEN2,
+        "qwen2_5_vl_text": _QWEN2,
+        "qwen2_vl": _QWEN2,
+        "qwen2_vl_text": _QWEN2,
         "qwen3": qwen3,
         "qwen3_vl_text": qwen3,
-        "seed_oss": _seed_oss,
+        "seed_oss": of(llama, proj_bias=flag("attention_out_bias")),
         "smollm3": llama,
         "stablelm": _stablelm,
-        "starcoder2": _starcoder2,
-        "vaultgemma": _vaultgemma,
+        "starcoder2": of(_ERNIE, gated=False, norm="layernorm"),  # rotations and grouped keys
+        "vaultgemma": of(_GEMMA2, norms_per_layer=2),  # no norms behind the blocks
     }
 )
 """Reader of each supported ``model_type``."""

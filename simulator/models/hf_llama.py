@@ -1,12 +1,51 @@
-"""Reads configs of Llama and of Qwen 3, from which most other readers start, and lists of kinds of layers."""
+"""What readers of configs are made of: Llama, from which most start, fields by key, kinds of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from foretrace.simulator.models.hf_config import Config, Shape
+
+Reader = Callable[[Config], Shape]
+"""Returns the shape that a config describes."""
+
+Field = Callable[[Config], Any]
+"""Returns a field of a shape, or what several readers need to know of a config."""
+
+
+def of(base: Reader, **fields: Any) -> Reader:
+    """Return the reader of models that are as *base* but for *fields*: their values, or what reads those."""
+    return lambda config: {
+        **base(config),
+        **{name: value(config) if callable(value) else value for name, value in fields.items()},
+    }
+
+
+def integer(key: str, default: int | None = None) -> Field:
+    """Return the reader of a whole number."""
+    return lambda config: config.integer(key, default)
+
+
+def flag(key: str, *, default: bool = False) -> Field:
+    """Return the reader of true or false."""
+    return lambda config: config.flag(key, default=default)
+
+
+def integers(**keys: str) -> dict[str, Field]:
+    """Return the readers of whole numbers, one for each field, with their keys."""
+    return {name: integer(key) for name, key in keys.items()}
+
+
+def experts(n: str, width: str, top_k: str = "num_experts_per_tok", **others: Any) -> dict[str, Any]:
+    """Return the fields of a mixture of experts, with the keys of how many there are and how wide one is."""
+    return {**integers(n_experts=n, top_k=top_k, moe_ffn_hidden=width), **others}
+
+
+def as_wide_as(key: str, width: str, default: int | None = None) -> Field:
+    """Return the reader of how many experts shared ones are together as wide as, *width* the key of one's."""
+    return lambda config: config.multiple(key, config.integer(key, default), config.integer(width))
 
 
 def llama(config: Config, layers: int | None = None, ffn: int | None = None) -> Shape:
@@ -35,10 +74,8 @@ def sinks(config: Config) -> int:
     return config.integer("num_hidden_layers") * config.integer("num_attention_heads")
 
 
-def qwen3(config: Config) -> Shape:
-    """Return the shape of Qwen 3: queries and keys are normalised."""
-    return {**llama(config), "qk_norm": True}
-
+qwen3 = of(llama, qk_norm=True)
+"""Reads Qwen 3: queries and keys are normalised."""
 
 MIXERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -63,21 +100,39 @@ def pattern(layers: Sequence[str]) -> str:
     return " ".join(layers[:period])
 
 
+def stack(kinds: Sequence[str], routed: Container[int] = ()) -> str:
+    """Return the pattern of layers of a mixer each, with an MLP, or experts where the layer is *routed*."""
+    return pattern([f"{kind}+{'moe' if i in routed else 'mlp'}" for i, kind in enumerate(kinds)])
+
+
 def mixers(
-    config: Config, n_layers: int, default: Callable[[int], str], key: str = "layer_types", **kinds: str
+    config: Config,
+    default: Callable[[int], str],
+    kinds: Mapping[str, str] = MappingProxyType({}),
+    *,
+    n: int | None = None,
+    key: str = "layer_types",
 ) -> list[str]:
     """Return the kind of mixer of each layer: as *key* lists them, else *default* of each index.
 
-    Args:
-        config: of the model.
-        n_layers: layers that must be listed.
-        default: names as *key* has them.
-        key: of the list.
-        **kinds: what names stand for in this architecture, beside ``MIXERS``.
+    *kinds*: what names stand for in this architecture, beside ``MIXERS``. *n*: layers that must be listed;
+    None: as many as the config says there are.
     """
+    n_layers = config.integer("num_hidden_layers") if n is None else n
     listed = config.items(key, str) or [default(i) for i in range(n_layers)]
     known = {**MIXERS, **kinds}
     config.need(len(listed) == n_layers, f"{key} has {len(listed)} entries for {n_layers} layers")
     for name in dict.fromkeys(listed):
         config.need(name in known, f"{key} has {name!r}; known: {', '.join(known)}")
     return [known[name] for name in listed]
+
+
+def every(step: int, other: str = "sliding_attention") -> Callable[[int], str]:
+    """Return the names of layers of which every so many sees everything, and the others are *other*."""
+    return lambda i: other if (i + 1) % step else "full_attention"
+
+
+def sparse_layers(config: Config) -> set[int]:
+    """Return the layers of Qwen that have experts: every so many, but those that are listed as dense."""
+    step, dense = config.integer("decoder_sparse_step", 1), config.items("mlp_only_layers", int)
+    return {i for i in range(config.integer("num_hidden_layers")) if i not in dense and (i + 1) % step == 0}

@@ -76,36 +76,52 @@ def calibrate(
 
         foretrace calibrate a.toml b.toml --step-time 3.21s --step-time 2.9s -o cal.toml
     """
+    from foretrace.traces.writer import write_atomically
+
     given = {name: value for name, value in flags.items() if value is not None}
+    found: Calibrated | OneTime
     if step_times:
         if undisturbed:
             raise click.UsageError("--undisturbed chooses steps of a recording; --step-time is one number")
-        _on_times(runs, step_times, given, output, as_json=as_json)
-        return
-    if not runs:
+        found = _on_times(runs, step_times, given)
+    elif not runs:
         raise click.UsageError("RUN or --step-time: a recording, or the time of a step that was measured")
-    if len(runs) > 1:
+    elif len(runs) > 1:
         raise click.UsageError(f"{len(runs)} runs: one recording, or files with a --step-time for each")
-    from foretrace.simulator.recorded.calibrate import calibrate as calibrate_on
-    from foretrace.simulator.recorded.like import job_like
-    from foretrace.simulator.recorded.operators import calibrate_traced
-    from foretrace.traces.store import open_run
-    from foretrace.traces.writer import write_atomically
-
-    opened = open_run(runs[0])
-    if opened.info.origin == "ingested":
-        with telling("calibrating", quiet=as_json):
-            found = calibrate_traced(opened, traced_machine(runs[0], given))
     else:
-        job = job_like(opened, given)
-        with telling("calibrating", quiet=as_json):
-            found = calibrate_on(opened, job, undisturbed=undisturbed)
+        found = _on_run(runs[0], given, undisturbed=undisturbed, quiet=as_json)
     if output is not None:
         write_atomically(Path(output), found.calibration.to_toml())
     if as_json:
         click.echo(json_text(found.to_dict() | {"file": output}))
+        return
+    from foretrace.simulator.recorded.calibrate import Calibrated
+
+    console = stdout()
+    if isinstance(found, Calibrated):
+        _show(found, console)
     else:
-        _show(found, output)
+        _show_on_time(found, console)
+    if output is not None:
+        console.print(f"{output}  (foretrace simulate --calibration {output})", markup=False, soft_wrap=True)
+    else:
+        console.print("nothing saved; -o FILE keeps the factors", style="dim")
+
+
+def _on_run(run: str, given: dict[str, Any], *, undisturbed: bool, quiet: bool) -> Calibrated:
+    """Calibrate on a recording, or on a trace of another tool that says its operators."""
+    from foretrace.simulator.recorded.calibrate import calibrate as calibrate_on
+    from foretrace.simulator.recorded.like import job_like
+    from foretrace.simulator.recorded.operators import calibrate_traced
+    from foretrace.traces.store import open_run
+
+    opened = open_run(run)
+    if opened.info.origin == "ingested":
+        with telling("calibrating", quiet=quiet):
+            return calibrate_traced(opened, traced_machine(run, given))
+    job = job_like(opened, given)
+    with telling("calibrating", quiet=quiet):
+        return calibrate_on(opened, job, undisturbed=undisturbed)
 
 
 def traced_machine(run: str, given: Mapping[str, Any]) -> Callable[[int], Cluster]:
@@ -123,23 +139,14 @@ def traced_machine(run: str, given: Mapping[str, Any]) -> Callable[[int], Cluste
     return lambda n_gpus: machine_of(given["cluster"], None, given.get("gpus", n_gpus))
 
 
-def _on_times(
-    files: Sequence[str], texts: Sequence[str], given: dict[str, Any], output: str | None, *, as_json: bool
-) -> None:
+def _on_times(files: Sequence[str], texts: Sequence[str], given: dict[str, Any]) -> OneTime:
     """Calibrate the job of each of *files* and flags on a measured time of its step."""
     from foretrace.simulator.config import job_from
     from foretrace.simulator.configs.read import read_files
     from foretrace.simulator.recorded.one_time import calibrate_on_times
-    from foretrace.traces.writer import write_atomically
 
     settings = [read_files([file], given).settings for file in files] or [given]
-    found = calibrate_on_times([job_from(one) for one in settings], [_seconds(text) for text in texts])
-    if output is not None:
-        write_atomically(Path(output), found.calibration.to_toml())
-    if as_json:
-        click.echo(json_text(found.to_dict() | {"file": output}))
-    else:
-        _show_on_time(found, output)
+    return calibrate_on_times([job_from(one) for one in settings], [_seconds(text) for text in texts])
 
 
 def _seconds(text: str) -> float:
@@ -156,11 +163,11 @@ def _seconds(text: str) -> float:
             raise CalibrationError(f"--step-time {text!r}: seconds, or with a unit: 3.21s, 870ms") from None
 
 
-def _show_on_time(found: OneTime, output: str | None) -> None:
+def _show_on_time(found: OneTime, console: Console) -> None:
     """Print the two factors, what they do to the step that was measured, and what they hold for."""
     from foretrace.topologies.units import format_time
 
-    console, one = stdout(), found.calibration
+    one = found.calibration
     console.print(
         f"[bold]{escape(one.only)}[/] on {escape(one.device)} of {escape(one.cluster)}: {one.run}",
         soft_wrap=True,
@@ -187,7 +194,6 @@ def _show_on_time(found: OneTime, output: str | None) -> None:
             "the settings of the run, and is the time a mean of steps after warm-up?",
             soft_wrap=True,
         )
-    _show_file(console, output)
 
 
 def _factors() -> Table:
@@ -202,9 +208,9 @@ def _factors() -> Table:
     return factors
 
 
-def _show(found: Calibrated, output: str | None) -> None:
+def _show(found: Calibrated, console: Console) -> None:
     """Print the factors with their errors, what they do to held-back steps, and what the run cannot say."""
-    console, one = stdout(), found.calibration
+    one = found.calibration
     how = (
         f"the operators of {len(found.fitted)} step{'s' if len(found.fitted) != 1 else ''}"
         if found.operators
@@ -220,8 +226,8 @@ def _show(found: Calibrated, output: str | None) -> None:
         factors.add_row(name.replace(".", " "), f"{factor.value:.3f}", f"{factor.error:.3f}")
     console.print(factors)
     if found.operators:
-        console.print(_errors("operators held back, the worse half", found.operators))
-    console.print(_errors("the run" if found.operators else "held-back steps", found.errors))
+        console.print(errors_table("operators held back, the worse half", found.operators))
+    console.print(errors_table("the run" if found.operators else "held-back steps", found.errors))
     if not found.operators:
         console.print(f"steps vary by {format_share(found.spread)} (standard deviation)", style="dim")
     for said in found.left_out:
@@ -234,46 +240,28 @@ def _show(found: Calibrated, output: str | None) -> None:
         console.print(f"not identified: {escape(said)}", style="dim", soft_wrap=True)
     for warning in found.warnings:
         console.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
-    _show_file(console, output)
 
 
-def _errors(title: str, rows: Sequence[Error]) -> Table:
-    """Return a table of what was predicted, before and after calibration, and measured."""
+def errors_table(title: str, rows: Sequence[Error], *, only_after: bool = False) -> Table:
+    """Return a table of what was measured and predicted, before and after calibration, or only after it."""
     from foretrace.topologies.units import format_time
 
     errors = Table(box=None, pad_edge=False, header_style="dim")
     errors.add_column(title, no_wrap=True)
-    for name in ("measured", "before", "error", "after", "error"):
+    names = (
+        ("measured", "predicted", "error")
+        if only_after
+        else ("measured", "before", "error", "after", "error")
+    )
+    for name in names:
         errors.add_column(name, justify="right")
     for row in rows:
         cells = [format_time(row.measured_s)]
-        for predicted_s in (row.before_s, row.after_s):
+        for predicted_s in (row.after_s,) if only_after else (row.before_s, row.after_s):
             off = format_share(predicted_s / row.measured_s - 1, "+.1f") if row.measured_s else ""
             cells += [format_time(predicted_s), off]
         errors.add_row(row.name, *cells, style="bold" if row.name == "step" else "")
     return errors
-
-
-def show_errors(rows: Sequence[Error]) -> None:
-    """Print how far a prediction of a trace is off, by part of a step."""
-    from foretrace.topologies.units import format_time
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("against the trace", no_wrap=True)
-    for name in ("measured", "predicted", "error"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        off = format_share(row.off_after, "+.1f") if row.measured_s else ""
-        cells = (format_time(row.measured_s), format_time(row.after_s), off)
-        table.add_row(row.name, *cells, style="bold" if row.name == "step" else "")
-    stdout().print(table)
-
-
-def _show_file(console: Console, output: str | None) -> None:
-    if output is not None:
-        console.print(f"{output}  (foretrace simulate --calibration {output})", markup=False, soft_wrap=True)
-    else:
-        console.print("nothing saved; -o FILE keeps the factors", style="dim")
 
 
 def _why_not(found: Calibrated) -> str:

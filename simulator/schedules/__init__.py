@@ -36,7 +36,7 @@ from foretrace.simulator.schedules.alternating import (
 )
 from foretrace.simulator.schedules.controllable import v_half, v_min
 from foretrace.simulator.schedules.folded import dualpipe, dualpipe_pairs, dualpipe_v, dualpipe_v_pairs, zb_v
-from foretrace.simulator.schedules.table import check, read_csv, read_pairs, write_csv
+from foretrace.simulator.schedules.table import check, read_csv, read_pairs, spans, write_csv
 
 __all__ = [
     "ACTION_KINDS",
@@ -55,6 +55,7 @@ __all__ = [
     "plan",
     "read_csv",
     "read_pairs",
+    "spans",
     "write_csv",
 ]
 

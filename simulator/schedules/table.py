@@ -11,7 +11,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -120,40 +120,55 @@ def check(plan: Plan, pairs: Collection[Action] = ()) -> None:
                 raise ScheduleError(
                     f"stage {stage} does {done} with micro-batch {microbatch}; once F, and once B or I and W"
                 )
-    _carry_out(plan, n_stages, pairs)
+    spans(plan, dict.fromkeys("FBIW", 0), pairs)
 
 
-def _carry_out(plan: Plan, n_stages: int, pairs: Collection[Action]) -> None:
-    """Let each rank in turn go on as far as it can. Raises ScheduleError if they do not get to the end."""
+def spans(plan: Plan, takes: Mapping[str, int], pairs: Collection[Action] = ()) -> list[tuple[int, int]]:
+    """Return when each rank starts and ends: it works in order, and waits for what an action needs.
+
+    *takes*: how long by kind of action; messages take nothing. *pairs*: as in ``check``. Raises ScheduleError
+    if ranks do not get to the end.
+    """
     holder = holders(plan)
-    done: set[Action] = set()  # a full backward counts as "I"
-    cursor = [0] * len(plan)
+    n_stages = 1 + max(action.stage for actions in plan for action in actions)
+    done: dict[Action, int] = {}  # when it ended; a full backward counts as "I"
+    cursor, free = [0] * len(plan), [0] * len(plan)
+    starts: dict[int, int] = {}
     waiting = set(range(len(plan)))
     while waiting:
         # In any order: a rank is asked again whenever a neighbour has made something.
         rank = waiting.pop()
-        for at, action in enumerate(plan[rank][cursor[rank] :], start=cursor[rank]):
+        while cursor[rank] < len(plan[rank]):
+            action = plan[rank][cursor[rank]]
+            kind, stage, microbatch = action
             inputs = _inputs(action, n_stages)
             if action in pairs:
                 # A pair begins as one: what the backward needs has to be there for the forward, too.
-                inputs |= _inputs(plan[rank][at + 1], n_stages)
-            if not inputs <= done:
+                inputs += _inputs(plan[rank][cursor[rank] + 1], n_stages)
+            ready = [done.get(one) for one in inputs]
+            if None in ready:
                 break
-            done.add(action._replace(kind="I") if action.kind == "B" else action)
+            start = max([free[rank], *filter(None, ready)])
+            starts.setdefault(rank, start)
+            free[rank] = start + takes[kind]
+            done[Action("I", stage, microbatch) if kind == "B" else action] = free[rank]
             cursor[rank] += 1
-            beside = (holder.get((action.stage + step, action.microbatch)) for step in (-1, 1))
             # Only neighbours of the stage can wait for this.
-            waiting |= {other for other in beside if other not in (None, rank)}
+            for beside in (stage - 1, stage + 1):
+                if (other := holder.get((beside, microbatch), rank)) != rank:
+                    waiting.add(other)
     for rank, actions in enumerate(plan):
         if cursor[rank] < len(actions):
             raise ScheduleError(f"rank {rank} waits for ever to begin {actions[cursor[rank]]}")
+    return [(starts[rank], end) for rank, end in enumerate(free)]
 
 
-def _inputs(action: Action, n_stages: int) -> set[Action]:
+def _inputs(action: Action, n_stages: int) -> tuple[Action, ...]:
     """Return what must be done before *action*, with a full backward called ``"I"``."""
-    if action.kind == "F":
-        return {action._replace(stage=action.stage - 1)} if action.stage else set()
-    if action.kind == "W":
-        return {action._replace(kind="I")}
-    later = {action._replace(kind="I", stage=action.stage + 1)} if action.stage < n_stages - 1 else set()
-    return later | {action._replace(kind="F")}
+    kind, stage, microbatch = action
+    if kind == "F":
+        return (Action("F", stage - 1, microbatch),) if stage else ()
+    if kind == "W":
+        return (Action("I", stage, microbatch),)
+    own = Action("F", stage, microbatch)
+    return (own, Action("I", stage + 1, microbatch)) if stage < n_stages - 1 else (own,)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from foretrace.simulator.errors import ScheduleError
-from foretrace.simulator.schedules import SCHEDULES, Action, Formula, held_stages, in_flight, plan
+from foretrace.simulator.schedules import SCHEDULES, Formula, held_stages, in_flight, plan, spans
 
 FORWARD: Final = 1
 BACKWARD: Final = 2
@@ -26,13 +24,6 @@ GUESSES: Final = 6
 """Times that it is looked for where it should be, before halving."""
 
 _PARTS: Final = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD // 2, "W": BACKWARD // 2}
-
-
-_MAKES: Final = {"F": "F", "B": "I", "I": "I", "W": "W"}
-"""What an action gives that others wait for: activations, gradients of inputs, or of weights."""
-
-_Result = tuple[str, int, int]
-"""One of these, of a stage and a micro-batch."""
 
 
 class Bubble(NamedTuple):
@@ -101,8 +92,8 @@ def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: in
     per_rank = max(len(held_stages(order)) for order in orders)
     last = 1 + max(action.stage for order in orders for action in order)
     copies = n_stages * per_rank // last  # DualPipe has every stage twice
-    spans = _spans(orders, last)
-    total = max(end for _, end in spans)
+    found = spans(orders, _PARTS)
+    total = max(end for _, end in found)
     work = [sum(_PARTS[action.kind] for action in order) for order in orders]
     ideal = sum(work) / n_stages
     return Bubble(
@@ -112,7 +103,7 @@ def bubble(schedule: str, n_stages: int, n_microbatches: int, virtual_stages: in
         virtual_stages=per_rank // copies if copies > 1 else per_rank,
         fraction=1 - ideal / total,
         overhead=total / ideal - 1,
-        inside=max((end - start) / own - 1 for (start, end), own in zip(spans, work, strict=True)),
+        inside=max((end - start) / own - 1 for (start, end), own in zip(found, work, strict=True)),
         in_flight=max(map(in_flight, orders)),
     )
 
@@ -143,40 +134,3 @@ def passes(schedule: str, n_stages: int, efficiency: float, virtual_stages: int 
         # After some guesses by halving, which ends for sure.
         at = at if asked < GUESSES else (low + high) // 2
     return allowed[low] if low < len(allowed) else None
-
-
-def _spans(orders: Sequence[Sequence[Action]], n_stages: int) -> list[tuple[int, int]]:
-    """Return when each rank starts and ends: it works in order, and waits for what an action needs."""
-    done: dict[_Result, int] = {}
-    waiting: dict[_Result, list[int]] = {}
-    at, free = [0] * len(orders), [0] * len(orders)
-    starts: dict[int, int] = {}
-    ready = deque(range(len(orders)))
-    while ready:
-        rank = ready.popleft()
-        while at[rank] < len(orders[rank]):
-            action = orders[rank][at[rank]]
-            needed = _needs(action, n_stages)
-            missing = next((key for key in needed if key not in done), None)
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
-                break
-            start = max([free[rank], *(done[key] for key in needed)])
-            starts.setdefault(rank, start)
-            free[rank] = start + _PARTS[action.kind]
-            key = (_MAKES[action.kind], action.stage, action.microbatch)
-            done[key] = free[rank]
-            # Whoever waited for this may go on.
-            ready.extend(waiting.pop(key, ()))
-            at[rank] += 1
-    return [(starts[rank], end) for rank, end in enumerate(free)]
-
-
-def _needs(action: Action, n_stages: int) -> list[_Result]:
-    stage, micro_batch = action.stage, action.microbatch
-    if action.kind == "F":
-        return [("F", stage - 1, micro_batch)] if stage else []
-    own = [("F", stage, micro_batch)]
-    if action.kind == "W":
-        return [*own, ("I", stage, micro_batch)]
-    return [*own, ("I", stage + 1, micro_batch)] if stage + 1 < n_stages else own
