@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from foretrace.tracer.groups import Groups
     from foretrace.tracer.guarded import Guards
 
-MOST_SHAPES: Final = 1024
-"""Shapes of inputs that are told apart."""
+MOST_SHAPES: Final = 1024  # shapes of inputs that are told apart
 
 
 class Trained:

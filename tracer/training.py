@@ -38,7 +38,6 @@ class Training(Generic[_AnyLane]):
 
     Attributes:
         position: where in the training the process is.
-        lane: whose work runs now; each kind of session makes its own.
         groups: the process groups that it has used.
         model: description of the model, None before one was called.
         job: settings for ``RunInfo.job``.
@@ -47,7 +46,7 @@ class Training(Generic[_AnyLane]):
         pipeline: the hook of pipelines, None while there is none.
     """
 
-    lane: _AnyLane
+    lane: _AnyLane  # whose work runs now; each kind of session makes its own
     steps: Steps
     warn: Callable[[str], None]
 

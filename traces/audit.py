@@ -11,23 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-SHOWN_DIFFERENCES: Final = 6
-"""Differences that a person reads; all are in the JSON."""
+SHOWN_DIFFERENCES: Final = 6  # differences that a person reads; all are in the JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Calls of one sort.
+    """Calls of one sort."""
 
-    Attributes:
-        recorded: calls that were recorded, in steps that were left out, too.
-        compared: those of which c10d's flight recorder holds an entry of the same kind and size.
-        counted: those of which only the number agrees with c10d's.
-    """
-
-    recorded: int = 0
-    compared: int = 0
-    counted: int = 0
+    recorded: int = 0  # calls that were recorded, in steps that were left out, too
+    compared: int = 0  # those of which c10d's flight recorder holds an entry of the same kind and size
+    counted: int = 0  # those of which only the number agrees with c10d's
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -47,19 +40,13 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What c10d says of the calls that were recorded.
+    """What c10d says of the calls that were recorded."""
 
-    Attributes:
-        collectives: the collectives.
-        transfers: the sides of point-to-point transfers.
-        reasons: what is not confirmed, or by its number only, and why; how many there are of it.
-        differences: what was recorded otherwise than c10d holds it, in words.
-    """
-
-    collectives: Tally = field(default_factory=Tally)
-    transfers: Tally = field(default_factory=Tally)
+    collectives: Tally = field(default_factory=Tally)  # the collectives
+    transfers: Tally = field(default_factory=Tally)  # the sides of point-to-point transfers
+    # what is not confirmed, or by its number only, and why; how many there are of it
     reasons: Mapping[str, int] = field(default_factory=dict)
-    differences: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()  # what was recorded otherwise than c10d holds it, in words
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as a JSON object."""

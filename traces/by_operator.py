@@ -64,8 +64,7 @@ class Pair:
         return {**self.operator._asdict(), "joined_by": self.joined_by, **calls}
 
 
-Taken = dict[Operator, tuple[float, float]]
-"""By operator, its calls and seconds per step."""
+Taken = dict[Operator, tuple[float, float]]  # by operator, its calls and seconds per step
 
 
 def by_operator(a: Run, b: Run, steps: tuple[int, int]) -> tuple[Pair, ...]:

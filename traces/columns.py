@@ -13,8 +13,7 @@ Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 _WIDE: Final = 2**20
-_MOST_NUMBERS: Final = 2**62
-"""What several keys are packed into: numbers that fit 63 bits."""
+_MOST_NUMBERS: Final = 2**62  # what several keys are packed into: numbers that fit 63 bits
 
 
 def labels(table: pa.Table, name: str) -> tuple[NDArray[np.int32], list[str]]:

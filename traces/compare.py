@@ -50,47 +50,41 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
-    """What two runs have in common and what not; *a* is usually simulated, *b* measured.
+    """What two runs have in common and what not; *a* is usually simulated, *b* measured."""
 
-    Attributes:
-        a_name, b_name: what to call the runs.
-        a_origin, b_origin: ``"simulated"``, ``"recorded"`` or what else made them.
-        a_step, b_step: the step of each that is compared, the one of median length.
-        a_step_ns, b_step_ns: how long it takes on its slowest rank.
-        a_left_out, b_left_out: what of each is no training, as ``traces.analysis.metrics.left_out`` has it.
-        a_work, b_work: what their steps train on, and its unit, as ``traces.batch.work_of`` has it.
-        a_gpus, b_gpus: ranks of each.
-        differs: what makes them two jobs: the setting, and its value in each.
-        causes: mean over ranks; ``a_ns`` adds up to ``a_step_ns``, ``b_ns`` to ``b_step_ns``, exactly.
-        details: the same with communication and waiting split by kind, ``"exposed:dp:all_gather"``; they add
-            up as the causes do.
-        spans: the spans of the two steps, joined one to one.
-        operators: of two traces, what each operator took, as ``traces.by_operator.by_operator`` has it.
-        kernels: of two traces, what each kind of kernel took, as ``traces.by_operator.by_kind`` has it.
-        warnings: warnings of both runs, and what limits the comparison.
-    """
-
+    # what to call the runs
     a_name: str
     b_name: str
+    # ``"simulated"``, ``"recorded"`` or what else made them
     a_origin: str
     b_origin: str
+    # the step of each that is compared, the one of median length
     a_step: int
     b_step: int
+    # how long it takes on its slowest rank
     a_step_ns: int
     b_step_ns: int
+    # what of each is no training, as ``traces.analysis.metrics.left_out`` has it
     a_left_out: Sequence[Mapping[str, Any]]
     b_left_out: Sequence[Mapping[str, Any]]
+    # what their steps train on, and its unit, as ``traces.batch.work_of`` has it
     a_work: tuple[int, str] | None
     b_work: tuple[int, str] | None
+    # ranks of each
     a_gpus: int
     b_gpus: int
-    differs: Mapping[str, tuple[Any, Any]]
+    differs: Mapping[str, tuple[Any, Any]]  # what makes them two jobs: the setting, and its value in each
+    # mean over ranks; ``a_ns`` adds up to ``a_step_ns``, ``b_ns`` to ``b_step_ns``, exactly
     causes: tuple[Cause, ...]
+    # the same with communication and waiting split by kind, ``"exposed:dp:all_gather"``; they add up as the
+    # causes do
     details: tuple[Cause, ...]
-    spans: JoinedSpans
+    spans: JoinedSpans  # the spans of the two steps, joined one to one
+    # of two traces, what each operator took, as ``traces.by_operator.by_operator`` has it
     operators: tuple[Pair, ...]
+    # of two traces, what each kind of kernel took, as ``traces.by_operator.by_kind`` has it
     kernels: tuple[Pair, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # warnings of both runs, and what limits the comparison
 
     @property
     def ratio(self) -> float:

@@ -39,8 +39,7 @@ from foretrace.traces.timeline import FORMAT_VERSION
 ORIGINS: Final = ("simulated", "recorded", "ingested")
 """Where a timeline comes from; ``"ingested"`` was recorded by another tool."""
 
-UNNAMED: Final = "world"
-"""Axis of a group of which nobody has said what it is for."""
+UNNAMED: Final = "world"  # axis of a group of which nobody has said what it is for
 
 CHANGED: Final = "the description of this run is not as it was written, by its checksum: edited, or damaged"
 """Warning of a ``run.json`` or a sidecar that was changed."""
@@ -48,45 +47,32 @@ CHANGED: Final = "the description of this run is not as it was written, by its c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """How the clock of one rank maps to the common clock of the run.
+    """How the clock of one rank maps to the common clock of the run."""
 
-    Attributes:
-        offset_ns: what must be added to the rank's own time.
-        uncertainty_ns: half width of the interval that holds the true offset.
-        drift_ppb: nanoseconds that the rank's clock loses per second, from ``reference_ns`` on.
-        reference_ns: own time of the rank at which ``offset_ns`` was measured.
-        applied: whether the stored spans are on the common clock already; if not, the reader maps them.
-    """
-
-    offset_ns: int = 0
-    uncertainty_ns: int = 0
-    drift_ppb: float = 0.0
-    reference_ns: int = 0
+    offset_ns: int = 0  # what must be added to the rank's own time
+    uncertainty_ns: int = 0  # half width of the interval that holds the true offset
+    drift_ppb: float = 0.0  # nanoseconds that the rank's clock loses per second, from ``reference_ns`` on
+    reference_ns: int = 0  # own time of the rank at which ``offset_ns`` was measured
+    # whether the stored spans are on the common clock already; if not, the reader maps them
     applied: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """The process of one recorded rank, as it describes itself.
+    """The process of one recorded rank, as it describes itself."""
 
-    Attributes:
-        host, namespace, pid: where it runs, and its number there; machines that share a name, and one
-            before and after it is started anew, have different namespaces.
-        error: the exception that ended it, "" if none did or it could not say so.
-        error_ns: when that was noted, on the clock of the run.
-        call_failed: whether a communication of its had failed by then, as those of a peer of the dead do, and
-            it had not gone on since.
-        is_finished: whether its recording came to its end.
-        sees_calls: whether its communications are still noted; false once the recorder has given up on them.
-    """
-
+    # where it runs, and its number there; machines that share a name, and one before and after it is started
+    # anew, have different namespaces
     host: str = ""
     namespace: str = ""
     pid: int = 0
-    error: str = ""
-    error_ns: int = 0
+    error: str = ""  # the exception that ended it, "" if none did or it could not say so
+    error_ns: int = 0  # when that was noted, on the clock of the run
+    # whether a communication of its had failed by then, as those of a peer of the dead do, and it had not
+    # gone on since
     call_failed: bool = False
-    is_finished: bool = False
+    is_finished: bool = False  # whether its recording came to its end
+    # whether its communications are still noted; false once the recorder has given up on them
     sees_calls: bool = True
 
     @classmethod
@@ -161,47 +147,33 @@ SAID: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """Description of a run, as stored in ``run.json`` and in the sidecar of a rank.
+    """Description of a run, as stored in ``run.json`` and in the sidecar of a rank."""
 
-    Attributes:
-        origin: one of ``ORIGINS``.
-        name: what a person calls the run.
-        world_size: number of ranks of the job; not all of them need to be stored.
-        layout: parallel degrees, None if unknown.
-        model, cluster, job: descriptions for people and reports, as JSON objects; None if unknown.
-        groups: the process groups that the ``group`` column refers to.
-        representatives: index rank, value the rank whose spans it shares; None if every rank has its own.
-        clock: by rank, how its clock maps to the common one.
-        processes: by rank, the process that was recorded.
-        summary: headline figures that the writer knew, e.g. ``step_time_s``.
-        warnings: what a reader should know before trusting the run.
-        dropped: how many spans (or other things) the writer lost, by reason.
-        audit: how much of a recording torch's own flight recorder confirms, None if no rank has asked it.
-        versions: versions of the programs that made it, e.g. ``{"foretrace": "0.1.0", "torch": "2.13.0"}``.
-        started: ISO 8601 time of the start, None for a simulated run.
-        finished: whether the writer came to its end.
-        format_version: version of the format; readers refuse a newer one.
-    """
-
-    origin: str
-    world_size: int
-    name: str = ""
-    layout: Layout | None = None
+    origin: str  # one of ``ORIGINS``
+    world_size: int  # number of ranks of the job; not all of them need to be stored
+    name: str = ""  # what a person calls the run
+    layout: Layout | None = None  # parallel degrees, None if unknown
+    # descriptions for people and reports, as JSON objects; None if unknown
     model: Mapping[str, Any] | None = None
     cluster: Mapping[str, Any] | None = None
     job: Mapping[str, Any] | None = None
-    groups: tuple[Group, ...] = ()
+    groups: tuple[Group, ...] = ()  # the process groups that the ``group`` column refers to
+    # index rank, value the rank whose spans it shares; None if every rank has its own
     representatives: tuple[int, ...] | None = None
-    clock: Mapping[int, Clock] = field(default_factory=dict)
-    processes: Mapping[int, Process] = field(default_factory=dict)
+    clock: Mapping[int, Clock] = field(default_factory=dict)  # by rank, how its clock maps to the common one
+    processes: Mapping[int, Process] = field(default_factory=dict)  # by rank, the process that was recorded
+    # headline figures that the writer knew, e.g. ``step_time_s``.
     summary: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what a reader should know before trusting the run
+    # how many spans (or other things) the writer lost, by reason
     dropped: Mapping[str, int] = field(default_factory=dict)
+    # how much of a recording torch's own flight recorder confirms, None if no rank has asked it
     audit: Audit | None = None
+    # versions of the programs that made it, e.g. ``{"foretrace": "0.1.0", "torch": "2.13.0"}``.
     versions: Mapping[str, str] = field(default_factory=dict)
-    started: str | None = None
-    finished: bool = True
-    format_version: int = FORMAT_VERSION
+    started: str | None = None  # ISO 8601 time of the start, None for a simulated run
+    finished: bool = True  # whether the writer came to its end
+    format_version: int = FORMAT_VERSION  # version of the format; readers refuse a newer one
 
     def __post_init__(self) -> None:
         if self.origin not in ORIGINS:

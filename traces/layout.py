@@ -18,8 +18,7 @@ import numpy as np
 from foretrace.door import MOST_RANKS
 from foretrace.traces.errors import LayoutError
 
-AXES = ("tp", "cp", "ep", "dp", "pp")
-"""Axes along which ranks communicate, innermost first."""
+AXES = ("tp", "cp", "ep", "dp", "pp")  # axes along which ranks communicate, innermost first
 
 EXPERT_AXES = ("edp", "ep", "etp")
 """Axes of the grid in which experts are dealt out, outermost first: replicas, experts, parts of an expert."""
@@ -36,28 +35,16 @@ class Coord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A process group: ranks that differ along one axis only.
+    """A process group: ranks that differ along one axis only."""
 
-    Attributes:
-        id: number of the group, unique within a run; the ``group`` column of the timeline.
-        axis: one of ``AXES``, or ``"world"``.
-        ranks: global ranks in group order.
-    """
-
-    id: int
-    axis: str
-    ranks: tuple[int, ...]
+    id: int  # number of the group, unique within a run; the ``group`` column of the timeline
+    axis: str  # one of ``AXES``, or ``"world"``
+    ranks: tuple[int, ...]  # global ranks in group order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Parallel degrees of a run; ``tp`` varies fastest with rank, ``pp`` slowest.
-
-    Attributes:
-        pp, dp, cp, tp: stages, replicas, parts of a sequence, parts of a layer.
-        ep: ranks that the experts of a layer are dealt out to.
-        expert_tp: ranks that every expert is cut over, Megatron-LM's ``--expert-tensor-parallel-size``; 0: as
-            many as other layers. A number that is ``tp`` anyway is kept as 0.
 
     >>> Layout(pp=4, dp=16, tp=8).world_size
     512
@@ -65,11 +52,14 @@ class Layout:
     2
     """
 
+    # stages, replicas, parts of a sequence, parts of a layer
     pp: int = 1
     dp: int = 1
     cp: int = 1
     tp: int = 1
-    ep: int = 1
+    ep: int = 1  # ranks that the experts of a layer are dealt out to
+    # ranks that every expert is cut over, Megatron-LM's ``--expert-tensor-parallel-size``; 0: as many as
+    # other layers. A number that is ``tp`` anyway is kept as 0.
     expert_tp: int = 0
 
     def __post_init__(self) -> None:

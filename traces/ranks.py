@@ -6,11 +6,8 @@ from typing import Final
 
 from foretrace.traces.errors import LayoutError
 
-MOST_RANKS: Final = 1 << 20
-"""Largest world that is believed."""
-
-_MOST_DIGITS: Final = 9
-"""Of a number, so many are read: more than any world needs."""
+MOST_RANKS: Final = 1 << 20  # largest world that is believed
+_MOST_DIGITS: Final = 9  # of a number, so many are read: more than any world needs
 
 
 def ranks_in(text: str, *, below: int = MOST_RANKS) -> tuple[int, ...]:

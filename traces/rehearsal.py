@@ -23,11 +23,8 @@ from foretrace.traces.writer import write_atomically
 
 _Row = TypeVar("_Row", bound=tuple[Any, ...])
 
-REHEARSAL_VERSION: Final = 1
-"""Version of the format; readers refuse a newer one."""
-
-FOLDER: Final = "rehearsal"
-"""Folder of a run directory that holds it."""
+REHEARSAL_VERSION: Final = 1  # version of the format; readers refuse a newer one
+FOLDER: Final = "rehearsal"  # folder of a run directory that holds it
 
 EVENTS: Final = pa.schema(
     [
@@ -216,41 +213,25 @@ _ADDED: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """Description of a rehearsal, as stored in ``rehearsal.json``.
+    """Description of a rehearsal, as stored in ``rehearsal.json``."""
 
-    Attributes:
-        world_size: number of ranks of the world that was acted out.
-        ranks: those that were run.
-        representatives: index rank, value the rehearsed rank that stands for it.
-        name: what a person calls it.
-        command: the script and its arguments.
-        layout: parallel degrees, None if the groups do not tell.
-        groups: every process group that the script made.
-        model: description of the model.
-        job: shape of the input, schedule, sharding, tokens per step and the like.
-        memory: by rank, peak bytes by category.
-        stated: what the script wanted to know of numbers that nobody computed, and what it was told.
-        notes: what differs from the run that is acted out, as sentences.
-        checked: how the representatives were checked.
-        versions: versions of the programs that made it.
-        format_version: version of the format.
-    """
-
-    world_size: int
-    ranks: tuple[int, ...]
-    representatives: tuple[int, ...]
-    name: str = ""
-    command: tuple[str, ...] = ()
-    layout: Layout | None = None
-    groups: tuple[Group, ...] = ()
-    model: Mapping[str, Any] | None = None
+    world_size: int  # number of ranks of the world that was acted out
+    ranks: tuple[int, ...]  # those that were run
+    representatives: tuple[int, ...]  # index rank, value the rehearsed rank that stands for it
+    name: str = ""  # what a person calls it
+    command: tuple[str, ...] = ()  # the script and its arguments
+    layout: Layout | None = None  # parallel degrees, None if the groups do not tell
+    groups: tuple[Group, ...] = ()  # every process group that the script made
+    model: Mapping[str, Any] | None = None  # description of the model
+    # shape of the input, schedule, sharding, tokens per step and the like
     job: Mapping[str, Any] = field(default_factory=dict)
-    memory: Mapping[str, Any] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)  # by rank, peak bytes by category
+    # what the script wanted to know of numbers that nobody computed, and what it was told
     stated: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    checked: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    format_version: int = REHEARSAL_VERSION
+    notes: tuple[str, ...] = ()  # what differs from the run that is acted out, as sentences
+    checked: tuple[str, ...] = ()  # how the representatives were checked
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of the programs that made it
+    format_version: int = REHEARSAL_VERSION  # version of the format
 
     def to_json(self) -> str:
         """Return the text of ``rehearsal.json``."""

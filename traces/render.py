@@ -24,22 +24,17 @@ from foretrace.traces.report.format import format_left_out, format_share, format
 from foretrace.traces.report.tables import NAMESPACES, tables
 from foretrace.traces.run import Run
 
-SHOWN_RANKS: Final = 16
-"""Most ranks with a row of their own; more are shown as one row per pipeline stage."""
+SHOWN_RANKS: Final = 16  # most ranks with a row of their own; more are shown as one row per pipeline stage
 
 SHOWN_SHARE: Final = 0.0005
 """Least share that has a column: what is less on every rank would be printed as 0.0 %."""
 
-LEAST_PART: Final = 0.005
-"""Share of the critical path that is printed as 1 % at least."""
+LEAST_PART: Final = 0.005  # share of the critical path that is printed as 1 % at least
 
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
-SHOWN_KINDS: Final = 5
-"""Parts of the critical path that a person reads."""
-
-SHOWN_FINDINGS: Final = 6
-"""Findings that a person reads; all are in the JSON."""
+SHOWN_KINDS: Final = 5  # parts of the critical path that a person reads
+SHOWN_FINDINGS: Final = 6  # findings that a person reads; all are in the JSON
 
 
 def percents(shares: Sequence[float]) -> list[str]:

@@ -91,8 +91,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
         _discard(folder, target)
 
 
-NEW: Final = "new"
-"""The part of a scratch folder that takes the place of its target."""
+NEW: Final = "new"  # the part of a scratch folder that takes the place of its target
 
 _OLD: Final = "old"
 _THEIRS: Final = "theirs"

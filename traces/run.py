@@ -18,41 +18,28 @@ from foretrace.traces.timeline import TIMELINE, empty
 
 _Derived = TypeVar("_Derived")
 
-PLACES: Final = ("rank", "group", "peer")
-"""Columns in which ranks differ that do the same at the same times."""
-
-_RECENT: Final = 16
-"""Different columns of a name that a new one is held against: neighbouring ranks do alike."""
+PLACES: Final = ("rank", "group", "peer")  # columns in which ranks differ that do the same at the same times
+_RECENT: Final = 16  # different columns of a name that a new one is held against: neighbouring ranks do alike
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The spans of one file, decoded on first use.
+    """The spans of one file, decoded on first use."""
 
-    Attributes:
-        rank: whose spans these are; None for a file of several ranks.
-        load: returns the checked timeline; raises RunError if the file is damaged.
-    """
-
-    rank: int | None
-    load: Callable[[], pa.Table]
+    rank: int | None  # whose spans these are; None for a file of several ranks
+    load: Callable[[], pa.Table]  # returns the checked timeline; raises RunError if the file is damaged
 
 
 class Inside(NamedTuple):
-    """Communications inside of compute spans that stand for several in a row; nothing else runs meanwhile.
+    """Communications inside of compute spans that stand for several in a row; nothing else runs meanwhile."""
 
-    Attributes:
-        start_ns, end_ns: when they run, in the order of their starts; shape ``(n,)``.
-        state: of each, index into ``states``.
-        states: an axis, and behind what it communicates: "compute", another axis, or "" if it is exposed.
-        n_more: how many spans more there would be one by one.
-    """
-
+    # when they run, in the order of their starts; shape ``(n,)``
     start_ns: Int64Array
     end_ns: Int64Array
-    state: Int64Array
+    state: Int64Array  # of each, index into ``states``
+    # an axis, and behind what it communicates: "compute", another axis, or "" if it is exposed
     states: tuple[tuple[str, str], ...]
-    n_more: int
+    n_more: int  # how many spans more there would be one by one
 
 
 class Run:

@@ -19,25 +19,18 @@ from foretrace.traces.report.labels import Labels
 from foretrace.traces.report.rows import picks, rows_of
 from foretrace.traces.run import Run
 
-LEAST_WIDTH: Final = 24
-"""Slices below which a picture says nothing."""
+LEAST_WIDTH: Final = 24  # slices below which a picture says nothing
 
 _STATES: Final = {"bubble": "·", "other": "?", "wait": "-", "host": "h"}
 """Letter of each state; exposed communication has that of its axis, work that of its legend."""
 
 
 class Piece(NamedTuple):
-    """Letters of one kind, side by side.
+    """Letters of one kind, side by side."""
 
-    Attributes:
-        text: the letters.
-        colour: ``#rrggbb``: of the ground where the kind is work, else of the letters; "" for nothing.
-        works: whether it is work.
-    """
-
-    text: str
-    colour: str
-    works: bool
+    text: str  # the letters
+    colour: str  # ``#rrggbb``: of the ground where the kind is work, else of the letters; "" for nothing
+    works: bool  # whether it is work
 
 
 class Line(NamedTuple):

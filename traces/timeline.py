@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from foretrace.traces.errors import TimelineError
 
-FORMAT_VERSION: Final = 2
-"""Version of the columns below and of ``run.json``; readers refuse a newer one."""
+FORMAT_VERSION: Final = 2  # version of the columns below and of ``run.json``; readers refuse a newer one
 
 MARKS: Final = ("step", "phase")
 """Kinds of spans that are no work but mark time: the window of one optimizer step on one rank; a phase that

@@ -22,8 +22,7 @@ from foretrace.traces.replacing import replacing
 from foretrace.traces.sealed import BLANK, KEY, Pieces, look, segments, write_file
 from foretrace.traces.timeline import TIMELINE, checked, timeline
 
-SPANS: Final = "spans"
-"""Folder of the run directory that holds one file per rank."""
+SPANS: Final = "spans"  # folder of the run directory that holds one file per rank
 
 COMPACT_ROWS: Final = 1 << 17
 """Rows per record batch of a finished file: large enough to compress well, small enough to stream."""

@@ -107,8 +107,7 @@ _COLUMNS: Final = ("kind", "name", "start", "end", "stream", "device", "correlat
 _CALLS: Final = ("name", "start", "end", "thread", "correlation")
 
 
-_TIME_BITS: Final = 62
-"""Of times that are read: no sum or difference of two then overflows 64 bits."""
+_TIME_BITS: Final = 62  # of times that are read: no sum or difference of two then overflows 64 bits
 
 
 def _whole(*values: object, bits: int = 63) -> bool:

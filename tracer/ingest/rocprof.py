@@ -16,8 +16,7 @@ from foretrace.tracer.ingest.sources import Progress, Source, read_json, read_wh
 
 TOOL: Final = "rocprofiler-sdk-tool"
 
-_GPU: Final = 2
-"""``type`` of an agent that is a GPU."""
+_GPU: Final = 2  # ``type`` of an agent that is a GPU
 
 _COPIES: Final = {
     "HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD",

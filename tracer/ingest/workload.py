@@ -42,8 +42,7 @@ from foretrace.traces.rehearsal import (
 LOAD, STORE, COMPUTE, SEND, RECV, COLLECTIVE = range(2, 8)
 """Types of nodes; 0 and 1 are of none and of metadata."""
 
-DTYPE: Final = "bf16"
-"""What a graph computes in, which no node says."""
+DTYPE: Final = "bf16"  # what a graph computes in, which no node says
 
 CUBES: Final = f"FLOPs of nodes without shapes are priced as products of cubes in {DTYPE}, or by their bytes"
 

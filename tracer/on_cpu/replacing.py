@@ -18,8 +18,7 @@ from foretrace.tracer.rehearse.replacing import replaces
 FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
 """Kinds of devices that are replaced by the CPU."""
 
-CHECKPOINTS: Final = "torch.utils.checkpoint"
-"""Module of the saved-tensor hooks that recompute."""
+CHECKPOINTS: Final = "torch.utils.checkpoint"  # module of the saved-tensor hooks that recompute
 
 OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 """Functions of ``torch.cuda`` that ask a real driver, in per cent, degrees, mW and MHz: all return 0."""

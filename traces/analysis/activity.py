@@ -50,8 +50,7 @@ from foretrace.traces.timeline import MARKS
 PASSES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
 """Kinds of spans that are a rank's forward and backward work."""
 
-UNNAMED_AXIS: Final = "unknown"
-"""Axis of a communication span without one."""
+UNNAMED_AXIS: Final = "unknown"  # axis of a communication span without one
 
 StateArray = NDArray[np.int16]
 
@@ -62,21 +61,15 @@ class Activity:
 
     Interval *i* runs from ``start_ns[i]`` to ``end_ns[i]``, where *i + 1* starts; the first starts and the
     last ends with the window. Adjacent intervals differ in state. Arrays have shape ``(n_intervals,)``.
-
-    Attributes:
-        rank: global rank.
-        step: optimizer step.
-        start_ns, end_ns: bounds of the intervals.
-        state: index into ``states``.
-        states: names of the states, the same for all ranks and steps of a run.
     """
 
-    rank: int
-    step: int
+    rank: int  # global rank
+    step: int  # optimizer step
+    # bounds of the intervals
     start_ns: Int64Array
     end_ns: Int64Array
-    state: StateArray
-    states: tuple[str, ...]
+    state: StateArray  # index into ``states``
+    states: tuple[str, ...]  # names of the states, the same for all ranks and steps of a run
 
     def total_ns(self) -> dict[str, int]:
         """Return the time spent in each state; the values add up to the window."""
@@ -90,28 +83,19 @@ class Sweep:
     """The state of one rank between any two neighbouring events of its whole timeline.
 
     Interval *i* lies between ``point_ns[i]`` and ``point_ns[i + 1]``; masks have shape ``(n_points - 1,)``.
-
-    Attributes:
-        point_ns: times at which anything starts, ends or arrives, ascending; shape ``(n_points,)``.
-        state: index into the states of the run, without those that depend on the window.
-        computing: a compute or copy span is running, except copies of offloaded data and batches.
-        idle: no span is running.
-        moving: by axis, a communication span is past the last arrival; by ``HOST``, copies of
-            offloaded data.
-        communicating: by axis, a communication span is running, waiting included.
-        pass_start_ns, pass_end_ns: starts and ends of the forward and backward spans, by start.
-        pass_until_ns: by when each of them and all before it have ended.
     """
 
-    point_ns: Int64Array
-    state: StateArray
-    computing: BoolArray
-    idle: BoolArray
+    point_ns: Int64Array  # times at which anything starts, ends or arrives, ascending; shape ``(n_points,)``
+    state: StateArray  # index into the states of the run, without those that depend on the window
+    computing: BoolArray  # a compute or copy span is running, except copies of offloaded data and batches
+    idle: BoolArray  # no span is running
+    # by axis, a communication span is past the last arrival; by ``HOST``, copies of offloaded data
     moving: dict[str, BoolArray]
-    communicating: dict[str, BoolArray]
+    communicating: dict[str, BoolArray]  # by axis, a communication span is running, waiting included
+    # starts and ends of the forward and backward spans, by start
     pass_start_ns: Int64Array
     pass_end_ns: Int64Array
-    pass_until_ns: Int64Array
+    pass_until_ns: Int64Array  # by when each of them and all before it have ended
 
     def inside(self, window: Window) -> slice:
         """Return the intervals that make up *window*, whose edges are points."""

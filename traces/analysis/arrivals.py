@@ -13,18 +13,13 @@ from foretrace.traces.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The last arrival of every communication span of the stored ranks.
+    """The last arrival of every communication span of the stored ranks."""
 
-    Attributes:
-        last_ns: by rank, for each span in stored order: time of the last arrival, within the span. For a
-            span that is not communication, or whose partners are not known, its own start.
-        like: by rank, the first one that does the same and waits for the same times as it does.
-        n_joined: number of spans that found at least one partner.
-    """
-
+    # by rank, for each span in stored order: time of the last arrival, within the span. For a span that is
+    # not communication, or whose partners are not known, its own start
     last_ns: dict[int, Int64Array]
-    like: dict[int, int]
-    n_joined: int
+    like: dict[int, int]  # by rank, the first one that does the same and waits for the same times as it does
+    n_joined: int  # number of spans that found at least one partner
 
 
 def arrivals(run: Run) -> Arrivals:

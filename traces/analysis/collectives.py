@@ -64,21 +64,14 @@ COLLECTIVES: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Communications and who takes part in them.
+    """Communications and who takes part in them."""
 
-    Attributes:
-        rows: one row per communication, of the schema ``COLLECTIVES``.
-        group: whose links each row uses, -1 where only two unknown members of a group do.
-        ends: sender and receiver of each row, -1 where it has none or they are unknown, of shape ``(n, 2)``.
-        row: by number of ``communications``, behind the spans that are joined with no other.
-        n_alone: how many of these there are.
-    """
-
-    rows: pa.Table
-    group: Int64Array
+    rows: pa.Table  # one row per communication, of the schema ``COLLECTIVES``
+    group: Int64Array  # whose links each row uses, -1 where only two unknown members of a group do
+    # sender and receiver of each row, -1 where it has none or they are unknown, of shape ``(n, 2)``
     ends: Int64Array
-    row: Int64Array
-    n_alone: int
+    row: Int64Array  # by number of ``communications``, behind the spans that are joined with no other
+    n_alone: int  # how many of these there are
 
     def parts(self, run: Run) -> Iterator[tuple[Part, Int64Array]]:
         """Yield the communications of each rank, and in which row each of them is."""

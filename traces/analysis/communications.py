@@ -21,31 +21,21 @@ from numpy.typing import NDArray
 from foretrace.traces.columns import BoolArray, Int64Array, distinct, factorized, int64, is_one_of
 from foretrace.traces.run import Run
 
-COMMUNICATION = ("collective", "p2p")
-"""Categories of spans that several ranks take part in."""
+COMMUNICATION = ("collective", "p2p")  # categories of spans that several ranks take part in
 
 
 class Part(NamedTuple):
-    """The communication spans of one rank, in stored order; arrays have shape ``(n_rows,)``.
+    """The communication spans of one rank, in stored order; arrays have shape ``(n_rows,)``."""
 
-    Attributes:
-        rank: whose they are.
-        rows: their rows in its spans.
-        start_ns, end_ns: when they run.
-        number: the communication that each takes part in, -1 if only it does.
-        slot: channel of each, as the rank counts its own by their first use; -1 where ``number`` is.
-        channels: number of the channel in each slot.
-        is_apart: a transfer that does not say with whom.
-    """
-
-    rank: int
-    rows: NDArray[np.intp]
+    rank: int  # whose they are
+    rows: NDArray[np.intp]  # their rows in its spans
+    # when they run
     start_ns: Int64Array
     end_ns: Int64Array
-    number: Int64Array
-    slot: Int64Array
-    channels: Int64Array
-    is_apart: BoolArray
+    number: Int64Array  # the communication that each takes part in, -1 if only it does
+    slot: Int64Array  # channel of each, as the rank counts its own by their first use; -1 where ``number`` is
+    channels: Int64Array  # number of the channel in each slot
+    is_apart: BoolArray  # a transfer that does not say with whom
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +43,12 @@ class Communications:
     """The communications of the stored ranks.
 
     They are numbered channel by channel and in each by sequence, with numbers in between that nobody has.
-
-    Attributes:
-        n_numbers: numbers are below this.
-        channels: group, sender and receiver of each channel, -1 in collectives; ascending, shape ``(n, 3)``.
-        channel: of each number, shape ``(n_numbers,)``.
     """
 
-    n_numbers: int
+    n_numbers: int  # numbers are below this
+    # group, sender and receiver of each channel, -1 in collectives; ascending, shape ``(n, 3)``
     channels: Int64Array
-    channel: Int64Array
+    channel: Int64Array  # of each number, shape ``(n_numbers,)``
     _run: Run
     _slots: dict[int, _Slots]
     _code: dict[int, Int64Array]

@@ -23,8 +23,7 @@ from foretrace.traces.errors import RunError
 from foretrace.traces.report.format import called
 from foretrace.traces.run import Run
 
-GAP: Final = "gap"
-"""Kind of a piece in which nothing ran that the next one could have waited for."""
+GAP: Final = "gap"  # kind of a piece in which nothing ran that the next one could have waited for
 
 
 class Piece(NamedTuple):
@@ -39,15 +38,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The critical path of one step.
+    """The critical path of one step."""
 
-    Attributes:
-        step: the optimizer step.
-        pieces: from the start of the step to its end, without holes.
-    """
-
-    step: int
-    pieces: tuple[Piece, ...]
+    step: int  # the optimizer step
+    pieces: tuple[Piece, ...]  # from the start of the step to its end, without holes
 
     @property
     def length_ns(self) -> int:

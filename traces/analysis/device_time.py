@@ -17,26 +17,16 @@ from foretrace.traces.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTime:
-    """Time of one rank's device, in ns.
+    """Time of one rank's device, in ns."""
 
-    Attributes:
-        rank: global rank.
-        window_ns: from the first start to the last end of a span on the device.
-        idle_ns: nothing runs.
-        compute_ns: a compute kernel runs, whatever else does.
-        communication_ns: a communication runs, waiting included, whatever else does; not those whose times
-            are bounds.
-        overlap_ns: both run.
-        other_ns: only copies, or communication without compute: ``window - idle - compute``.
-    """
-
-    rank: int
-    window_ns: int
-    idle_ns: int
-    compute_ns: int
+    rank: int  # global rank
+    window_ns: int  # from the first start to the last end of a span on the device
+    idle_ns: int  # nothing runs
+    compute_ns: int  # a compute kernel runs, whatever else does
+    # a communication runs, waiting included, whatever else does; not those whose times are bounds
     communication_ns: int
-    overlap_ns: int
-    other_ns: int
+    overlap_ns: int  # both run
+    other_ns: int  # only copies, or communication without compute: ``window - idle - compute``
 
 
 def device_times(run: Run) -> list[DeviceTime]:

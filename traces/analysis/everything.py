@@ -22,8 +22,7 @@ from foretrace.traces.run import Run
 WHAT_IF: Final[Mapping[str, float]] = MappingProxyType({"half": 0.5, "none": 0.0})
 """How many times as long a kind of work takes in the questions that are asked of the critical path."""
 
-MOST_ROWS: Final = 20
-"""Rows of each table that are given: the rest is in the Python API."""
+MOST_ROWS: Final = 20  # rows of each table that are given: the rest is in the Python API
 
 
 def analysis(

@@ -17,8 +17,7 @@ from foretrace.traces.replay.whatif import what_if
 from foretrace.traces.report.format import along, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
-LEAST_SHARE: Final = 0.005
-"""What costs less of a step than this is not worth a sentence."""
+LEAST_SHARE: Final = 0.005  # what costs less of a step than this is not worth a sentence
 
 SMALL_BYTES: Final = 1 << 20
 """Collectives below this take as long as their latency: at 8 H100s bus bandwidth is a tenth of its peak."""
@@ -26,8 +25,7 @@ SMALL_BYTES: Final = 1 << 20
 SLOW_SHARE: Final = 0.5
 """Share of what links allow below which a large collective is called slow. A convention."""
 
-MANY: Final = 100
-"""Small collectives per step that are worth putting together."""
+MANY: Final = 100  # small collectives per step that are worth putting together
 
 SHORT_S: Final = 1e-3
 """Longest collective of unknown size that may be small. A convention: with nobody late, 1 MiB takes less than
@@ -37,11 +35,8 @@ MOST_DOING: Final = 3
 LEAST_DOING: Final = 0.05
 """What the host did in idle time, of one cause: most that a sentence tells, and least share of it."""
 
-LONGEST_DOING: Final = 80
-"""Letters of what the host did that a sentence tells."""
-
-SELF_EVIDENT: Final = ("", ON_ITS_WAY, HELD_BACK)
-"""Names of idle time that say no more than its cause."""
+LONGEST_DOING: Final = 80  # letters of what the host did that a sentence tells
+SELF_EVIDENT: Final = ("", ON_ITS_WAY, HELD_BACK)  # names of idle time that say no more than its cause
 
 VARIATIONS: Final = ("stragglers", "compute_jitter", "network_jitter", "rank_jitter")
 """Settings of a simulated job that make like operations take unlike times."""
@@ -49,23 +44,14 @@ VARIATIONS: Final = ("stragglers", "compute_jitter", "network_jitter", "rank_jit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One cause of lost time.
+    """One cause of lost time."""
 
-    Attributes:
-        what: short name of the cause, for programs.
-        text: one sentence for a person.
-        advice: what to do about it, "" if that is another matter.
-        cost_s: time of a step that it takes on the mean rank.
-        share: the same, of the step.
-        usd_per_hour: the same, of the price of all GPUs; None without a price.
-    """
-
-    what: str
-    text: str
-    cost_s: float
-    share: float
-    advice: str = ""
-    usd_per_hour: float | None = None
+    what: str  # short name of the cause, for programs
+    text: str  # one sentence for a person
+    cost_s: float  # time of a step that it takes on the mean rank
+    share: float  # the same, of the step
+    advice: str = ""  # what to do about it, "" if that is another matter
+    usd_per_hour: float | None = None  # the same, of the price of all GPUs; None without a price
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a JSON object."""

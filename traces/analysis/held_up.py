@@ -13,15 +13,13 @@ from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import along, format_share
 from foretrace.traces.run import Run
 
-MOST: Final = 3
-"""Ranks, or stages, that are named; the others together are one sentence."""
+MOST: Final = 3  # ranks, or stages, that are named; the others together are one sentence
 
 SLOWER: Final = 1.02
 """How many times as long as its peers a rank computes from which on that is said. A convention: less is
 within the spread of equal GPUs."""
 
-INDIRECT: Final = 0.1
-"""Share of the waiting that is passed on by others from which on that is said."""
+INDIRECT: Final = 0.1  # share of the waiting that is passed on by others from which on that is said
 
 
 class HeldUp(NamedTuple):

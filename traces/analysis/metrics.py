@@ -34,8 +34,7 @@ from foretrace.traces.columns import (
 from foretrace.traces.errors import RunError
 from foretrace.traces.run import Inside, Run
 
-WARM_STEPS = 3
-"""From this many steps on, a first recorded one that warms up is left out of averages."""
+WARM_STEPS = 3  # from this many steps on, a first recorded one that warms up is left out of averages
 
 WARM_FACTOR = 1.05
 """A first step that takes longer than all others, and so many times their median, fills caches or compiles: a
@@ -48,24 +47,17 @@ AWAITED = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where the time of one step went on one rank.
+    """Where the time of one step went on one rank."""
 
-    Attributes:
-        rank: global rank; it stands for ``represents`` ranks.
-        step: optimizer step, -1 if unnumbered.
-        represents: number of ranks that share these spans, 1 unless the run is folded.
-        window_ns: length of the step.
-        ns: by state, in the order of ``traces.analysis.activity.states``; adds up to ``window_ns``.
-        hidden_ns: by axis, time in which data of that axis moves behind compute; beside ``ns``, not in it.
-        communication_ns: by axis, time in which a communication of that axis runs, waiting included.
-    """
-
-    rank: int
-    step: int
-    represents: int
-    window_ns: int
+    rank: int  # global rank; it stands for ``represents`` ranks
+    step: int  # optimizer step, -1 if unnumbered
+    represents: int  # number of ranks that share these spans, 1 unless the run is folded
+    window_ns: int  # length of the step
+    # by state, in the order of ``traces.analysis.activity.states``; adds up to ``window_ns``
     ns: Mapping[str, int]
+    # by axis, time in which data of that axis moves behind compute; beside ``ns``, not in it
     hidden_ns: Mapping[str, int]
+    # by axis, time in which a communication of that axis runs, waiting included
     communication_ns: Mapping[str, int]
 
     @property

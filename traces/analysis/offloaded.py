@@ -9,8 +9,7 @@ import pyarrow as pa
 from foretrace.traces.columns import BoolArray, is_one_of
 from foretrace.traces.run import Run
 
-HOST: Final = "host"
-"""What copies to and from the host move along, beside the axes of a layout."""
+HOST: Final = "host"  # what copies to and from the host move along, beside the axes of a layout
 
 OFFLOADING: Final = f"exposed:{HOST}"
 """State of a rank that waits for copies of what is offloaded, or of what it is fed."""
@@ -18,8 +17,7 @@ OFFLOADING: Final = f"exposed:{HOST}"
 KINDS: Final = ("offload", "input")
 """Kinds of such copies: of what is kept on the host for want of memory, and of what is made there."""
 
-HOST_OPTIMIZER: Final = "host:optimizer"
-"""State of a rank that waits for the optimizer that runs on its host."""
+HOST_OPTIMIZER: Final = "host:optimizer"  # state of a rank that waits for the optimizer that runs on its host
 
 
 def is_work(table: pa.Table) -> BoolArray:

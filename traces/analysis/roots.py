@@ -30,23 +30,14 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """One rank as the root of waiting.
+    """One rank as the root of waiting."""
 
-    Attributes:
-        rank: whose work takes longer.
-        caused_ns: waiting of all ranks that leads back to it.
-        direct_ns: the part in which it came last itself; in the rest others came last because of it.
-        by_cause: ``caused_ns`` by what it did longer, one of ``CAUSES``.
-        by_axis: ``caused_ns`` by the axis along which others waited.
-        by_rank: ``caused_ns`` by the stored rank that waits.
-    """
-
-    rank: int
-    caused_ns: int
-    direct_ns: int
-    by_cause: Mapping[str, int]
-    by_axis: Mapping[str, int]
-    by_rank: Mapping[int, int]
+    rank: int  # whose work takes longer
+    caused_ns: int  # waiting of all ranks that leads back to it
+    direct_ns: int  # the part in which it came last itself; in the rest others came last because of it
+    by_cause: Mapping[str, int]  # ``caused_ns`` by what it did longer, one of ``CAUSES``
+    by_axis: Mapping[str, int]  # ``caused_ns`` by the axis along which others waited
+    by_rank: Mapping[int, int]  # ``caused_ns`` by the stored rank that waits
 
     @property
     def waiting_ranks(self) -> tuple[int, ...]:

@@ -14,29 +14,17 @@ from foretrace.traces.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """One rank as a cause of waiting, along one axis.
+    """One rank as a cause of waiting, along one axis."""
 
-    Attributes:
-        rank: which arrives last.
-        axis: axis of the communication.
-        n_last: communications at which it was the last to arrive.
-        n_joined: communications of that axis that it took part in as the last or not, of all ranks.
-        n_others: most ranks that wait for it at once.
-        n_steps: steps in which it was the last at least once.
-        caused_ns: waiting of all other members for it, added up.
-        longest_ns: longest time between the first arrival and its own.
-        worst_kind: kind of communication at which it caused most.
-    """
-
-    rank: int
-    axis: str
-    n_last: int
-    n_joined: int
-    n_others: int
-    n_steps: int
-    caused_ns: int
-    longest_ns: int
-    worst_kind: str
+    rank: int  # which arrives last
+    axis: str  # axis of the communication
+    n_last: int  # communications at which it was the last to arrive
+    n_joined: int  # communications of that axis that it took part in as the last or not, of all ranks
+    n_others: int  # most ranks that wait for it at once
+    n_steps: int  # steps in which it was the last at least once
+    caused_ns: int  # waiting of all other members for it, added up
+    longest_ns: int  # longest time between the first arrival and its own
+    worst_kind: str  # kind of communication at which it caused most
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a JSON object."""

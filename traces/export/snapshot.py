@@ -16,8 +16,7 @@ from foretrace.traces.errors import RunError
 from foretrace.traces.info import rank_list
 from foretrace.traces.run import Run
 
-_FIRST_ADDRESS: Final = 0x7F0000000000
-"""Where allocations begin: any address of a GPU; none is used twice."""
+_FIRST_ADDRESS: Final = 0x7F0000000000  # where allocations begin: any address of a GPU; none is used twice
 
 
 def write_snapshot(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:

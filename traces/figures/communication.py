@@ -20,8 +20,7 @@ from foretrace.traces.report.links import TIERS, links_of, tiers_of, utilisation
 from foretrace.traces.report.naming import title
 from foretrace.traces.run import Run
 
-MOST_LINKS: Final = 512
-"""Lines of the picture of links; of more ways, the fullest are drawn."""
+MOST_LINKS: Final = 512  # lines of the picture of links; of more ways, the fullest are drawn
 
 
 def overlap(

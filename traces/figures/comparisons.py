@@ -19,8 +19,7 @@ from foretrace.traces.report.format import format_share, format_time
 from foretrace.traces.report.kinds import Kinds
 from foretrace.traces.run import Run
 
-BAND: Final = 0.1
-"""Error that is drawn as a band: a prediction within 10 % ranks layouts well."""
+BAND: Final = 0.1  # error that is drawn as a band: a prediction within 10 % ranks layouts well
 
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star")
 """Shapes of families one after the other, since neighbouring colours of a row are alike."""

@@ -16,8 +16,7 @@ from foretrace.traces.errors import FigureError
 from foretrace.traces.figures.drawing import empty_figure, heading
 from foretrace.traces.report.colours import palette
 
-Point = tuple[float, float, str]
-"""Bytes, tokens per second and GPU, and name of a layout."""
+Point = tuple[float, float, str]  # bytes, tokens per second and GPU, and name of a layout
 
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 

@@ -31,14 +31,9 @@ from foretrace.traces.report.view import View
 from foretrace.traces.report.words import memory_limit_bytes
 from foretrace.traces.run import Run
 
-MOST_CELLS: Final = 3_000
-"""Cells of a schedule; with 10,000 a zoom takes plotly about a second."""
-
-MOST_LINES: Final = 512
-"""Ranks in the picture of all of them; of more, every n-th is drawn."""
-
-_HEIGHT: Final = 0.8
-"""Height of a row's bars, in rows."""
+MOST_CELLS: Final = 3_000  # cells of a schedule; with 10,000 a zoom takes plotly about a second
+MOST_LINES: Final = 512  # ranks in the picture of all of them; of more, every n-th is drawn
+_HEIGHT: Final = 0.8  # height of a row's bars, in rows
 
 _SHORT_GAP: Final = 1 / 100
 """Share of the step; shorter gaps within one pass over a micro-batch are drawn together, behind its work."""

@@ -20,8 +20,7 @@ import numpy as np
 from foretrace.traces.columns import BoolArray, Int64Array
 from foretrace.traces.replay.work import Work
 
-FORWARD: Final = ("forward",)
-"""Kinds of compute that send their result to the next stage."""
+FORWARD: Final = ("forward",)  # kinds of compute that send their result to the next stage
 
 BACKWARD: Final = ("backward", "backward_input")
 """Kinds of compute that send their result to the stage before."""

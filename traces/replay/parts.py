@@ -24,20 +24,13 @@ AT_ONCE: Final = 1 << 25
 
 
 class _Graph(NamedTuple):
-    """Ranks of different colours, and the scenarios in which they have these.
+    """Ranks of different colours, and the scenarios in which they have these."""
 
-    Attributes:
-        nodes: of a rank of each colour, which rank is played in its place.
-        forms: of each of them.
-        met: for each of them by slot, what tells its channel from others.
-        recorded: for each of them its place in a scenario, -1 if it is ideal.
-        scenarios: what is played where ranks are as recorded, and the places of the questions it answers.
-    """
-
-    nodes: Int64Array
-    forms: Int64Array
-    met: list[Colours]
-    recorded: list[int]
+    nodes: Int64Array  # of a rank of each colour, which rank is played in its place
+    forms: Int64Array  # of each of them
+    met: list[Colours]  # for each of them by slot, what tells its channel from others
+    recorded: list[int]  # for each of them its place in a scenario, -1 if it is ideal
+    # what is played where ranks are as recorded, and the places of the questions it answers
     scenarios: dict[tuple[int, ...], list[int]]
 
 

@@ -25,29 +25,17 @@ from foretrace.traces.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Slowdowns: step time over that of the ideal run, mean over steps. 1.0 costs nothing.
+    """Slowdowns: step time over that of the ideal run, mean over steps. 1.0 costs nothing."""
 
-    Attributes:
-        step_time_s: recorded.
-        undelayed_s: without the delays between operations (launches, data loading).
-        ideal_s: with all operations alike.
-        slowdown: ``undelayed_s / ideal_s``.
-        delay_slowdown: ``step_time_s / undelayed_s``.
-        by_kind: kind of operation to slowdown, worst first; so the others.
-        by_stage: pipeline stage to slowdown.
-        by_replica: data-parallel rank to slowdown.
-        by_worker: rank to slowdown.
-    """
-
-    step_time_s: float
-    undelayed_s: float
-    ideal_s: float
-    slowdown: float
-    delay_slowdown: float
-    by_kind: Mapping[str, float]
-    by_stage: Mapping[int, float]
-    by_replica: Mapping[int, float]
-    by_worker: Mapping[int, float]
+    step_time_s: float  # recorded
+    undelayed_s: float  # without the delays between operations (launches, data loading)
+    ideal_s: float  # with all operations alike
+    slowdown: float  # ``undelayed_s / ideal_s``
+    delay_slowdown: float  # ``step_time_s / undelayed_s``
+    by_kind: Mapping[str, float]  # kind of operation to slowdown, worst first; so the others
+    by_stage: Mapping[int, float]  # pipeline stage to slowdown
+    by_replica: Mapping[int, float]  # data-parallel rank to slowdown
+    by_worker: Mapping[int, float]  # rank to slowdown
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as one JSON object."""

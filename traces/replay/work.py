@@ -16,8 +16,7 @@ from foretrace.traces.errors import RunError
 from foretrace.traces.replay.alike import Colours, Meetings, first_of_each
 from foretrace.traces.run import Run
 
-MOST_SPANS: Final = 4_000_000
-"""Spans that are played: more need over 4 GB of memory."""
+MOST_SPANS: Final = 4_000_000  # spans that are played: more need over 4 GB of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,41 +24,32 @@ class Work:
     """The spans of all steps as columns; times in ns, shape ``(n_spans,)``.
 
     Of ranks that do the same, ``traces.replay.alike``, only the first has spans.
-
-    Attributes:
-        weight: how many ranks have each span.
-        rank, step, stage: where each span belongs.
-        microbatch, chunk, layer: position of a pass or transfer; -1 unknown.
-        what: index into ``names``: kind of pass, or operation and axis of a communication.
-        names: what the spans are.
-        start_ns, end_ns: as recorded.
-        slot: of the channel of the communication that a span takes part in, -1 if none; ``code`` is which of
-            its communications it is.
-        instance: number of that communication, -1 if none.
-        work_ns: duration; of a communication, from the last arrival to the end, which may be negative.
-        is_communication: whether it moves data.
-        is_transfer: whether it moves data from one stage to another.
-        like: number that spans share which do the same work: operation, part of the model, size.
     """
 
-    weight: Int64Array
+    weight: Int64Array  # how many ranks have each span
+    # where each span belongs
     rank: Int64Array
     step: Int64Array
     stage: Int64Array
+    # position of a pass or transfer; -1 unknown
     microbatch: Int64Array
     chunk: Int64Array
     layer: Int64Array
-    what: Int64Array
-    names: tuple[str, ...]
+    what: Int64Array  # index into ``names``: kind of pass, or operation and axis of a communication
+    names: tuple[str, ...]  # what the spans are
+    # as recorded
     start_ns: Int64Array
     end_ns: Int64Array
+    # of the channel of the communication that a span takes part in, -1 if none; ``code`` is which of its
+    # communications it is
     slot: Int64Array
     code: Int64Array
-    instance: Int64Array
+    instance: Int64Array  # number of that communication, -1 if none
+    # duration; of a communication, from the last arrival to the end, which may be negative
     work_ns: Int64Array
-    is_communication: BoolArray
-    is_transfer: BoolArray
-    like: Int64Array
+    is_communication: BoolArray  # whether it moves data
+    is_transfer: BoolArray  # whether it moves data from one stage to another
+    like: Int64Array  # number that spans share which do the same work: operation, part of the model, size
 
 
 def collected(run: Run, meetings: Meetings, colour: Colours) -> tuple[Work, BoolArray]:

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from foretrace.traces.report.cells import RankStep
 
-_ROUNDING = 1e-6
-"""Share of a bin that is the rounding of its edges, not time."""
+_ROUNDING = 1e-6  # share of a bin that is the rounding of its edges, not time
 
 
 def share_of_bins(done: RankStep, edges_ns: NDArray[np.float64], n_kinds: int) -> NDArray[np.float32]:

@@ -23,47 +23,31 @@ from foretrace.traces.report.lanes import (
 from foretrace.traces.report.pairs import FORWARD, pairs_of
 from foretrace.traces.run import Run
 
-COMPUTE_LANE: Final[LaneKey] = ("", "", -1)
-"""Key of the first lane, that of compute and the gaps in it."""
+COMPUTE_LANE: Final[LaneKey] = ("", "", -1)  # key of the first lane, that of compute and the gaps in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
-    """One lane of one rank in one step. Arrays have shape ``(n_cells,)``, in order, without overlap.
+    """One lane of one rank in one step. Arrays have shape ``(n_cells,)``, in order, without overlap."""
 
-    Attributes:
-        start_ns, end_ns: on the clock of the run.
-        row: row of the rank's timeline, ``traces.report.lanes.STATE_ROW`` for idle time.
-        label: number of the description of each.
-        waited_ns: for communication, the time until the last rank arrived; else 0.
-        hidden_ns: for communication, the part of the transfer that passes behind compute; else 0.
-    """
-
+    # on the clock of the run
     start_ns: Int64Array
     end_ns: Int64Array
-    row: Int64Array
-    label: Int64Array
-    waited_ns: Int64Array
-    hidden_ns: Int64Array
+    row: Int64Array  # row of the rank's timeline, ``traces.report.lanes.STATE_ROW`` for idle time
+    label: Int64Array  # number of the description of each
+    waited_ns: Int64Array  # for communication, the time until the last rank arrived; else 0
+    hidden_ns: Int64Array  # for communication, the part of the transfer that passes behind compute; else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
-    """What one rank does in one step.
+    """What one rank does in one step."""
 
-    Attributes:
-        lanes: the cells of each lane; ``COMPUTE_LANE`` covers the window exactly.
-        kind: kind of each cell of the compute lane, as a number in ``traces.report.kinds.Kinds``.
-        microbatch: micro-batch of each cell of the compute lane, -1 where it has none.
-        pair: number of the pair of passes of each cell of the compute lane, 0 where it has none.
-        forward: for each cell of the compute lane, whether it is part of a forward pass.
-    """
-
-    lanes: dict[LaneKey, Cells]
-    kind: Int64Array
-    microbatch: Int64Array
-    pair: Int64Array
-    forward: BoolArray
+    lanes: dict[LaneKey, Cells]  # the cells of each lane; ``COMPUTE_LANE`` covers the window exactly
+    kind: Int64Array  # kind of each cell of the compute lane, as a number in ``traces.report.kinds.Kinds``
+    microbatch: Int64Array  # micro-batch of each cell of the compute lane, -1 where it has none
+    pair: Int64Array  # number of the pair of passes of each cell of the compute lane, 0 where it has none
+    forward: BoolArray  # for each cell of the compute lane, whether it is part of a forward pass
 
     @property
     def compute(self) -> Cells:

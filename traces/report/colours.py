@@ -14,17 +14,11 @@ _PALE: Final = {"exposed": 0.62, "wait": 0.9}
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """How an area is filled: a colour, and for a state a hatch on it.
+    """How an area is filled: a colour, and for a state a hatch on it."""
 
-    Attributes:
-        colour: colour of the area, ``#rrggbb``.
-        hatch: direction of the hatch as plotly spells it, "" if solid.
-        line: colour of the hatch.
-    """
-
-    colour: str
-    hatch: str = ""
-    line: str = ""
+    colour: str  # colour of the area, ``#rrggbb``
+    hatch: str = ""  # direction of the hatch as plotly spells it, "" if solid
+    line: str = ""  # colour of the hatch
 
 
 def palette() -> dict[str, Any]:

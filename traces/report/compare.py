@@ -19,11 +19,8 @@ from foretrace.traces.report.kinds import Kinds, axis_label
 from foretrace.traces.report.lanes import COMPUTE_CATEGORIES
 from foretrace.traces.report.words import figure
 
-_NAMED: Final = 3
-"""Causes that the sentence about a difference names."""
-
-MOST_POINTS: Final = 6_000
-"""Joined operations in the picture; of more, every n-th is drawn."""
+_NAMED: Final = 3  # causes that the sentence about a difference names
+MOST_POINTS: Final = 6_000  # joined operations in the picture; of more, every n-th is drawn
 
 
 def comparison(found: Comparison, names: Sequence[str], kinds: Kinds, pack: Pack) -> dict[str, Any]:

@@ -31,14 +31,9 @@ from foretrace.traces.report.view import View, view_of
 from foretrace.traces.report.words import LEGEND_NOTE, basis, headline, memory_limit_bytes, story
 from foretrace.traces.run import Run
 
-FORMAT: Final = 1
-"""Version of the document, for programs that read a report."""
-
-MOST_FINDINGS_OF_TWO: Final = 4
-"""Findings of each of two runs: what makes the difference stands above them."""
-
-KEYS: Final = ("a", "b")
-"""What the document calls its runs."""
+FORMAT: Final = 1  # version of the document, for programs that read a report
+MOST_FINDINGS_OF_TWO: Final = 4  # findings of each of two runs: what makes the difference stands above them
+KEYS: Final = ("a", "b")  # what the document calls its runs
 
 
 TABLE_ROWS: Final = 20
@@ -47,17 +42,11 @@ TABLE_ROWS: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The part of a large run that a server sends at once.
+    """The part of a large run that a server sends at once."""
 
-    Attributes:
-        pick: which of the groups of ranks that are shown together.
-        step: which step.
-        most_cells: that are sent.
-    """
-
-    pick: int
-    step: int
-    most_cells: int
+    pick: int  # which of the groups of ranks that are shown together
+    step: int  # which step
+    most_cells: int  # that are sent
 
 
 def document(

@@ -19,8 +19,7 @@ from foretrace.traces.report.kinds import Kinds
 from foretrace.traces.report.view import View
 from foretrace.traces.run import Run
 
-MOST_FINDINGS: Final = 6
-"""Findings of a run that a report begins with."""
+MOST_FINDINGS: Final = 6  # findings of a run that a report begins with
 
 REPLAYED_SPANS: Final = 150_000
 """Spans up to which a report has what unlike operations cost a pipeline: playing them again takes up to a

@@ -37,27 +37,19 @@ _MOST_STREAMS: Final = 8
 _MOST_LEVELS: Final = 12
 """Lanes that the overlapping spans of one axis may take; what does not fit there is left out."""
 
-_DIRECTIONS: Final = ("send", "recv")
-"""Kinds of point-to-point transfers, which get lanes of their own."""
-
-STATE_ROW: Final = -1
-"""In ``Pieces.row``: nothing ran, or nothing that the timeline names."""
+_DIRECTIONS: Final = ("send", "recv")  # kinds of point-to-point transfers, which get lanes of their own
+STATE_ROW: Final = -1  # in ``Pieces.row``: nothing ran, or nothing that the timeline names
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Intervals of one lane, in order, without overlap. Arrays have shape ``(n_pieces,)``.
+    """Intervals of one lane, in order, without overlap. Arrays have shape ``(n_pieces,)``."""
 
-    Attributes:
-        start_ns, end_ns: bounds.
-        row: row of the rank's timeline that each is a part of, or ``STATE_ROW``.
-        state: index into the states of the run; 0, compute, where ``row`` says what ran.
-    """
-
+    # bounds
     start_ns: Int64Array
     end_ns: Int64Array
-    row: Int64Array
-    state: NDArray[np.int16]
+    row: Int64Array  # row of the rank's timeline that each is a part of, or ``STATE_ROW``
+    state: NDArray[np.int16]  # index into the states of the run; 0, compute, where ``row`` says what ran
 
 
 def compute_lane(spans: pa.Table, activity: Activity) -> Pieces:

@@ -12,8 +12,7 @@ from foretrace.traces.columns import Int64Array
 from foretrace.traces.pack import Pack
 from foretrace.traces.run import Run
 
-_SLICES: Final = 4096
-"""Slices of a long curve; in each, its first point and its highest are kept."""
+_SLICES: Final = 4096  # slices of a long curve; in each, its first point and its highest are kept
 
 
 def held_where(runs: Sequence[Run], names: Sequence[str]) -> str:

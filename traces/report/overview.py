@@ -15,17 +15,10 @@ from foretrace.traces.report.labels import Labels
 from foretrace.traces.report.rows import reading_order
 from foretrace.traces.report.view import View
 
-BINS: Final = 1536
-"""Slices of a step: about one per pixel of the page."""
-
-MOST_LINES: Final = 1024
-"""Ranks in the picture; of more, every n-th is shown."""
-
-_AT_ONCE: Final = 256
-"""Rows that are painted together; their bins take about 40 MB."""
-
-NOTHING: Final = 255
-"""Kind of a slice in which a rank is outside its step."""
+BINS: Final = 1536  # slices of a step: about one per pixel of the page
+MOST_LINES: Final = 1024  # ranks in the picture; of more, every n-th is shown
+_AT_ONCE: Final = 256  # rows that are painted together; their bins take about 40 MB
+NOTHING: Final = 255  # kind of a slice in which a rank is outside its step
 
 
 def overview(view: View, labels: Labels) -> tuple[dict[str, Any], NDArray[np.uint8], list[list[float]]]:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from foretrace.traces.columns import Int64Array, int64, is_one_of
 
-FORWARD: Final = ("forward",)
-"""Kinds of work of a forward pass."""
+FORWARD: Final = ("forward",)  # kinds of work of a forward pass
 
 _BACKWARD: Final = ("recompute", "backward", "backward_input", "backward_weight")
 

@@ -18,21 +18,15 @@ NOTABLE: Final = 1.05
 LEAST_LOSS: Final = 0.02
 """Share of the step that it must compute longer: where ranks hardly compute, another one is to blame."""
 
-FEWEST: Final = 3
-"""Ranks of one stage that it takes to call one of them slow."""
+FEWEST: Final = 3  # ranks of one stage that it takes to call one of them slow
 
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """A rank that computes longer than its like.
+    """A rank that computes longer than its like."""
 
-    Attributes:
-        rank: global rank.
-        ratio: its compute time over the median of the ranks of its stage.
-    """
-
-    rank: int
-    ratio: float
+    rank: int  # global rank
+    ratio: float  # its compute time over the median of the ranks of its stage
 
     @property
     def sentence(self) -> str:

@@ -37,8 +37,7 @@ SETTINGS: Final = (
 MARKS: Final = ("rank", "tied")
 """What whoever found the layouts says of them: their place, and what they cannot be told apart from."""
 
-MOST_ROWS: Final = 20_000
-"""Layouts that one page holds: 4 MB."""
+MOST_ROWS: Final = 20_000  # layouts that one page holds: 4 MB
 
 _NEEDED: Final = ("tokens_per_s_per_gpu", "peak_memory_bytes")
 _NUMBERS: Final = (*FIGURES, "peak_memory_bytes", "memory_limit_bytes", "bubble_fraction")

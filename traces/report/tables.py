@@ -15,8 +15,7 @@ from foretrace.traces.analysis.metrics import assumptions
 from foretrace.traces.report.format import called, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
-SHOWN_LETTERS: Final = 60
-"""Letters of a kernel's name that a person reads; the JSON has all."""
+SHOWN_LETTERS: Final = 60  # letters of a kernel's name that a person reads; the JSON has all
 
 NAMESPACES: Final = re.compile(r"(?:\(anonymous namespace\)|\b\w+)::")
 OUTER: Final = re.compile(rf"{NAMESPACES.pattern}(?={NAMESPACES.pattern})")

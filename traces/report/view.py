@@ -21,14 +21,9 @@ from foretrace.traces.run import Run
 MOST_CELLS: Final = 3_000_000
 """Cells that a page holds, gaps included: 20 MB if no two durations are equal, far less where they repeat."""
 
-_USUAL_CELLS: Final = 8
-"""Cells that no usual span becomes more than."""
-
-NO_SEQUENCE: Final = -1
-"""Sequence number on the page of a span that has none."""
-
-_LARGEST_SEQUENCE: Final = 2**31 - 1
-"""Numbers that a page has for sequences; they begin again after it."""
+_USUAL_CELLS: Final = 8  # cells that no usual span becomes more than
+NO_SEQUENCE: Final = -1  # sequence number on the page of a span that has none
+_LARGEST_SEQUENCE: Final = 2**31 - 1  # numbers that a page has for sequences; they begin again after it
 
 _COLUMNS: Final = {"microbatch": "microbatch", "layer": "layer", "chunk": "virtual_stage", "peer": "peer"}
 """Columns of the page that are columns of the timeline."""
@@ -36,25 +31,15 @@ _COLUMNS: Final = {"microbatch": "microbatch", "layer": "layer", "chunk": "virtu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The part of a run that a page shows.
+    """The part of a run that a page shows."""
 
-    Attributes:
-        run: the run.
-        rows: stored ranks whose spans the page holds.
-        steps: steps that it holds, ascending.
-        default_step: position in ``steps`` of the one to show first.
-        done: what each rank does in each step, by step and rank.
-        lanes: keys of the lanes, the compute lane first; the same for all rows.
-        omitted: what did not fit, in words; empty if everything did.
-    """
-
-    run: Run
-    rows: tuple[int, ...]
-    steps: tuple[int, ...]
-    default_step: int
-    done: Mapping[tuple[int, int], RankStep]
-    lanes: tuple[LaneKey, ...]
-    omitted: str
+    run: Run  # the run
+    rows: tuple[int, ...]  # stored ranks whose spans the page holds
+    steps: tuple[int, ...]  # steps that it holds, ascending
+    default_step: int  # position in ``steps`` of the one to show first
+    done: Mapping[tuple[int, int], RankStep]  # what each rank does in each step, by step and rank
+    lanes: tuple[LaneKey, ...]  # keys of the lanes, the compute lane first; the same for all rows
+    omitted: str  # what did not fit, in words; empty if everything did
 
     def origin_ns(self, step: int) -> int:
         """Return the start of *step* on the first rank to begin it."""

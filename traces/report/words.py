@@ -32,8 +32,7 @@ from foretrace.traces.run import Run
 _LARGE_LOSS: Final = 0.15
 """Share of the step above which a loss is shown as bad: a seventh of the machine and more is idle."""
 
-_CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")
-"""Schedules whose bubble has a closed form."""
+_CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")  # schedules whose bubble has a closed form
 
 LEGEND_NOTE: Final = (
     "Communication: a thin line while waiting for the last rank, then the transfer, pale behind compute, "
@@ -41,8 +40,7 @@ LEGEND_NOTE: Final = (
 )
 """What a page says below its legend."""
 
-_SAID: Final = 3
-"""Losses that the story of a step names."""
+_SAID: Final = 3  # losses that the story of a step names
 
 
 def figure(name: str, value: str, note: str = "", tone: str = "", likely: str = "") -> dict[str, str]:

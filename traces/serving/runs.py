@@ -31,44 +31,30 @@ from foretrace.traces.run import Run
 from foretrace.traces.serving.server import JSON, Answer, Query, Route, document_answer, page
 from foretrace.traces.timeline import MEMORY
 
-MOST_DEEP: Final = 4
-"""Folders below the one that is served in which runs are looked for."""
-
-MOST_RUNS: Final = 500
-"""Runs that the list shows."""
+MOST_DEEP: Final = 4  # folders below the one that is served in which runs are looked for
+MOST_RUNS: Final = 500  # runs that the list shows
 
 WHOLE_SPANS: Final = 400_000
 """Spans up to which a page gets a run at once; of a longer one it gets a step and some ranks."""
 
-WINDOW_CELLS: Final = 250_000
-"""Cells that a part of a long run holds: 6 MB, and more rows than a screen has."""
+WINDOW_CELLS: Final = 250_000  # cells that a part of a long run holds: 6 MB, and more rows than a screen has
 
 SUMMED_BYTES: Final = 20_000_000
 """Spans on disk up to which the list works out the figures of a run that does not say them itself."""
 
-MOST_HISTORY: Final = 40
-"""Runs that the chart of a run's page can show."""
-
-MOST_HISTORY_STEPS: Final = 5_000
-"""Steps of a run on that chart."""
-
-KEPT: Final = 4
-"""Runs that stay open."""
+MOST_HISTORY: Final = 40  # runs that the chart of a run's page can show
+MOST_HISTORY_STEPS: Final = 5_000  # steps of a run on that chart
+KEPT: Final = 4  # runs that stay open
 
 
-Build = Callable[[Run, Run | None, Query], Answer]
-"""Works out an answer to a query about one run or two."""
+Build = Callable[[Run, Run | None, Query], Answer]  # works out an answer to a query about one run or two
 
 
 @dataclass(slots=True)
 class Runs:
-    """The runs below *root*.
+    """The runs below *root*."""
 
-    Attributes:
-        root: the folder; nothing outside it is read.
-    """
-
-    root: Path
+    root: Path  # the folder; nothing outside it is read
     _open: dict[Path, tuple[int, Run]] = field(default_factory=dict)
     _documents: dict[tuple[Any, ...], Answer] = field(default_factory=dict)
     _building: dict[tuple[Any, ...], threading.Lock] = field(default_factory=dict)

@@ -112,8 +112,7 @@ class Answer(NamedTuple):
     status: int = HTTPStatus.OK
 
 
-Route = Callable[[Query], Answer]
-"""Takes the query; it may give up with Gone."""
+Route = Callable[[Query], Answer]  # takes the query; it may give up with Gone
 
 
 def page(text: str, status: int = HTTPStatus.OK) -> Answer:
