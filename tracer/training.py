@@ -12,8 +12,8 @@ from foretrace.tracer.records import Block, Position
 from foretrace.tracer.shape import Precision, describe_model
 from foretrace.tracer.steps import Steps
 from foretrace.tracer.wrapped import cutting_sequences
+from foretrace.traces.info import joined_models
 from foretrace.traces.layout import AXES
-from foretrace.traces.model_parts import joined_models
 
 UNNAMED: Final = (
     "matrices are cut by columns over a mesh whose dimensions have no names: its ranks are taken for those "

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from foretrace.tracer.errors import RecordError
 from foretrace.traces.errors import LayoutError
-from foretrace.traces.ranks import ranks_in
+from foretrace.traces.layout import ranks_in
 
 _ENDLESS: Final = 1 << 31  # a step that no training reaches: the column is 32 bits wide
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.windows import windows_of
 from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
 from foretrace.traces.communicated import Channels, Communicated, channels, compared

@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from foretrace.traces.analysis.metrics import typical_step
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.report.areas import painted, share_of_bins
-from foretrace.traces.report.cells import rank_step
-from foretrace.traces.report.colours import fill, mix, palette
+from foretrace.traces.report.cells import painted, rank_step, share_of_bins
 from foretrace.traces.report.format import format_share, format_time
-from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.kinds import Kinds, Labels, fill, mix, palette
 from foretrace.traces.report.rows import picks, rows_of
 from foretrace.traces.run import Run
 

@@ -20,7 +20,7 @@ from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.ingest.kernels import collective_kind, is_communication, kernel
 from foretrace.tracer.ingest.recording import innermost, lanes
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.run import Run

@@ -16,9 +16,9 @@ from foretrace.traces.analysis.critical_path import critical_path
 from foretrace.traces.analysis.device_time import device_times
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
-from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.kernels import kernel_groups, kernels
 from foretrace.traces.analysis.metrics import breakdown, summarize, unaveraged
+from foretrace.traces.analysis.roots import held_up
 from foretrace.traces.compare import compare
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import RunInfo

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.traces.hand_made import in_memory
 
 from foretrace.cli import main
-from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives
+from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives, stragglers
 from foretrace.traces.analysis.critical_path import GAP, critical_path
 from foretrace.traces.analysis.device_time import device_times
 from foretrace.traces.analysis.everything import analysis
@@ -21,12 +21,11 @@ from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
 from foretrace.traces.analysis.kernels import group_of, kernel_groups
 from foretrace.traces.analysis.metrics import summarize
-from foretrace.traces.analysis.stragglers import stragglers
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Group
-from foretrace.traces.replay.play import replay
+from foretrace.traces.replay.parts import replay
 from foretrace.traces.replay.whatif import scaled, what_if
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.traces.hand_made import in_memory
 
-from foretrace.traces.analysis.causes import RANK_SPREAD, causes
 from foretrace.traces.analysis.metrics import typical_step
-from foretrace.traces.compare import compare
+from foretrace.traces.compare import RANK_SPREAD, causes, compare
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import RunInfo
 from foretrace.traces.join import JOINED

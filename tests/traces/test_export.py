@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.traces.exported import Perfetto, chrome, fields
 from tests.traces.hand_made import in_memory
 
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.errors import RunError
 from foretrace.traces.export import ENDINGS, FORMATS, export
 from foretrace.traces.export.protobuf import number, numbers, tag, varint, width

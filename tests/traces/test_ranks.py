@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrace.traces.errors import LayoutError
 from foretrace.traces.info import rank_list
-from foretrace.traces.ranks import MOST_RANKS, ranks_in
+from foretrace.traces.layout import MOST_RANKS, ranks_in
 
 
 @given(st.sets(st.integers(0, 4000), min_size=1))

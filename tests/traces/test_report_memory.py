@@ -13,7 +13,7 @@ from tests.traces.unpacked import decode
 from foretrace.traces.analysis.memory import Curve, curves
 from foretrace.traces.info import RunInfo
 from foretrace.traces.pack import Pack
-from foretrace.traces.report.memory import held_where, pack_memory
+from foretrace.traces.report.run import held_where, pack_memory
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import MEMORY, timeline

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from tests.traces.hand_made import in_memory
 
 from foretrace.traces.analysis.findings import findings
-from foretrace.traces.analysis.held_up import held_up
-from foretrace.traces.analysis.meetings import CAUSES, followed
-from foretrace.traces.analysis.roots import roots
+from foretrace.traces.analysis.roots import CAUSES, followed, held_up, roots
 from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Group
 from foretrace.traces.run import Run

@@ -28,17 +28,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.analysis.communications import COMMUNICATION
-from foretrace.traces.analysis.offloaded import (
-    HOST,
-    HOST_OPTIMIZER,
-    OFFLOADING,
-    is_host_optimizer,
-    is_offloading,
-    is_work,
-    offloaded_states,
-)
+from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
 from foretrace.traces.analysis.windows import Window, windows_of
 from foretrace.traces.columns import BoolArray, Int64Array, distinct, flags, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
@@ -305,3 +295,41 @@ def _own_axes(table: pa.Table) -> set[str]:
 def _recent(_run: Run) -> dict[int, Sweep]:
     """Return the cache of the sweep of the most recently requested rank."""
     return {}
+
+
+# What of a step is due to the host: copies to and from it, and an optimizer that runs there.
+
+HOST: Final = "host"  # what copies to and from the host move along, beside the axes of a layout
+
+OFFLOADING: Final = f"exposed:{HOST}"
+"""State of a rank that waits for copies of what is offloaded, or of what it is fed."""
+
+KINDS: Final = ("offload", "input")
+"""Kinds of such copies: of what is kept on the host for want of memory, and of what is made there."""
+
+HOST_OPTIMIZER: Final = "host:optimizer"  # state of a rank that waits for the optimizer that runs on its host
+
+
+def is_work(table: pa.Table) -> BoolArray:
+    """Return which rows are work of the device: compute, and copies other than those of ``KINDS``."""
+    return is_one_of(table, "category", ("compute", "copy")) & ~is_offloading(table)
+
+
+def is_offloading(table: pa.Table) -> BoolArray:
+    """Return which rows are copies to and from the host of what is offloaded, or of what a rank is fed."""
+    return is_one_of(table, "category", ("copy",)) & is_one_of(table, "kind", KINDS)
+
+
+def is_host_optimizer(table: pa.Table) -> BoolArray:
+    """Return which rows are an optimizer that runs on the host."""
+    return is_one_of(table, "category", ("host",)) & is_one_of(table, "kind", ("optimizer",))
+
+
+def offloaded_states(run: Run) -> frozenset[str]:
+    """Return which of the states that the host causes occur."""
+    return frozenset(state for rank in run.stored_ranks for state in run.once(_own_states, rank))
+
+
+def _own_states(table: pa.Table) -> set[str]:
+    applies = {OFFLOADING: is_offloading(table), HOST_OPTIMIZER: is_host_optimizer(table)}
+    return {state for state, rows in applies.items() if rows.any()}

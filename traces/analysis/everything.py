@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.collectives import bandwidths, stragglers
 from foretrace.traces.analysis.critical_path import critical_path
+from foretrace.traces.analysis.device_time import held_memory, launches
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
 from foretrace.traces.analysis.kernels import kernel_groups, kernels
-from foretrace.traces.analysis.launching import held_memory, launches
 from foretrace.traces.analysis.metrics import typical_step
 from foretrace.traces.analysis.roots import roots
-from foretrace.traces.analysis.stragglers import stragglers
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.whatif import what_if
 from foretrace.traces.run import Run

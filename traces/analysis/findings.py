@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from foretrace.traces.analysis.activity import HOST_OPTIMIZER
 from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
+from foretrace.traces.analysis.device_time import launching_share
 from foretrace.traces.analysis.gaps import CAUSES, HELD_BACK, ON_ITS_WAY, UNNAMED, gaps
-from foretrace.traces.analysis.held_up import held_up
-from foretrace.traces.analysis.launching import launching_share
 from foretrace.traces.analysis.metrics import assumptions, breakdown, summarize
-from foretrace.traces.analysis.offloaded import HOST_OPTIMIZER
+from foretrace.traces.analysis.roots import held_up
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.whatif import what_if
 from foretrace.traces.report.format import along, format_share, format_si, format_time

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import Sweep, covered_by, states, sweep, window_state
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.windows import Window, windows, windows_of
 from foretrace.traces.columns import (
     BoolArray,

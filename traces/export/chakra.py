@@ -23,8 +23,7 @@ from typing import BinaryIO, Final
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.analysis.communications import COMMUNICATION
+from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
 from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
 from foretrace.traces.export.protobuf import message, number, varint
 from foretrace.traces.run import Run

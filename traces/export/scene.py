@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
 from foretrace.traces.layout import Coord
 from foretrace.traces.run import Run

@@ -5,8 +5,7 @@ are longer belong into a report, which has no such limit.
 """
 
 from foretrace.traces.figures.communication import links, overlap
-from foretrace.traces.figures.comparisons import accuracy, compare, operations
-from foretrace.traces.figures.sweeps import pareto
+from foretrace.traces.figures.comparisons import accuracy, compare, operations, pareto
 from foretrace.traces.figures.timelines import (
     breakdown,
     critical_path,

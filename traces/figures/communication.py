@@ -14,10 +14,9 @@ from foretrace.traces.analysis.metrics import breakdown, typical_step
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures.drawing import chosen_ranks, empty_figure, heading, row_names
-from foretrace.traces.report.colours import palette
-from foretrace.traces.report.kinds import axis_label
+from foretrace.traces.report.kinds import axis_label, palette
 from foretrace.traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
-from foretrace.traces.report.naming import title
+from foretrace.traces.report.words import title
 from foretrace.traces.run import Run
 
 MOST_LINKS: Final = 512  # lines of the picture of links; of more ways, the fullest are drawn

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from foretrace.traces.errors import FigureError
 from foretrace.traces.info import rank_list
-from foretrace.traces.report.colours import fill, mix, palette
+from foretrace.traces.report.kinds import fill, mix, palette
 from foretrace.traces.report.rows import picks, rows_of
 from foretrace.traces.run import Run
 

@@ -17,18 +17,15 @@ from foretrace.traces.errors import FigureError
 from foretrace.traces.figures.drawing import chosen_ranks, empty_figure, heading, marker, row_names
 from foretrace.traces.join import rank_pairs
 from foretrace.traces.report.cells import COMPUTE_LANE, RankStep, rank_step
-from foretrace.traces.report.colours import fill, palette
 from foretrace.traces.report.findings import critical_chain
 from foretrace.traces.report.format import format_si
-from foretrace.traces.report.kinds import Kinds, axis_label
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.kinds import Kinds, Labels, axis_label, fill, palette
 from foretrace.traces.report.lanes import lane_order
-from foretrace.traces.report.naming import run_labels, subtitle, title
-from foretrace.traces.report.overview import NOTHING
-from foretrace.traces.report.overview import overview as report_overview
 from foretrace.traces.report.rows import reading_order
+from foretrace.traces.report.run import NOTHING
+from foretrace.traces.report.run import overview as report_overview
 from foretrace.traces.report.view import View
-from foretrace.traces.report.words import memory_limit_bytes
+from foretrace.traces.report.words import memory_limit_bytes, run_labels, subtitle, title
 from foretrace.traces.run import Run
 
 MOST_CELLS: Final = 3_000  # cells of a schedule; with 10,000 a zoom takes plotly about a second

@@ -15,9 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.traces.columns import BoolArray, Int64Array, factorized
-from foretrace.traces.replay.alike import Colours, first_of_each, number_of, spread
-from foretrace.traces.replay.play import Replay
 from foretrace.traces.replay.waves import Edges, FloatArray, Graph
+from foretrace.traces.replay.work import (
+    Colours,
+    Pairs,
+    by_place,
+    collected,
+    coloured,
+    dependencies,
+    first_of_each,
+    number_of,
+    spread,
+)
+from foretrace.traces.run import Run
 
 AT_ONCE: Final = 1 << 25
 """Times that are held at a time, of all chains in all columns: 256 MB in each of two arrays."""
@@ -251,3 +261,59 @@ def _seats(
     order = some[np.argsort(group[some], kind="stable")]
     begin = np.flatnonzero(np.diff(group[order], prepend=-1))
     return place[order], begin, np.repeat(np.arange(len(begin)), np.diff(begin, append=len(order)))
+
+
+# Plays the steps of a recorded pipeline again with other durations: what would the step have taken?
+#
+# Every span of a step begins when what it depends on has ended, after the delay that the recording shows; a
+# communication moves data once its last participant has come. ``traces.replay.work`` says what depends on
+# what in pipeline training.
+#
+# With the recorded durations and delays the recorded times come out again, to the nanosecond. Method: Lin et
+# al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
+
+
+class Replay:
+    """The steps of a run as graphs of dependencies, of one rank for all that do the same.
+
+    Args:
+        run: a run with forward and backward passes that say their micro-batch.
+
+    Raises:
+        RunError: the run has no such passes, too many spans, or its dependencies go round in a circle.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.meetings, self.colour = coloured(run)
+        self.ranks = np.array(run.stored_ranks, np.int64)
+        self.work, line = collected(run, self.meetings, self.colour)
+        needs, posted = Pairs(), Pairs()
+        for rows in by_place(self.work):
+            dependencies(self.work, rows, line, needs, posted)
+        after, before = needs.joined()
+        self.free = Edges.of(after, before).reduced(len(self.work.start_ns))
+        self._every = Edges.of(*map(np.concatenate, zip((after, before), posted.joined(), strict=True)))
+        self.steps, self.step = np.unique(self.work.step, return_inverse=True)
+        self.first_ns = np.full(len(self.steps), np.iinfo(np.int64).max)
+        np.minimum.at(self.first_ns, self.step, self.work.start_ns)
+
+    def delayed_ns(self, work_ns: FloatArray) -> FloatArray:
+        """Return how long each step takes on its slowest rank, in every scenario.
+
+        Spans start as late after what they depend on as recorded.
+
+        Args:
+            work_ns: duration of each span in each scenario, shape ``(n_spans, n_scenarios)``.
+
+        Returns:
+            Times in ns, shape ``(n_steps, n_scenarios)``.
+        """
+        n = len(self.step)
+        latest = self._every.latest(n, self.work.end_ns, self.first_ns[self.step])
+        graph = Graph(n, self._every, self.work.instance, chains=False)
+        return graph.played(work_ns, self.first_ns, self.step, self.work.start_ns - latest)
+
+
+def replay(run: Run) -> Replay:
+    """Return the steps of *run* as graphs; kept with the run."""
+    return run.derived(Replay)

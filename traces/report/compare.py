@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import UNNAMED_AXIS
-from foretrace.traces.analysis.causes import RANK_SPREAD
 from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.columns import Int64Array, factorized, int64, labels
-from foretrace.traces.compare import Cause, Comparison
+from foretrace.traces.compare import RANK_SPREAD, Cause, Comparison
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.format import format_share, format_time
 from foretrace.traces.report.kinds import Kinds, axis_label

@@ -15,20 +15,24 @@ from foretrace.traces.errors import RunError
 from foretrace.traces.join import rank_pairs
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.cells import COMPUTE_LANE
-from foretrace.traces.report.colours import palette
 from foretrace.traces.report.compare import comparison, comparison_headline
-from foretrace.traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry
-from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry, slowest
+from foretrace.traces.report.kinds import Kinds, Labels, palette
 from foretrace.traces.report.links import links_entry
-from foretrace.traces.report.memory import held_where
-from foretrace.traces.report.naming import run_labels, subtitle, title
 from foretrace.traces.report.rows import MOST_ROWS, picks
-from foretrace.traces.report.run import overview_entry, run_entry
-from foretrace.traces.report.slowest import slowest
+from foretrace.traces.report.run import held_where, overview_entry, run_entry
 from foretrace.traces.report.tables import tables
 from foretrace.traces.report.view import View, view_of
-from foretrace.traces.report.words import LEGEND_NOTE, basis, headline, memory_limit_bytes, story
+from foretrace.traces.report.words import (
+    LEGEND_NOTE,
+    basis,
+    headline,
+    memory_limit_bytes,
+    run_labels,
+    story,
+    subtitle,
+    title,
+)
 from foretrace.traces.run import Run
 
 FORMAT: Final = 1  # version of the document, for programs that read a report

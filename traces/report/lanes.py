@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.activity import UNNAMED_AXIS, Activity
+from foretrace.traces.analysis.activity import HOST, UNNAMED_AXIS, Activity
 from foretrace.traces.analysis.communications import COMMUNICATION
-from foretrace.traces.analysis.offloaded import HOST
 from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
 from foretrace.traces.layout import AXES
 

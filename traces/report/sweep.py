@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from foretrace.traces.errors import ReportError
-from foretrace.traces.report.colours import palette
 from foretrace.traces.report.format import number
 from foretrace.traces.report.html import filled, script_json, write_whole
+from foretrace.traces.report.kinds import palette
 
 FIGURES: Final[Mapping[str, tuple[str, str]]] = {
     "tokens_per_s_per_gpu": ("tokens/s per GPU", "high"),

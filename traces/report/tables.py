@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
+from foretrace.traces.analysis.device_time import held_memory, launches
 from foretrace.traces.analysis.gaps import has_idle
 from foretrace.traces.analysis.kernels import kernels
-from foretrace.traces.analysis.launching import held_memory, launches
 from foretrace.traces.analysis.metrics import assumptions
 from foretrace.traces.report.format import called, format_share, format_si, format_time
 from foretrace.traces.run import Run

@@ -14,7 +14,7 @@ from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import RunError
 from foretrace.traces.pack import Pack, smallest, tick_ns, to_ticks
 from foretrace.traces.report.cells import COMPUTE_LANE, Cells, RankStep, rank_step
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.kinds import Labels
 from foretrace.traces.report.lanes import LaneKey, lane_order
 from foretrace.traces.run import Run
 

@@ -21,12 +21,12 @@ from foretrace.traces.analysis.metrics import summarize, typical_step
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import RunError, TraceError, reason
 from foretrace.traces.info import RunInfo, read_info
-from foretrace.traces.opening import open_whole
 from foretrace.traces.pack import Pack
+from foretrace.traces.reader import open_whole
 from foretrace.traces.report.document import Window, document, findings_document, outlier, overview_document
 from foretrace.traces.report.format import format_share, format_time, number
 from foretrace.traces.report.html import served_page
-from foretrace.traces.report.naming import layout_words, title
+from foretrace.traces.report.words import layout_words, title
 from foretrace.traces.run import Run
 from foretrace.traces.serving.server import JSON, Answer, Query, Route, document_answer, page
 from foretrace.traces.timeline import MEMORY
