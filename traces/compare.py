@@ -30,7 +30,7 @@ from foretrace.traces.analysis.metrics import left_out, represented, typical_ste
 from foretrace.traces.analysis.windows import Window, windows
 from foretrace.traces.batch import work_of
 from foretrace.traces.by_operator import Pair, by_kind, by_operator
-from foretrace.traces.columns import int64, is_one_of, labels
+from foretrace.traces.columns import bounds, int64, is_one_of, labels
 from foretrace.traces.join import JoinedSpans, join_spans
 from foretrace.traces.notebook import card
 from foretrace.traces.report.format import format_share, format_time
@@ -388,8 +388,7 @@ def _by_kind_of_communication(
 def _compute_kinds(run: Run, rank: int, swept: Sweep) -> tuple[NDArray[np.int64], list[str]]:
     """Return which kind of compute runs in each interval; of several, the first of the list counts."""
     table = run.spans([rank])
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     codes, names = labels(table, "kind")
     work = is_work(table)
     present = sorted({names[code] for code in np.unique(codes[work])}, key=_pass_order)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.metrics import typical_step
-from foretrace.traces.analysis.windows import windows
+from foretrace.traces.analysis.windows import extent_ns, windows
 from foretrace.traces.report.cells import painted, rank_step, share_of_bins
 from foretrace.traces.report.format import format_share, format_time
 from foretrace.traces.report.kinds import Kinds, Labels, fill, mix, palette
@@ -58,10 +58,8 @@ def picture(run: Run, width: int) -> Picture | None:
     kinds = Kinds((run,))
     labels = Labels(kinds)
     step, _ = typical_step(run)
-    ours = [window for window in windows(run) if window.step == step]
-    origin_ns = min(window.start_ns for window in ours)
-    length_ns = max(window.end_ns for window in ours) - origin_ns
-    present = {window.rank for window in ours}
+    origin_ns, length_ns = extent_ns(run, step)
+    present = {window.rank for window in windows(run) if window.step == step}
     named = {entry["rank"]: entry["label"] for entry in rows_of(run, run.stored_ranks).entries}
     ranks = [stored for rank in picks(run)[0] if (stored := run.source(rank)) in present]
     edges = origin_ns + np.linspace(0, length_ns, width + 1)

@@ -18,9 +18,9 @@ from foretrace.traces.analysis.metrics import summarize
 from foretrace.traces.analysis.roots import held_up, roots
 from foretrace.traces.columns import BoolArray
 from foretrace.traces.compare import compare
-from foretrace.traces.replay.parts import Parts, replay
 from foretrace.traces.replay.waves import Graph
 from foretrace.traces.replay.whatif import scaled, what_if
+from foretrace.traces.replay.work import Parts, replay
 from foretrace.traces.run import Part, Run
 
 LARGE = {"model": "llama3-8b", "cluster": "dgx-h100", "seq_len": 8192, "micro_batch": 1}

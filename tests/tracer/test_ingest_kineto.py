@@ -19,10 +19,10 @@ from foretrace.cli import main
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.ingest.kernels import collective_kind, is_communication, kernel
-from foretrace.tracer.ingest.recording import innermost, lanes
+from foretrace.tracer.ingest.recording import innermost
 from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.metrics import breakdown
-from foretrace.traces.columns import int64, is_one_of
+from foretrace.traces.columns import int64, is_one_of, lanes
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
 

@@ -25,8 +25,8 @@ from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Group
-from foretrace.traces.replay.parts import replay
 from foretrace.traces.replay.whatif import scaled, what_if
+from foretrace.traces.replay.work import replay
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import timeline

@@ -8,9 +8,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from foretrace.traces.errors import RunError
-from foretrace.traces.folding import Expander
 from foretrace.traces.info import Clock, RunInfo, merged, rank_list, stable_group_id
 from foretrace.traces.layout import Group, Layout
+from foretrace.traces.run import Expander
 from foretrace.traces.timeline import timeline
 
 DEGREE = st.integers(1, 3)

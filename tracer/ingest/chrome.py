@@ -244,11 +244,7 @@ class NamesLeftOut(NamedTuple):
 
 
 class Events:
-    """The events of one block.
-
-    Attributes:
-        n_events: how many begin in it, of all phases.
-    """
+    """The events of one block."""
 
     def __init__(self, block: bytes | bytearray, size: int) -> None:
         self._block, self._size = block, size
@@ -258,7 +254,7 @@ class Events:
         braces = np.flatnonzero(np.frombuffer(block, np.uint8, min(size, padded)) == ord("{"))
         opened = self._with(braces, OPEN, 0)
         begun = self._with(opened, START, 0)
-        self.n_events = len(begun)
+        self.n_events = len(begun)  # how many begin in it, of all phases
         self._complete = self._with(begun, COMPLETE, 0)
         self._complete = self._complete[self._complete < len(self._words) - len(COMPLETE)]
         self._category = self._words[self._complete + len(COMPLETE)]

@@ -49,10 +49,10 @@ from foretrace.tracer.ingest.idle import idle_rows
 from foretrace.tracer.ingest.joining import numbered_in_order
 from foretrace.tracer.ingest.kernels import PEER, UNKNOWN, Kernel, first_dtype, kernel, kernel_dtype
 from foretrace.tracer.ingest.notes import Call, Notes, flattened, from_arguments, host_calls, named
-from foretrace.tracer.ingest.recording import Recording, coded, lanes, stacked
+from foretrace.tracer.ingest.recording import Recording, coded, stacked
 from foretrace.tracer.ingest.sources import Progress, Source, head, opened
 from foretrace.traces.analysis.kernels import OTHER, group_of
-from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, labels
+from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, labels, lanes
 from foretrace.traces.errors import reason
 from foretrace.traces.layout import Group
 from foretrace.traces.report.format import format_share, format_time

@@ -172,12 +172,8 @@ def _mapped(location: Any) -> Any:
 GLOO: Final = "gloo"
 
 MAKERS: Final = (
-    "init_process_group",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "split_group",
-)
+    "init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group",
+)  # fmt: skip
 """Functions that make a process group."""
 
 AVERAGING: Final = ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter_single")

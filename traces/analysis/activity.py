@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
 from foretrace.traces.analysis.windows import Window, windows_of
-from foretrace.traces.columns import BoolArray, Int64Array, distinct, flags, int64, is_one_of, labels
+from foretrace.traces.columns import BoolArray, Int64Array, bounds, distinct, flags, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import rank_list
 from foretrace.traces.layout import AXES
@@ -193,8 +193,7 @@ def _own_stage(table: pa.Table) -> int:
 def sweep(run: Run, rank: int) -> Sweep:
     """Sweep once through the timeline of the stored *rank*."""
     table = run.spans([rank])
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     last = arrivals(run).last_ns[rank]
     edges = [edge for w in windows_of(run, rank) for edge in (w.start_ns, w.end_ns)]
     point = distinct(np.concatenate([start, end, last, np.array(edges, np.int64)]))

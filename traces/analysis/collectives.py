@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from foretrace.traces.analysis.activity import UNNAMED_AXIS
 from foretrace.traces.analysis.communications import COMMUNICATION, Part, came_last, communications
 from foretrace.traces.analysis.kernels import peaks_of
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
+from foretrace.traces.analysis.metrics import averaged_steps, represented
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.columns import (
     BoolArray,
@@ -361,7 +361,7 @@ def _said_last(
 
 
 def _averaged(run: Run) -> Int64Array:
-    averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
+    averaged = set(averaged_steps(run))
     stretches: list[list[int]] = []  # time without a hole in which some rank is in such a step
     for window in sorted(windows(run), key=lambda window: window.start_ns):
         if window.step not in averaged:

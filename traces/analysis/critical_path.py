@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from foretrace.traces.analysis.communications import Part, came_last, communications
 from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
+from foretrace.traces.columns import BoolArray, Int64Array, bounds, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.report.format import called
 from foretrace.traces.run import Run
@@ -226,8 +226,7 @@ class _Step:
 
 def _inside(table: pa.Table, first: int, last: int) -> BoolArray:
     """Return which spans of a rank are work or communication between *first* and *last*."""
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     happens = is_one_of(table, "category", ("compute", "copy", "collective", "p2p", "host"))
     return happens & (end > first) & (start < last) & (end > start) & ~is_one_of(table, "stream", ("idle",))
 

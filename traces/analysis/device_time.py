@@ -15,7 +15,7 @@ from foretrace.traces.analysis.activity import covered_by, states, sweep, window
 from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
 from foretrace.traces.analysis.metrics import breakdown, represented
 from foretrace.traces.analysis.windows import windows_of
-from foretrace.traces.columns import BoolArray, Int64Array, distinct, flags, int64, is_one_of, labels
+from foretrace.traces.columns import BoolArray, Int64Array, bounds, distinct, flags, int64, is_one_of, labels
 from foretrace.traces.run import Run
 
 
@@ -40,8 +40,7 @@ def device_times(run: Run) -> list[DeviceTime]:
         table = run.spans([rank])
         of_device = is_one_of(table, "category", ("compute", "copy", *COMMUNICATION))
         of_device &= ~flags(table, "is_bound")
-        start = int64(table, "start_ns")
-        end = start + int64(table, "duration_ns")
+        start, end = bounds(table)
         if not of_device.any():
             continue
         point = distinct(np.concatenate([start[of_device], end[of_device]]))

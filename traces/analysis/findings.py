@@ -10,7 +10,7 @@ from foretrace.traces.analysis.activity import HOST_OPTIMIZER
 from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
 from foretrace.traces.analysis.device_time import launching_share
 from foretrace.traces.analysis.gaps import CAUSES, HELD_BACK, ON_ITS_WAY, UNNAMED, gaps
-from foretrace.traces.analysis.metrics import assumptions, breakdown, summarize
+from foretrace.traces.analysis.metrics import assumptions, averaged_rows, averaged_steps, summarize
 from foretrace.traces.analysis.roots import held_up
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.whatif import what_if
@@ -80,9 +80,7 @@ def findings(
         return []
     summary = summarize(run)
     step_s = summary["step_time_s"]
-    averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
-    rows = [row for row in breakdown(run) if row.step in averaged]
-    averaged_s = sum(row.window_ns * row.represents for row in rows) / 1e9
+    averaged_s = sum(row.window_ns * row.represents for row in averaged_rows(run)) / 1e9
     said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_on_host(summary)]
     said += _launching(run)
     said += _unlike(run) if replay else []
@@ -91,7 +89,7 @@ def findings(
     said += [
         *idle,
         *_untold(run, summary, sum(share for _, _, share in idle)),
-        *_small(run, moved, averaged_s, len(averaged)),
+        *_small(run, moved, averaged_s, len(averaged_steps(run))),
         *_slow(run, moved, summary, averaged_s),
     ]
     each = " a step" if summary["has_steps"] else ""

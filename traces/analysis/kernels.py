@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.analysis.metrics import averaged_rows, averaged_steps
 from foretrace.traces.columns import factorized, int64, is_one_of, labels, summed
 from foretrace.traces.run import Run
 
@@ -144,7 +144,7 @@ def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
         run: an open run.
         copies: only copies, or only what is none.
     """
-    averaged, peaks = averaged_steps(run, step_times_ns(breakdown(run))), peaks_of(run)
+    averaged, peaks = averaged_steps(run), peaks_of(run)
     wanted = {None: ("compute", "copy"), True: ("copy",), False: ("compute",)}[copies]
     # An object that equals others of its kind, so that what it finds is kept with the run.
     own = _OwnKernels(wanted, tuple(averaged))
@@ -152,8 +152,7 @@ def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
     for rank in run.stored_ranks:
         for key, one in run.once(own, rank).items():
             total[key] = total[key].with_more(one) if key in total else one
-    counted = set(averaged)  # a run has as many as 100,000
-    window_ns = sum(row.window_ns for row in breakdown(run) if row.step in counted)
+    window_ns = sum(row.window_ns for row in averaged_rows(run))
     found = []
     for (name, kind, dtype), one in total.items():
         flops, moved = _rate(one.flops, one.flops_ns), _rate(one.bytes_moved, one.bytes_ns)

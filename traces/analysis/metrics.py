@@ -106,10 +106,8 @@ def headline(run: Run) -> dict[str, Any]:
     if not rows:
         raise RunError(f"{run.path} holds no span with a length: nothing to analyse")
     times_ns = step_times_ns(rows)
-    why_not = unaveraged(run, times_ns)
-    averaged = set(times_ns) - set(why_not)
-    counted = [row for row in rows if row.step in averaged]
-    shares = _mean(counted, [row.shares for row in counted])
+    why_not, counted = unaveraged(run), averaged_rows(run)
+    shares = mean_over_ranks(counted, [row.shares for row in counted])
     return {
         "origin": run.info.origin,
         "name": run.info.name,
@@ -120,10 +118,10 @@ def headline(run: Run) -> dict[str, Any]:
         ),
         "has_steps": has_steps(run),
         "assumed": assumptions(run),
-        "step_time_s": median_low([times_ns[step] for step in averaged]) / 1e9,
+        "step_time_s": median_low([times_ns[step] for step in averaged_steps(run)]) / 1e9,
         "steps": [
-            {"step": step, "step_time_s": ns / 1e9, "averaged": step in averaged}
-            | ({} if step in averaged else {"why_not": why_not[step]})
+            {"step": step, "step_time_s": ns / 1e9, "averaged": step not in why_not}
+            | ({"why_not": why_not[step]} if step in why_not else {})
             for step, ns in times_ns.items()
         ],
         "left_out": left_out(run),
@@ -132,7 +130,7 @@ def headline(run: Run) -> dict[str, Any]:
         "exposed_comm_fraction": sum(_by_axis(shares, "exposed").values()),
         "exposed_by_axis": _by_axis(shares, "exposed"),
         "waiting_fraction": sum(_by_axis(shares, "wait").values()),
-        "hidden_by_axis": _mean(
+        "hidden_by_axis": mean_over_ranks(
             counted, [{axis: ns / row.window_ns for axis, ns in row.hidden_ns.items()} for row in counted]
         ),
     }
@@ -146,9 +144,15 @@ def step_times_ns(rows: Iterable[Breakdown]) -> dict[int, int]:
     return dict(sorted(times.items()))
 
 
-def averaged_steps(run: Run, times_ns: Mapping[int, int]) -> list[int]:
+def averaged_steps(run: Run) -> list[int]:
     """Return the steps that averages are over: all but those that ``unaveraged`` says."""
-    return sorted(set(times_ns) - set(unaveraged(run, times_ns)))
+    return sorted(step_times_ns(breakdown(run)).keys() - unaveraged(run).keys())
+
+
+def averaged_rows(run: Run) -> list[Breakdown]:
+    """Return what the steps that averages are over are made of, by rank and step."""
+    averaged = set(averaged_steps(run))
+    return [row for row in breakdown(run) if row.step in averaged]
 
 
 def typical_step(run: Run) -> tuple[int, int]:
@@ -157,19 +161,19 @@ def typical_step(run: Run) -> tuple[int, int]:
     Raises:
         RunError: the run has no step with a length.
     """
-    times_ns = step_times_ns(breakdown(run))
-    steps = averaged_steps(run, times_ns)
+    times_ns, steps = step_times_ns(breakdown(run)), averaged_steps(run)
     if not steps:
         raise RunError(f"{run.path} holds no span with a length: nothing to compare")
     step = sorted(steps, key=lambda step: (times_ns[step], step))[(len(steps) - 1) // 2]
     return step, times_ns[step]
 
 
-def unaveraged(run: Run, times_ns: Mapping[int, int]) -> dict[int, str]:
+def unaveraged(run: Run) -> dict[int, str]:
     """Return the steps that averages leave out, and why.
 
     They run nothing, the first one warms up, or other ranks wait in them for one that saves or evaluates.
     """
+    times_ns = step_times_ns(breakdown(run))
     busy = {row.step for row in breakdown(run) if sum(row.ns.values()) > row.ns["other"]}
     found = {step: "runs nothing" for step in times_ns if step not in busy} if busy else {}
     kept = [step for step in sorted(times_ns) if step not in found]
@@ -470,7 +474,7 @@ def _n_inside(run: Run, rank: int) -> int:
     return run.inside[rank].n_more if rank in run.inside else 0
 
 
-def _mean(rows: Sequence[Breakdown], values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def mean_over_ranks(rows: Sequence[Breakdown], values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of *values*, one mapping per row, each counted as often as its rank stands for one."""
     weight = np.array([row.represents for row in rows], np.float64)
     names = values[0].keys()

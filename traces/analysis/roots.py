@@ -30,7 +30,11 @@ from foretrace.traces.analysis.activity import (
     window_state,
 )
 from foretrace.traces.analysis.communications import Communications, arrivals, came_last, communications
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
+from foretrace.traces.analysis.metrics import (
+    averaged_rows,
+    averaged_steps,
+    represented,
+)
 from foretrace.traces.analysis.windows import windows, windows_of
 from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
 from foretrace.traces.info import rank_list
@@ -395,7 +399,7 @@ def _column(state: str) -> int:
 
 def _in_averaged(run: Run, rank: int, point_ns: Int64Array) -> NDArray[np.bool_]:
     """Return which intervals between *point_ns* lie in steps that averages are over."""
-    averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
+    averaged = set(averaged_steps(run))
     inside = np.zeros(len(point_ns) - 1, np.bool_)
     for window in windows_of(run, rank):
         if window.step in averaged:
@@ -464,11 +468,9 @@ def held_up(run: Run) -> list[HeldUp]:
 
 
 def _compute(run: Run) -> _Compute:
-    averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
     ns: dict[int, list[int]] = {}
-    for row in breakdown(run):
-        if row.step in averaged:
-            ns.setdefault(row.rank, []).append(row.ns["compute"])
+    for row in averaged_rows(run):
+        ns.setdefault(row.rank, []).append(row.ns["compute"])
     stage = {rank: stage_of(run, rank) for rank in ns}
     return _Compute({rank: float(median(values)) for rank, values in ns.items()}, stage)
 

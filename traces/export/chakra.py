@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
-from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
+from foretrace.traces.columns import Int64Array, bounds, int64, is_one_of, labels
 from foretrace.traces.export.protobuf import message, number, varint
 from foretrace.traces.run import Run
 
@@ -69,8 +69,7 @@ def _graph(run: Run, rank: int) -> Iterator[bytes]:
     groups = message(_ATTRIBUTE_NAME, GROUPS) + message(_STRING, _groups(run))
     yield _sized(message(1, VERSION) + message(2, schema) + message(2, groups))
     table = run.spans([rank])
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     begin = arrivals(run).last_ns[run.source(rank)].clip(start, end)
     rows = np.flatnonzero(is_one_of(table, "category", _WRITTEN))
     rows = rows[np.lexsort((end[rows], begin[rows]))]

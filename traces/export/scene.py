@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.communications import arrivals
-from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
+from foretrace.traces.columns import BoolArray, Int64Array, bounds, int64, is_one_of, labels
 from foretrace.traces.layout import Coord
 from foretrace.traces.run import Run
 
@@ -24,16 +24,8 @@ STREAMS: Final = ("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "copy
 """Streams in the order in which they are drawn; others follow by name."""
 
 ARGUMENTS: Final = (
-    "step",
-    "microbatch",
-    "layer",
-    "stage",
-    "size_bytes",
-    "flops",
-    "peer",
-    "group",
-    "sequence",
-)
+    "step", "microbatch", "layer", "stage", "size_bytes", "flops", "peer", "group", "sequence",
+)  # fmt: skip
 """Columns shown with a slice where they say something."""
 
 WAITING: Final = "waiting"  # category of the part of a communication in which its rank waits for others
@@ -75,8 +67,7 @@ def scene(run: Run, rank: int, drawn: frozenset[int]) -> Scene:
     """Return the slices of *rank*; arrows only to and from the ranks that are *drawn*."""
     table = run.spans([rank])
     stored = run.source(rank)
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     moving = arrivals(run).last_ns[stored]
     tracks, track = _tracks(run, rank, table, start, end)
     name, names = _names(table)

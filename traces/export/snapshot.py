@@ -58,16 +58,13 @@ class _Device:
 
     Args:
         rank: the rank, and the device of the snapshot.
-
-    Attributes:
-        events: what was allocated and let go, in turn.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._address = count(_FIRST_ADDRESS)
         self._held: dict[str, list[tuple[int, int]]] = {}
-        self.events: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []  # what was allocated and let go, in turn
 
     def becomes(self, name: str, n_bytes: int, t_ns: int) -> None:
         """Let the category *name* have *n_bytes* from *t_ns* on."""

@@ -144,7 +144,7 @@ def accuracy(rows: Sequence[Mapping[str, Any]], *, theme: str = "light") -> go.F
 
 # Figures of many layouts: throughput against memory, and which of them no other one beats.
 #
-# ``traces.report.sweep`` makes a page of its own of the same rows, which needs no plotly and takes thousands.
+# ``traces.report.html`` makes a page of its own of the same rows, which needs no plotly and takes thousands.
 
 Point = tuple[float, float, str]  # bytes, tokens per second and GPU, and name of a layout
 

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
+from foretrace.traces.analysis.metrics import typical_step
+from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import FigureError
 from foretrace.traces.info import rank_list
 from foretrace.traces.report.kinds import fill, mix, palette
@@ -26,6 +28,15 @@ def chosen_ranks(run: Run, ranks: Sequence[int] | None) -> list[int]:
     if unknown := [rank for rank in ranks if rank not in stored]:
         raise FigureError(f"rank {unknown[0]} is not stored; {run.path} has {rank_list(stored)}")
     return list(ranks)
+
+
+def chosen_step(run: Run, step: int | None) -> int:
+    """Return the step to draw: the one of median length if *step* is None."""
+    chosen = typical_step(run)[0] if step is None else step
+    steps = {window.step for window in windows(run)}
+    if chosen not in steps:
+        raise FigureError(f"step {chosen}: {run.path} has steps {', '.join(map(str, sorted(steps)))}")
+    return chosen
 
 
 def row_names(run: Run) -> dict[int, str]:

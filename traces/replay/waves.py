@@ -67,9 +67,6 @@ class Graph:
         chains: whether spans may be put together; with delays they may not.
         apart: whether each chain is a unit of its own, behind its mates in no wave: see ``played_apart``.
 
-    Attributes:
-        head: first span of each chain, ascending.
-
     Raises:
         RunError: spans wait for one another in a circle.
     """
@@ -94,7 +91,7 @@ class Graph:
             head = further
         self._order = np.argsort(head, kind="stable")
         self._bounds = np.flatnonzero(np.diff(head[self._order], prepend=-1))
-        self.head = head[self._order[self._bounds]]
+        self.head = head[self._order[self._bounds]]  # first span of each chain, ascending
         sizes = np.diff(self._bounds, append=n)
         if is_only.any() and (circle := np.isin(self.head, edges.after[is_only])).any():
             raise _circle(int(sizes[circle].sum()))

@@ -17,8 +17,8 @@ import numpy as np
 
 from foretrace.traces.columns import Int64Array
 from foretrace.traces.errors import RunError
-from foretrace.traces.replay.parts import Parts, Replay, replay
 from foretrace.traces.replay.waves import FloatArray
+from foretrace.traces.replay.work import Parts, Replay, replay
 from foretrace.traces.run import Run
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from foretrace.traces.analysis.activity import HOST_OPTIMIZER, KINDS, OFFLOADING, axes, stage_of
 from foretrace.traces.analysis.critical_path import GAP, Piece, critical_path
 from foretrace.traces.analysis.findings import findings
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from foretrace.traces.analysis.windows import windows
+from foretrace.traces.analysis.metrics import averaged_rows, step_times_ns
+from foretrace.traces.analysis.windows import extent_ns
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.kinds import Kinds
 from foretrace.traces.report.view import View
@@ -32,7 +32,7 @@ PATH_SPANS: Final = 2_000_000
 
 def findings_entry(run: Run, most: int = MOST_FINDINGS) -> list[dict[str, Any]]:
     """Return what the run loses, dearest first: a sentence and the share of the step that it costs."""
-    found = findings(run, replay=stored_spans(run) <= REPLAYED_SPANS)
+    found = findings(run, replay=run.n_stored <= REPLAYED_SPANS)
     return [{"text": one.text, "advice": one.advice, "share": one.share} for one in found[:most]]
 
 
@@ -43,7 +43,7 @@ def critical_entry(view: View, kinds: Kinds, pack: Pack, key: str) -> dict[str, 
     ``<key>.critical.row``, -1 where the page does not hold the rank; ``.start`` and ``.end``, in ns from the
     start of the step. None for a run whose spans are too many to hold at once.
     """
-    if stored_spans(view.run) > PATH_SPANS:
+    if view.run.n_stored > PATH_SPANS:
         return None
     step = view.steps[view.default_step]
     chain, n_pieces = critical_chain(view.run, step, kinds)
@@ -82,7 +82,7 @@ class Stretch(NamedTuple):
 def critical_chain(run: Run, step: int, kinds: Kinds) -> tuple[list[Stretch], int]:
     """Return the critical path of a *step* of *run* in order of time, and of how many pieces it is made."""
     path, named = critical_path(run, step), axes(run)
-    origin_ns = min(window.start_ns for window in windows(run) if window.step == step)
+    origin_ns, _ = extent_ns(run, step)
     found: list[Stretch] = []
     for piece in path.pieces:
         kind, start, end = _kind_of(piece, named, kinds), piece.start_ns - origin_ns, piece.end_ns - origin_ns
@@ -92,11 +92,6 @@ def critical_chain(run: Run, step: int, kinds: Kinds) -> tuple[list[Stretch], in
         else:
             found.append(Stretch(piece.rank, kind, start, end))
     return found, len(path.pieces)
-
-
-def stored_spans(run: Run) -> int:
-    """Return how many spans are stored."""
-    return sum(run.spans([rank], []).num_rows for rank in run.stored_ranks)
 
 
 def _kind_of(piece: Piece, named: Sequence[str], kinds: Kinds) -> int:
@@ -142,16 +137,13 @@ def slowest(run: Run) -> Slowest | None:
 
     Means over the steps that averages are over; ranks that stand for others count as often as they stand.
     """
-    rows = breakdown(run)
-    lengths_ns = step_times_ns(rows)
-    steps = set(averaged_steps(run, lengths_ns))
-    least_ns = LEAST_LOSS * float(np.mean([lengths_ns[step] for step in steps] or [0]))
+    rows = averaged_rows(run)
+    least_ns = LEAST_LOSS * float(np.mean(list(step_times_ns(rows).values()) or [0]))
     times: dict[int, list[int]] = defaultdict(list)
     weight: dict[int, int] = {}
     for row in rows:
-        if row.step in steps:
-            times[row.rank].append(row.ns.get("compute", 0))
-            weight[row.rank] = row.represents
+        times[row.rank].append(row.ns.get("compute", 0))
+        weight[row.rank] = row.represents
     stages: dict[int, list[int]] = defaultdict(list)
     for rank in times:
         stages[stage_of(run, rank)].append(rank)

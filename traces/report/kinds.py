@@ -235,16 +235,12 @@ class Labels:
 
     Args:
         kinds: the kinds of the report.
-
-    Attributes:
-        entries: the descriptions.
-        names: every string that they refer to.
     """
 
     def __init__(self, kinds: Kinds) -> None:
         self.kinds = kinds
-        self.entries: list[tuple[int, ...]] = []
-        self.names: list[str] = []
+        self.entries: list[tuple[int, ...]] = []  # the descriptions
+        self.names: list[str] = []  # every string that they refer to
         self._entry_number: dict[tuple[int, ...], int] = {}
         self._name_number: dict[str, int] = {}
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.metrics import breakdown, step_times_ns, typical_step
-from foretrace.traces.analysis.windows import windows
+from foretrace.traces.analysis.windows import extent_ns
 from foretrace.traces.errors import RunError
 from foretrace.traces.pack import Pack, smallest, tick_ns, to_ticks
 from foretrace.traces.report.cells import COMPUTE_LANE, Cells, RankStep, rank_step
@@ -43,13 +43,11 @@ class View:
 
     def origin_ns(self, step: int) -> int:
         """Return the start of *step* on the first rank to begin it."""
-        return min(window.start_ns for window in windows(self.run) if window.step == step)
+        return extent_ns(self.run, step)[0]
 
     def length_ns(self, step: int) -> int:
         """Return the time from the first start of *step* to its last end, over all ranks."""
-        return max(window.end_ns for window in windows(self.run) if window.step == step) - self.origin_ns(
-            step
-        )
+        return extent_ns(self.run, step)[1]
 
     def cells(self) -> list[tuple[int, int, Cells]]:
         """Return step, rank and cells in the order in which the page holds them: by step, row and lane."""
@@ -192,7 +190,7 @@ def _pairs(view: View) -> NDArray[np.int64]:
 
 def _cells_per_span(run: Run, step: int, n_steps: int, labels: Labels, most_cells: int) -> float:
     """Return how many cells a span becomes, gaps between spans included; of a long run as one rank shows."""
-    if sum(run.spans([rank], []).num_rows for rank in run.stored_ranks) < most_cells // _USUAL_CELLS:
+    if run.n_stored < most_cells // _USUAL_CELLS:
         return _USUAL_CELLS
     rank = next(row.rank for row in breakdown(run) if row.step == step)
     done = rank_step(run, rank, step, labels, labels.of_rank(run, rank))

@@ -169,7 +169,7 @@ def share_words(parts: Sequence[tuple[int, int]], window_ns: int, kinds: Kinds) 
 def _averaged_over(run: Run) -> str:
     """Say over how many steps the figures are taken."""
     times = step_times_ns(breakdown(run))
-    averaged = averaged_steps(run, times)
+    averaged = averaged_steps(run)
     if not has_steps(run):
         return "from first to last: nothing marks steps"
     if len(times) == 1:
@@ -178,7 +178,7 @@ def _averaged_over(run: Run) -> str:
         f", step {steps[0]} {why}: left out"
         if len(steps) == 1
         else f", steps {rank_list(steps)} {in_plural(why)}: left out"
-        for why, steps in grouped(unaveraged(run, times)).items()
+        for why, steps in grouped(unaveraged(run)).items()
     )
     return f"median of {len(averaged)} step{'s' if len(averaged) > 1 else ''}{left_out}"
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +23,7 @@ from foretrace.traces.pack import Pack
 from foretrace.traces.reader import open_whole
 from foretrace.traces.report.document import Window, document, findings_document, outlier, overview_document
 from foretrace.traces.report.format import format_share, format_time, number
-from foretrace.traces.report.html import served_page
+from foretrace.traces.report.html import filled, served_page
 from foretrace.traces.report.words import layout_words, title
 from foretrace.traces.run import Run
 from foretrace.traces.serving.server import JSON, Answer, Query, Route, document_answer, page
@@ -118,7 +116,9 @@ class Runs:
     def listing(self) -> str:
         """Return the page that lists the runs with their headlines."""
         rows = "\n".join(_row(self, path) for path in self.found())
-        return _filled("runs.html", root=html.escape(str(self.root)), rows=rows or _NOTHING)
+        return filled(
+            (), "runs.html", title="", mode="", root=html.escape(str(self.root)), rows=rows or _NOTHING
+        )
 
     def history(self) -> list[dict[str, Any]]:
         """Return how long each step of each run took, of those changed last; large ones are left out."""
@@ -200,17 +200,12 @@ class Runs:
     def _built(self, run: Run, other: Run | None, query: Query) -> Answer:
         pack = Pack()
         window = None
-        if other is None and n_spans(run) > WHOLE_SPANS:
+        if other is None and run.n_stored > WHOLE_SPANS:
             step = _whole(query, "step", typical_step(run)[0])
             pick = _whole(query, "pick", outlier(run).get("pick", 0))
             window = Window(pick=pick, step=step, most_cells=WINDOW_CELLS)
         contents = document(run, other, pack, window=window)
         return document_answer({**contents, "columns": pack.columns}, pack.raw())
-
-
-def n_spans(run: Run) -> int:
-    """Return how many spans are stored."""
-    return sum(run.spans([rank], []).num_rows for rank in run.stored_ranks)
 
 
 def _overview_of(run: Run, _: Run | None, query: Query) -> Answer:
@@ -305,14 +300,6 @@ def _figures(runs: Runs, name: str, info: RunInfo) -> list[str]:
         "–" if busy is None else format_share(busy),
         "–" if mfu is None else format_share(mfu),
     ]
-
-
-def _filled(name: str, **parts: str) -> str:
-    """Return a page of the viewer with its parts filled in, in one pass."""
-    home = files("foretrace.traces.viewer")
-    parts["style"] = (home / "style.css").read_text("utf-8")
-    text = (home / name).read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
 
 
 _BACK: Final = '<p class="help"><a href="/">all runs</a> · <a href="/plan">what if …</a></p>\n'
