@@ -49,8 +49,7 @@ class Window:
     ) -> Self:
         """Return what ``torch.profiler.schedule`` with the same numbers would record.
 
-        Raises:
-            RecordError: a number is negative, or nothing would be recorded.
+        Raises RecordError: a number is negative, or nothing would be recorded.
         """
         if min(wait, warmup, repeat) < 0 or active < 1:
             raise RecordError(

@@ -30,8 +30,7 @@ PARTIAL: Final = click.option(
 def usd_per_hour(value: str) -> float:
     """Return ``2.5 USD/h`` as dollars per hour, as ``topologies.units.parse_price`` does.
 
-    Raises:
-        click.BadParameter: *value* is no price.
+    Raises click.BadParameter: *value* is no price.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*USD/h\s*", value)
     if found is None:

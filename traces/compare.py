@@ -210,10 +210,8 @@ def compare(a: Run, b: Run) -> Comparison:
     """Compare a typical step of *a* with a typical step of *b*.
 
     The step of median length is typical; the first step of a recording is left out where there are enough.
-    Layouts may differ: causes are means over all ranks of each run.
-
-    Raises:
-        RunError: one of the runs has no step with a length.
+    Layouts may differ: causes are means over all ranks of each run. Raises RunError: one of the runs has no
+    step with a length.
     """
     a_step, a_step_ns = typical_step(a)
     b_step, b_step_ns = typical_step(b)

@@ -350,10 +350,8 @@ def open_whole(path: str, *, partial: bool) -> Run:
     """Open the run at *path*; refuse a finished one that lacks ranks, unless *partial*.
 
     A recording that was killed or still goes on, and a trace of another tool, may lack ranks: it is read with
-    a warning, for what was recorded is never lost. A run that was finished has lost files since.
-
-    Raises:
-        RunError: the run cannot be read, or is not whole.
+    a warning, for what was recorded is never lost. A run that was finished has lost files since. Raises
+    RunError: the run cannot be read, or is not whole.
     """
     run = open_run(path)
     was_whole = run.info.origin == "simulated" or (run.info.origin == "recorded" and run.info.finished)

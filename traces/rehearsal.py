@@ -244,8 +244,7 @@ class Rehearsal:
     def from_json(cls, text: str, source: str) -> Rehearsal:
         """Return the description in *text*.
 
-        Raises:
-            RunError: *text* does not describe a rehearsal, or one of a newer format.
+        Raises RunError: *text* does not describe a rehearsal, or one of a newer format.
         """
         document = as_table(parse(text, "JSON", source, RunError), source, RunError)
         version = document.get("format_version")
@@ -273,8 +272,7 @@ class Rehearsal:
 def rehearsal_folder(path: str | Path) -> Path:
     """Return the folder of the rehearsal in the run directory *path*, or *path* if it is that folder.
 
-    Raises:
-        RunError: there is none.
+    Raises RunError: there is none.
     """
     for folder in (Path(path) / FOLDER, Path(path)):
         if (folder / "rehearsal.json").is_file():
@@ -290,8 +288,7 @@ def has_rehearsal(path: str | Path) -> bool:
 def read_rehearsal(path: str | Path) -> Rehearsal:
     """Return the description of the rehearsal in the run directory *path*.
 
-    Raises:
-        RunError: there is none, or it cannot be read.
+    Raises RunError: there is none, or it cannot be read.
     """
     file = rehearsal_folder(path) / "rehearsal.json"
     return Rehearsal.from_json(read_text(file, RunError), str(file))
@@ -323,8 +320,7 @@ def write_measured(folder: Path, rank: int, measured: pa.Table) -> None:
 def read_measured(folder: Path, rank: int) -> pa.Table | None:
     """Return what the events of *rank* took; None if nobody measured it.
 
-    Raises:
-        RunError: the table is damaged.
+    Raises RunError: the table is damaged.
     """
     file = rank_file(folder, rank, "measured")
     if not file.is_file():
@@ -339,10 +335,8 @@ def read_rank(folder: Path, rank: int) -> RankTables:
     """Return what *rank* does.
 
     One that was written before passes without gradients were told apart is taken to have none, and before
-    rows of experts and sizes of uneven all-to-alls were written to have even ones.
-
-    Raises:
-        RunError: a table is missing or damaged.
+    rows of experts and sizes of uneven all-to-alls were written to have even ones. Raises RunError: a table
+    is missing or damaged.
     """
     found = []
     for part, schema in zip(RankTables._fields, _SCHEMAS, strict=True):

@@ -149,10 +149,8 @@ class Pieces:
 def segments(source: pa.NativeFile) -> Iterator[tuple[int, int]]:
     """Yield where each batch of a stream lies, with the dictionaries, or the schema, before it.
 
-    Nothing is decoded.
-
-    Raises:
-        ArrowException, OSError: what follows the last one is no whole message, or messages without a batch.
+    Nothing is decoded. Raises ArrowException, OSError: what follows the last one is no whole message, or
+    messages without a batch.
     """
     messages, start = ipc.MessageReader.open_stream(source), source.tell()
     begin, kinds = start, list[str]()

@@ -48,10 +48,8 @@ class Picture(NamedTuple):
 def picture(run: Run, width: int) -> Picture | None:
     """Return the step of median length of *run*, at most one screen of rows; None if *width* is too small.
 
-    The letters of a kind are its share of all of them, and no kind of work is without one.
-
-    Raises:
-        RunError: the run has no step with a length.
+    The letters of a kind are its share of all of them, and no kind of work is without one. Raises RunError:
+    the run has no step with a length.
     """
     if width < LEAST_WIDTH:
         return None

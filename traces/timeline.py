@@ -136,8 +136,7 @@ def timeline(columns: dict[str, object]) -> pa.Table:
 def checked(table: pa.Table) -> pa.Table:
     """Return *table* in the timeline's columns and types.
 
-    Raises:
-        TimelineError: a column is missing, contains a null, or cannot be cast; a duration is negative.
+    Raises TimelineError: a column is missing, contains a null, or cannot be cast; a duration is negative.
     """
     table = _completed(table, SINCE_2)
     if missing := set(TIMELINE.names) - set(table.column_names):

@@ -398,8 +398,7 @@ def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
 def read_any_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
     """Read a Chrome trace of any layout: an array of events, or an object with ``traceEvents``.
 
-    Raises:
-        IngestError: the file is not JSON of that shape, or nests too deeply.
+    Raises IngestError: the file is not JSON of that shape, or nests too deeply.
     """
     trace = Trace()
     held: dict[str, list[dict[str, Any]]] = {name: [] for name in _SCHEMAS}

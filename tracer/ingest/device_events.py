@@ -140,8 +140,7 @@ def _table(
 def recordings(ranks: Mapping[Any, DeviceEvents], name: str, what: str) -> list[Recording]:
     """Return the recording of each of *ranks*, which are on one clock; *what* a rank of the file *name* is.
 
-    Raises:
-        IngestError: none has an event on a device.
+    Raises IngestError: none has an event on a device.
     """
     filled = [events for events in ranks.values() if len(events)]
     if not filled:

@@ -74,10 +74,8 @@ def read(
 ) -> Recording:
     """Read one Kineto or Chrome trace of a rank; kernels whose names fit *communicates* are communication.
 
-    If *explain*, what the rank issued is told from its operators and their shapes, too.
-
-    Raises:
-        IngestError: the file cannot be read, is no trace, or holds nothing that has a duration.
+    If *explain*, what the rank issued is told from its operators and their shapes, too. Raises IngestError:
+    the file cannot be read, is no trace, or holds nothing that has a duration.
     """
     fast = has_kineto_layout(head(source, until=EVENTS_KEY))
     reader = read_kineto_layout if fast else read_any_layout
@@ -98,8 +96,7 @@ def translated(
 ) -> Recording:
     """Return the recording of one rank that *trace* holds; *communicates* and *explain* as for ``read``.
 
-    Raises:
-        IngestError: nothing in it has a duration.
+    Raises IngestError: nothing in it has a duration.
     """
     info = trace.header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}

@@ -37,8 +37,7 @@ _STEPS_PER_CHECK, _MOST_CHECKS = 10_000_000, 100_000
 def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     """Read an export; a rank for each process that ran kernels.
 
-    Raises:
-        IngestError: it is no such export, packed, damaged, or lacks what is needed.
+    Raises IngestError: it is no such export, packed, damaged, or lacks what is needed.
     """
     with source.path.open("rb") as file:
         is_packed = source.member or file.read(2) == b"\x1f\x8b"

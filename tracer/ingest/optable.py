@@ -175,8 +175,7 @@ themselves forgive up to 500 µs when they match operations."""
 def read(source: Source, progress: Progress | None = None) -> Recording:
     """Read a table of operations.
 
-    Raises:
-        IngestError: it is no such table, or its ranks do not make a grid.
+    Raises IngestError: it is no such table, or its ranks do not make a grid.
     """
     with opened(source, progress) as stream:
         data = stream.read()

@@ -85,8 +85,7 @@ class _Ends(NamedTuple):
 def critical_path(run: Run, step: int) -> CriticalPath:
     """Return the critical path of *step* over the stored ranks.
 
-    Raises:
-        RunError: the run has no such step, or nothing happens in it.
+    Raises RunError: the run has no such step, or nothing happens in it.
     """
     extent = [(w.start_ns, w.end_ns) for w in windows(run) if w.step == step]
     if not extent:

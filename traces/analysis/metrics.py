@@ -158,8 +158,7 @@ def averaged_rows(run: Run) -> list[Breakdown]:
 def typical_step(run: Run) -> tuple[int, int]:
     """Return the number of the step of median length, and its length in ns on its slowest rank.
 
-    Raises:
-        RunError: the run has no step with a length.
+    Raises RunError: the run has no step with a length.
     """
     times_ns, steps = step_times_ns(breakdown(run)), averaged_steps(run)
     if not steps:

@@ -22,8 +22,7 @@ _FIRST_ADDRESS: Final = 0x7F0000000000  # where allocations begin: any address o
 def write_snapshot(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
     """Write the pickle that ``torch.cuda.memory._snapshot`` would give: a rank is the device of its number.
 
-    Raises:
-        RunError: the run has no memory over time of these ranks.
+    Raises RunError: the run has no memory over time of these ranks.
     """
     devices = {rank: _Device(rank) for rank in ranks}
     sources = {rank: run.source(rank) for rank in ranks}

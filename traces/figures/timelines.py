@@ -140,8 +140,7 @@ def breakdown(
 def memory(run: Run, *, ranks: Sequence[int] | None = None, theme: str = "light") -> go.Figure:
     """Draw the memory that each rank holds over time, against what the device has.
 
-    Raises:
-        FigureError: the run has no memory over time, no such rank, or the theme is unknown.
+    Raises FigureError: the run has no memory over time, no such rank, or the theme is unknown.
     """
     found = curves(run, chosen_ranks(run, ranks))
     if not found:

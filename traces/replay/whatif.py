@@ -44,8 +44,7 @@ class WhatIf:
 def what_if(run: Run) -> WhatIf:
     """Return how much unlike durations cost a recorded pipeline run, and whose they are; kept with the run.
 
-    Raises:
-        RunError: the run cannot be played again.
+    Raises RunError: the run cannot be played again.
     """
     return run.derived(_what_if)
 

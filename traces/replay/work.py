@@ -71,11 +71,9 @@ def collected(run: Run, meetings: Meetings, colour: Colours) -> tuple[Work, Bool
 
     Only the first rank of each *colour* is looked at.
 
-    Steps in which a pass does not say its place are left out: before its first step, PyTorch's pipeline
-    sends one through to learn the shapes of what stages exchange.
-
-    Raises:
-        RunError: there is no other step, or more spans than can be played.
+    Steps in which a pass does not say its place are left out: before its first step, PyTorch's pipeline sends
+    one through to learn the shapes of what stages exchange. Raises RunError: there is no other step, or more
+    spans than can be played.
     """
     first, _ = first_of_each(colour)
     n_spans = sum(run.once(len, run.stored_ranks[place]) for place in first.tolist())

@@ -183,8 +183,7 @@ def outlier(run: Run) -> dict[str, Any]:
 def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
     """Return all ranks in one step, for a page that has a window; pixels go to *pack*.
 
-    Raises:
-        RunError: the run has no such step.
+    Raises RunError: the run has no such step.
     """
     labels = Labels(Kinds((run,)))
     groups, _ = _groups((run,))

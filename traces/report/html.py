@@ -76,8 +76,7 @@ def write_report(path: str | os.PathLike[str], run: Run, other: Run | None = Non
 def write_whole(target: Path, text: str) -> Path:
     """Write a page, all of it or nothing, and return where.
 
-    Raises:
-        ReportError: *target* cannot be written.
+    Raises ReportError: *target* cannot be written.
     """
     try:
         with replacing(target) as file:
@@ -229,8 +228,7 @@ def write_sweep(
 ) -> Path:
     """Write the page of ``sweep_html`` to *path*, all of it or nothing, and return it.
 
-    Raises:
-        ReportError: as ``sweep_html``, or *path* cannot be written.
+    Raises ReportError: as ``sweep_html``, or *path* cannot be written.
     """
     return write_whole(Path(path), sweep_html(rows, title=title, notes=notes))
 

@@ -79,8 +79,7 @@ class Runs:
     def path_of(self, name: str) -> Path:
         """Return the run that *name*, a path below the root, names.
 
-        Raises:
-            RunError: it lies elsewhere, or is no run.
+        Raises RunError: it lies elsewhere, or is no run.
         """
         path = (self.root / name.replace("\0", "")).resolve()
         if "\0" in name or not path.is_relative_to(self.root) or not _is_run(path):
