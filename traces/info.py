@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from foretrace.door import (
     MOST_RANKS,
@@ -34,6 +34,8 @@ from foretrace.traces.batch import Batch
 from foretrace.traces.errors import RunError
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.timeline import FORMAT_VERSION
+
+_Described = TypeVar("_Described")
 
 ORIGINS: Final = ("simulated", "recorded", "ingested")
 """Where a timeline comes from; ``"ingested"`` was recorded by another tool."""
@@ -185,10 +187,7 @@ class RunInfo:
 
     def to_json(self) -> str:
         """Return the text of ``run.json``. Raises RunError if a description holds what JSON cannot say."""
-        document = {name: getattr(self, name) for name in self.__slots__}
-        document["layout"] = None if self.layout is None else self.layout.degrees
-        document["audit"] = None if self.audit is None else self.audit.to_json()
-        document["groups"] = [asdict(group) for group in self.groups]
+        document = document_of(self) | {"audit": None if self.audit is None else self.audit.to_json()}
         for name in ("clock", "processes"):
             document[name] = {str(rank): asdict(one) for rank, one in sorted(getattr(self, name).items())}
         try:
@@ -198,31 +197,9 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, text: str, source: str = "run.json") -> RunInfo:
-        """Return the description in *text*; keys that this version does not know are left out.
-
-        Args:
-            text: contents of a ``run.json`` or of a sidecar.
-            source: what to call it in an error.
-
-        Raises:
-            RunError: *text* is not JSON, does not describe a run, or has a newer format version.
-        """
-        document = as_table(parse(text, "JSON", source, RunError), source, RunError)
-        if "format_version" not in document:
-            raise RunError(f"{source} does not describe a run: no format_version in it")
-        version = document["format_version"]
-        if not isinstance(version, int) or version > FORMAT_VERSION:
-            raise RunError(
-                f"{source} has format version {version!r}, this foretrace reads up to {FORMAT_VERSION}; "
-                "install a newer foretrace"
-            )
-        try:
-            info: RunInfo = shaped(cls, document)
-            for name, kinds in SAID.items():
-                check_known(getattr(info, name), kinds, name)
-        except ValueError as error:
-            raise RunError(f"{source} does not describe a run: {error}") from error
-        if is_as_sealed(text, document) or CHANGED in info.warnings:
+        """Return the description in *text*, called *source* in an error. Raises RunError as `described`."""
+        info, is_as_written = described(cls, text, source, "a run", FORMAT_VERSION)
+        if is_as_written or CHANGED in info.warnings:
             return info
         return replace(info, warnings=(*info.warnings, CHANGED))
 
@@ -239,6 +216,39 @@ class RunInfo:
     def representative(self, rank: int) -> int:
         """Return the rank whose stored spans *rank* shares: itself unless the run is folded."""
         return rank if self.representatives is None else self.representatives[rank]
+
+
+def document_of(described: Any) -> dict[str, Any]:
+    """Return the fields of the description of a run or of a rehearsal, as JSON has them."""
+    document = {name: getattr(described, name) for name in described.__slots__}
+    layout = None if described.layout is None else described.layout.degrees
+    return document | {"layout": layout, "groups": [asdict(group) for group in described.groups]}
+
+
+def described(
+    kind: type[_Described], text: str, source: str, what: str, newest: int
+) -> tuple[_Described, bool]:
+    """Return the description of a *kind* in *text*, and whether it is as it was written, by its checksum.
+
+    Keys that it does not know are left out. An error calls *text* the *source*, and says *what* it should
+    describe. Raises RunError: *text* is not JSON, describes something else, or is newer than *newest*.
+    """
+    document = as_table(parse(text, "JSON", source, RunError), source, RunError)
+    if "format_version" not in document:
+        raise RunError(f"{source} does not describe {what}: no format_version in it")
+    version = document["format_version"]
+    if not isinstance(version, int) or version > newest:
+        raise RunError(
+            f"{source} has format version {version!r}, this foretrace reads up to {newest}; "
+            "install a newer foretrace"
+        )
+    try:
+        found = shaped(kind, document)
+        for name, kinds in SAID.items():
+            check_known(getattr(found, name, None), kinds, name)
+    except ValueError as error:
+        raise RunError(f"{source} does not describe {what}: {error}") from error
+    return found, is_as_sealed(text, document)
 
 
 def read_info(path: Path, name: str = "") -> RunInfo:

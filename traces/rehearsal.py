@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from foretrace.door import as_table, check_known, is_as_sealed, parse, read_text, sealed_text, shaped, shown
+from foretrace.door import read_text, sealed_text, shown
 from foretrace.traces.errors import RunError
-from foretrace.traces.info import CHANGED, SAID, check_representatives, check_world
+from foretrace.traces.info import CHANGED, check_representatives, check_world, described, document_of
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.sealed import read_file, write_file
 from foretrace.traces.writer import write_atomically
@@ -233,38 +233,22 @@ class Rehearsal:
     versions: Mapping[str, str] = field(default_factory=dict)  # versions of the programs that made it
     format_version: int = REHEARSAL_VERSION  # version of the format
 
+    def __post_init__(self) -> None:
+        check_world(self.world_size, self.groups)
+        check_representatives(self.representatives, self.world_size)
+        for name in ("first_step", "steps"):
+            if not isinstance(self.job.get(name, 0), int):
+                raise RunError(f"job.{name} is {shown(self.job[name])}: a whole number is needed")
+
     def to_json(self) -> str:
         """Return the text of ``rehearsal.json``."""
-        document = {name: getattr(self, name) for name in self.__slots__}
-        document["layout"] = None if self.layout is None else self.layout.degrees
-        document["groups"] = [asdict(group) for group in self.groups]
-        return sealed_text(json.dumps(document, allow_nan=False, indent=1))
+        return sealed_text(json.dumps(document_of(self), allow_nan=False, indent=1))
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Rehearsal:
-        """Return the description in *text*.
-
-        Raises RunError: *text* does not describe a rehearsal, or one of a newer format.
-        """
-        document = as_table(parse(text, "JSON", source, RunError), source, RunError)
-        version = document.get("format_version")
-        if not isinstance(version, int) or version > REHEARSAL_VERSION:
-            raise RunError(
-                f"{source} has format version {version!r}, this foretrace reads up to {REHEARSAL_VERSION}; "
-                "install a newer foretrace"
-            )
-        try:
-            found: Rehearsal = shaped(cls, document)
-            check_world(found.world_size, found.groups)
-            check_representatives(found.representatives, found.world_size)
-            for name, kinds in SAID.items():
-                check_known(getattr(found, name, None), kinds, name)
-            for name in ("first_step", "steps"):
-                if not isinstance(found.job.get(name, 0), int):
-                    raise ValueError(f"job.{name} is {shown(found.job[name])}: a whole number is needed")
-        except ValueError as error:
-            raise RunError(f"{source} does not describe a rehearsal: {error}") from error
-        if is_as_sealed(text, document):
+        """Return the description in *text*, called *source* in an error. Raises RunError as `described`."""
+        found, is_as_written = described(cls, text, source, "a rehearsal", REHEARSAL_VERSION)
+        if is_as_written:
             return found
         return replace(found, notes=(*found.notes, CHANGED))
 

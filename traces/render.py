@@ -23,8 +23,7 @@ from foretrace.traces.analysis.metrics import (
     typical_step,
 )
 from foretrace.traces.batch import batch_in
-from foretrace.traces.by_operator import Pair
-from foretrace.traces.compare import Comparison
+from foretrace.traces.compare import Comparison, Pair
 from foretrace.traces.console import stdout
 from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import format_left_out, format_share, format_si, format_time

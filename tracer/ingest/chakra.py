@@ -261,7 +261,7 @@ def _in_order(nodes: dict[int, Node], name: str, result: Recording) -> dict[int,
                 after[other].append(number)
             else:
                 result.lost["dependency on a node that is not there"] += 1
-        for unread in node.said.keys() - {*_READ, "inputs"}:
+        for unread in sorted(node.said.keys() - {*_READ, "inputs"}):
             key = f"attribute {unread[:40]}, which is not read"
             is_known = key in result.lost or len(result.lost) < _MOST_NAMES
             result.lost[key if is_known else "further attributes, which are not read"] += 1

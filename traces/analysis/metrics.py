@@ -168,10 +168,14 @@ def typical_step(run: Run) -> tuple[int, int]:
 
 
 def unaveraged(run: Run) -> dict[int, str]:
-    """Return the steps that averages leave out, and why.
+    """Return the steps that averages leave out, and why; kept with the run.
 
     They run nothing, the first one warms up, or other ranks wait in them for one that saves or evaluates.
     """
+    return run.derived(_unaveraged)
+
+
+def _unaveraged(run: Run) -> dict[int, str]:
     times_ns = step_times_ns(breakdown(run))
     busy = {row.step for row in breakdown(run) if sum(row.ns.values()) > row.ns["other"]}
     found = {step: "runs nothing" for step in times_ns if step not in busy} if busy else {}

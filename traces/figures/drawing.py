@@ -61,6 +61,12 @@ def marker(entry: Mapping[str, Any], theme: str) -> dict[str, Any]:
     return found
 
 
+def lay_out(figure: go.Figure, rows: Sequence[str]) -> None:
+    """Have the bars of *figure* lie over each other on *rows*, the first at the top, over time in ms."""
+    figure.update_layout(barmode="overlay", xaxis_title="ms")
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(rows))
+
+
 def empty_figure(title: str, theme: str, *, height: int) -> go.Figure:
     """Return an empty figure in the colours of *theme*."""
     colours = palette()

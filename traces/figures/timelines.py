@@ -21,6 +21,7 @@ from foretrace.traces.figures.drawing import (
     chosen_step,
     empty_figure,
     heading,
+    lay_out,
     marker,
     row_names,
 )
@@ -32,9 +33,8 @@ from foretrace.traces.report.kinds import Kinds, Labels, axis_label, fill, palet
 from foretrace.traces.report.lanes import lane_order
 from foretrace.traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
 from foretrace.traces.report.rows import reading_order
-from foretrace.traces.report.run import NOTHING
+from foretrace.traces.report.run import NOTHING, View
 from foretrace.traces.report.run import overview as report_overview
-from foretrace.traces.report.view import View
 from foretrace.traces.report.words import memory_limit_bytes, run_labels, subtitle, title
 from foretrace.traces.run import Run
 
@@ -105,10 +105,8 @@ def schedule(
     for kind in sorted({cell.kind for _, cell in cells}):
         ours = [(row, cell) for row, cell in cells if cell.kind == kind]
         _add_cells(figure, kinds.entries[kind], ours, theme)
-    figure.update_layout(barmode="overlay", xaxis_title="ms", uniformtext={"minsize": 8, "mode": "hide"})
-    figure.update_yaxes(
-        autorange="reversed", categoryorder="array", categoryarray=[row.label for row in rows]
-    )
+    lay_out(figure, [row.label for row in rows])
+    figure.update_layout(uniformtext={"minsize": 8, "mode": "hide"})
     return figure
 
 
@@ -218,8 +216,7 @@ def lanes(
             },
             hovertemplate="%{y}<br>from %{base:.3f} ms, %{x:.3f} ms",
         )
-    figure.update_layout(barmode="overlay", xaxis_title="ms")
-    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names)
+    lay_out(figure, names)
     return figure
 
 
@@ -296,10 +293,7 @@ def critical_path(run: Run, *, step: int | None = None, theme: str = "light") ->
         hoverinfo="skip",
         line={"color": palette()[theme]["surface"]["limit"], "width": 1.5},
     )
-    figure.update_layout(barmode="overlay", xaxis_title="ms")
-    figure.update_yaxes(
-        autorange="reversed", categoryorder="array", categoryarray=[names[rank] for rank in ranks]
-    )
+    lay_out(figure, [names[rank] for rank in ranks])
     return figure
 
 

@@ -20,9 +20,8 @@ from foretrace.traces.report.findings import MOST_FINDINGS, critical_entry, find
 from foretrace.traces.report.kinds import Kinds, Labels, palette
 from foretrace.traces.report.links import links_entry
 from foretrace.traces.report.rows import MOST_ROWS, picks
-from foretrace.traces.report.run import held_where, overview_entry, run_entry
+from foretrace.traces.report.run import View, held_where, overview_entry, run_entry, view_of
 from foretrace.traces.report.tables import tables
-from foretrace.traces.report.view import View, view_of
 from foretrace.traces.report.words import (
     LEGEND_NOTE,
     basis,

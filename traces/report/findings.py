@@ -17,7 +17,7 @@ from foretrace.traces.analysis.metrics import averaged_rows, step_times_ns
 from foretrace.traces.analysis.windows import extent_ns
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.view import View
+from foretrace.traces.report.run import View
 from foretrace.traces.run import Run
 
 MOST_FINDINGS: Final = 6  # findings of a run that a report begins with

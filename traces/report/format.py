@@ -70,6 +70,15 @@ def format_si(value: float, unit: str) -> str:
     return f"{_three_digits(value)} {unit}"
 
 
+def format_signed(ns: int) -> str:
+    """Return a difference of two times in ns with its sign.
+
+    >>> format_signed(-1_500_000)
+    '−1.50 ms'
+    """
+    return f"{'+' if ns > 0 else '−' if ns < 0 else '±'}{format_time(abs(ns) / 1e9)}"
+
+
 def format_share(share: float, form: str = ".1f") -> str:
     """Return a share of 1 as a percentage; *form* is how Python is to format the number.
 

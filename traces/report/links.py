@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from foretrace.traces.columns import int64, labels
 from foretrace.traces.pack import Pack
-from foretrace.traces.report.view import View
+from foretrace.traces.report.run import View
 from foretrace.traces.run import Run
 
 BINS: Final = 600  # slices of the step
