@@ -14,7 +14,7 @@ from foretrace.traces.analysis.metrics import assumptions, averaged_rows, averag
 from foretrace.traces.analysis.roots import held_up
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.whatif import what_if
-from foretrace.traces.report.format import along, format_share, format_si, format_time
+from foretrace.traces.report.format import along, cut, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
 LEAST_SHARE: Final = 0.005  # what costs less of a step than this is not worth a sentence
@@ -97,7 +97,9 @@ def findings(
     found = [
         Finding(
             what=what,
-            text=f"{text}: {_bound(what)}{format_time(share * step_s)}{each}, {format_share(share)}",
+            # The cost of slow links is a bound, and several may have the same.
+            text=f"{text}: {'at most ' if what.startswith('slow:') else ''}"
+            f"{format_time(share * step_s)}{each}, {format_share(share)}",
             advice=CAUSES[what.removeprefix("idle:")].advice if what.startswith("idle:") else "",
             cost_s=share * step_s,
             share=share,
@@ -107,11 +109,6 @@ def findings(
         if share >= LEAST_SHARE
     ]
     return sorted(found, key=lambda one: -one.share)
-
-
-def _bound(what: str) -> str:
-    """Return what stands before a cost: that of slow links is a bound, and several may have the same."""
-    return "at most " if what.startswith("slow:") else ""
 
 
 def _waiting(run: Run, window_s: float) -> list[tuple[str, str, float]]:
@@ -189,10 +186,6 @@ def _idle(run: Run) -> list[tuple[str, str, float]]:
     ]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_DOING else f"{name[: LONGEST_DOING - 1]}…"
-
-
 def _untold(run: Run, summary: dict[str, Any], told: float) -> list[tuple[str, str, float]]:
     """Say how much of a run that other tools traced nothing explains, but for the share that is *told*."""
     if run.info.origin != "ingested":
@@ -205,7 +198,8 @@ def _doing(shares: Mapping[str, float]) -> str:
     """Return what the host did most of the time, of shares of the steps by what it did."""
     total = sum(shares.values())
     said = [
-        f"{format_share(share, '.0f')} {'in code that nothing names' if name == UNNAMED else _short(name)}"
+        f"{format_share(share, '.0f')} "
+        + ("in code that nothing names" if name == UNNAMED else cut(name, LONGEST_DOING))
         for name, share in list(shares.items())[:MOST_DOING]
         if name not in SELF_EVIDENT and share >= max(LEAST_SHARE, total * LEAST_DOING)
     ]

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.analysis.metrics import averaged_rows, averaged_steps
-from foretrace.traces.columns import factorized, int64, is_one_of, labels, summed
+from foretrace.traces.analysis.metrics import averaged_rows, averaged_steps, sums_by_label
+from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.run import Run
 
 GROUPS: Final = (
@@ -183,11 +183,11 @@ class _Kernel(NamedTuple):
 
     n: int
     total_ns: int
-    longest_ns: int
     flops: int
     flops_ns: int
     bytes_moved: int
     bytes_ns: int
+    longest_ns: int
 
     def with_more(self, other: _Kernel) -> _Kernel:
         """Return both together."""
@@ -206,23 +206,13 @@ class _OwnKernels:
         """Return the calls by name, kind and data type."""
         is_wanted = is_one_of(table, "category", self.categories) & np.isin(int64(table, "step"), self.steps)
         rows = np.flatnonzero(is_wanted)
-        codes, spelled = zip(*(labels(table, name) for name in ("name", "kind", "dtype")), strict=True)
-        key = factorized(*(one[rows] for one in codes))
         duration_ns = int64(table, "duration_ns")[rows]
-        first, count, total_ns = summed(key, duration_ns)
-        longest_ns = np.zeros(len(count), np.int64)
-        np.maximum.at(longest_ns, key, duration_ns)
-        sums = []
+        amounts = [duration_ns]
         for name in ("flops", "bytes_moved"):
             amount = int64(table, name)[rows]
-            is_known = amount > 0
-            sums += [summed(key, np.where(is_known, some, 0))[2] for some in (amount, duration_ns)]
-        return {
-            tuple(said[one[rows[row]]] for one, said in zip(codes, spelled, strict=True)): _Kernel(
-                *(int(column[at]) for column in (count, total_ns, longest_ns, *sums))
-            )
-            for at, row in enumerate(first.tolist())
-        }
+            amounts += [np.where(amount > 0, some, 0) for some in (amount, duration_ns)]
+        found = sums_by_label(table, rows, ("name", "kind", "dtype"), amounts)
+        return {key: _Kernel(*sums) for key, sums in found.items()}
 
 
 def _rate(amount: int, took_ns: int) -> float | None:

@@ -8,10 +8,10 @@ counted as often as it stands for a rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -114,7 +114,8 @@ def headline(run: Run) -> dict[str, Any]:
         "world_size": run.info.world_size,
         "n_ranks_stored": len(run.stored_ranks),
         "n_spans": sum(
-            (run.once(len, rank) + _n_inside(run, rank)) * n for rank, n in represented(run).items()
+            (run.once(len, rank) + (run.inside[rank].n_more if rank in run.inside else 0)) * n
+            for rank, n in represented(run).items()
         ),
         "has_steps": has_steps(run),
         "assumed": assumptions(run),
@@ -210,10 +211,6 @@ def in_plural(why: str) -> str:
 
 def _awaiting(run: Run) -> set[int]:
     """Return the steps in which a rank waits in a communication while another is in a phase between steps."""
-    return run.derived(_waiting_beside_phases)
-
-
-def _waiting_beside_phases(run: Run) -> set[int]:
     bounds = np.concatenate([run.once(_phase_bounds, rank) for rank in run.stored_ranks])
     if not len(bounds):
         return set()
@@ -318,87 +315,46 @@ def _represented(run: Run) -> dict[int, int]:
 
 def kinds(run: Run) -> list[dict[str, Any]]:
     """Return sums by category, kind and axis over all spans; folded ranks counted as often as they stand."""
-    found = sums_by_label(run, _own_kinds, represented(run))
+    total: dict[tuple[str, ...], list[int]] = {}
+    for rank, weight in represented(run).items():
+        for key, sums in run.once(_own_kinds, rank).items():
+            before = total.get(key, [0] * len(sums))
+            total[key] = [one + weight * more for one, more in zip(before, sums, strict=True)]
     return [
         {
             "category": category,
             "kind": kind,
             "axis": axis,
-            "count": sums.n_spans,
-            "total_s": sums.total["duration_ns"] / 1e9,
-            "size_bytes": sums.total["size_bytes"],
-            "flops": sums.total["flops"],
+            "count": count,
+            "total_s": ns / 1e9,
+            "size_bytes": size_bytes,
+            "flops": flops,
         }
-        for (category, kind, axis), sums in sorted(found.items())
+        for (category, kind, axis), (count, ns, size_bytes, flops, _) in sorted(total.items())
     ]
 
 
-class Sums(NamedTuple):
-    """How many spans there are, what columns add up to, and the longest duration, in ns."""
-
-    n_spans: int
-    total: dict[str, int]
-    longest_ns: int
-
-
-class Labelled(NamedTuple):
-    """Sums of the spans of one rank by their labels, and in which order it spells each label."""
-
-    sums: dict[tuple[str, ...], Sums]
-    spelled: tuple[list[str], ...]
-
-
-def labelled(
-    table: pa.Table, rows: NDArray[np.intp], names: Sequence[str], columns: Sequence[str]
-) -> Labelled:
-    """Return the sums of *columns* over some *rows* of a rank by the labels in the columns *names*."""
-    codes, spelled = zip(*(labels(table, name) for name in names), strict=True)
-    key = factorized(*(one[rows] for one in codes))
-    sums = {name: summed(key, int64(table, name)[rows]) for name in columns}
-    first, count, _ = sums["duration_ns"]
-    longest = np.zeros(len(count), np.int64)
-    np.maximum.at(longest, key, int64(table, "duration_ns")[rows])
-    found = {
-        tuple(said[one[rows[row]]] for one, said in zip(codes, spelled, strict=True)): Sums(
-            int(count[at]), {name: int(total[at]) for name, (_, _, total) in sums.items()}, int(longest[at])
-        )
-        for at, row in enumerate(first.tolist())
-    }
-    return Labelled(found, spelled)
+def _own_kinds(table: pa.Table) -> dict[tuple[str, ...], list[int]]:
+    amounts = [int64(table, name) for name in ("duration_ns", "size_bytes", "flops")]
+    return sums_by_label(table, np.arange(table.num_rows), ("category", "kind", "axis"), amounts)
 
 
 def sums_by_label(
-    run: Run, own: Callable[[pa.Table], Labelled], weights: Mapping[int, int] | None = None
-) -> dict[tuple[str, ...], Sums]:
-    """Return the sums that *own* finds of each stored rank, added up, in the order in which labels come.
+    table: pa.Table, rows: NDArray[np.intp], names: Sequence[str], amounts: Sequence[Int64Array]
+) -> dict[tuple[str, ...], list[int]]:
+    """Return how many *rows* have the same labels in the columns *names*, by these labels.
 
-    Args:
-        run: an open run.
-        own: returns the sums of one rank.
-        weights: how often each rank counts; None: once.
+    Behind that number stand the sums of *amounts*, which have a value for each row, and the largest of the
+    first amount.
     """
-    total: dict[tuple[str, ...], Sums] = {}
-    order: list[dict[str, int]] = []
-    for rank in run.stored_ranks:
-        one, weight = run.once(own, rank), 1 if weights is None else weights[rank]
-        order = order or [{} for _ in one.spelled]
-        for known, said in zip(order, one.spelled, strict=True):
-            for label in said:
-                known.setdefault(label, len(known))
-        for key, sums in one.sums.items():
-            before = total.get(key, Sums(0, {}, 0))
-            total[key] = Sums(
-                before.n_spans + sums.n_spans * weight,
-                {name: before.total.get(name, 0) + ns * weight for name, ns in sums.total.items()},
-                max(before.longest_ns, sums.longest_ns),
-            )
-    spelled = [[known[label] for known, label in zip(order, key, strict=True)] for key in total]
-    return {key: total[key] for _, key in sorted(zip(spelled, total, strict=True))}
-
-
-def _own_kinds(table: pa.Table) -> Labelled:
-    columns = ("duration_ns", "size_bytes", "flops")
-    return labelled(table, np.arange(table.num_rows), ("category", "kind", "axis"), columns)
+    codes, spelled = zip(*(labels(table, name) for name in names), strict=True)
+    key = factorized(*(one[rows] for one in codes))
+    first, count, _ = summed(key, key)
+    largest = np.zeros(len(count), np.int64)
+    np.maximum.at(largest, key, amounts[0])
+    columns = np.stack([count, *(summed(key, amount)[2] for amount in amounts), largest], axis=1)
+    said = [tuple(of[one[row]] for one, of in zip(codes, spelled, strict=True)) for row in rows[first]]
+    return dict(zip(said, columns.tolist(), strict=True))
 
 
 def _breakdown(run: Run) -> list[Breakdown]:
@@ -471,10 +427,6 @@ def _opened(row: Breakdown, inside: Inside, swept: Sweep, window: Window) -> Bre
         until_ns = np.interp(swept.point_ns[part.start + turns], edges, done_ns)
         hidden_ns[axis] -= round(float((until_ns[1::2] - until_ns[::2]).sum()))
     return replace(row, ns=ns, hidden_ns=hidden_ns, communication_ns=communication_ns)
-
-
-def _n_inside(run: Run, rank: int) -> int:
-    return run.inside[rank].n_more if rank in run.inside else 0
 
 
 def mean_over_ranks(rows: Sequence[Breakdown], values: Sequence[Mapping[str, float]]) -> dict[str, float]:

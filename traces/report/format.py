@@ -70,6 +70,11 @@ def format_si(value: float, unit: str) -> str:
     return f"{_three_digits(value)} {unit}"
 
 
+def cut(text: str, letters: int) -> str:
+    """Return *text*, or its first *letters* less one and an ellipsis."""
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+
+
 def format_signed(ns: int) -> str:
     """Return a difference of two times in ns with its sign.
 

@@ -334,7 +334,8 @@ def view_of(
     present = {(row.step, row.rank) for row in rows}
     most = most_cells or MOST_CELLS
     cells_per_span = _cells_per_span(run, median, len(times_ns), labels, most)
-    cells = _cells(run, wanted, cells_per_span / len(times_ns))
+    # About how many cells one step of each rank is.
+    cells = {rank: run.spans([rank], []).num_rows * (cells_per_span / len(times_ns)) for rank in wanted}
     steps, shown = _that_fit(tuple(times_ns), median, cells, most)
     if step is not None:
         steps = (step,)
@@ -427,11 +428,6 @@ def _cells_per_span(run: Run, step: int, n_steps: int, labels: Labels, most_cell
     done = rank_step(run, rank, step, labels, labels.of_rank(run, rank))
     n_cells = sum(len(cells.row) for cells in done.lanes.values())
     return n_cells * n_steps / max(1, int(run.spans([rank], []).num_rows))
-
-
-def _cells(run: Run, ranks: tuple[int, ...], cells_per_span: float) -> dict[int, float]:
-    """Return about how many cells one step of each of *ranks* is."""
-    return {rank: run.spans([rank], []).num_rows * cells_per_span for rank in ranks}
 
 
 def _that_fit(
