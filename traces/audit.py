@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 SHOWN_DIFFERENCES: Final = 6  # differences that a person reads; all are in the JSON
 
@@ -47,10 +47,6 @@ class Audit:
     # what is not confirmed, or by its number only, and why; how many there are of it
     reasons: Mapping[str, int] = field(default_factory=dict)
     differences: tuple[str, ...] = ()  # what was recorded otherwise than c10d holds it, in words
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the audit as a JSON object."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Return what a person should read: what is confirmed, what is not and why, and what differs."""

@@ -112,6 +112,17 @@ def summed(key: Int64Array, values: Int64Array) -> tuple[Int64Array, Int64Array,
     return first, count, total
 
 
+def ranges(first: Int64Array, count: Int64Array) -> Int64Array:
+    """Return whole numbers from each of *first* on, *count* of them, one range after the other.
+
+    >>> ranges(np.array([7, 1, 4]), np.array([2, 0, 3])).tolist()
+    [7, 8, 4, 5, 6]
+    """
+    before = np.cumsum(count) - count
+    found: Int64Array = np.repeat(first - before, count) + np.arange(count.sum())
+    return found
+
+
 def occurrence(key: Int64Array) -> Int64Array:
     """Return for each row how many rows before it have the same key.
 

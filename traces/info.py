@@ -187,7 +187,7 @@ class RunInfo:
 
     def to_json(self) -> str:
         """Return the text of ``run.json``. Raises RunError if a description holds what JSON cannot say."""
-        document = document_of(self) | {"audit": None if self.audit is None else self.audit.to_json()}
+        document = document_of(self) | {"audit": None if self.audit is None else asdict(self.audit)}
         for name in ("clock", "processes"):
             document[name] = {str(rank): asdict(one) for rank, one in sorted(getattr(self, name).items())}
         try:
@@ -211,7 +211,7 @@ class RunInfo:
 
     def audited(self) -> dict[str, Any]:
         """Return ``audit`` as JSON with its ``lines`` for a person; nothing if nothing was compared."""
-        return {} if self.audit is None else {"audit": {**self.audit.to_json(), "lines": self.audit.lines()}}
+        return {} if self.audit is None else {"audit": {**asdict(self.audit), "lines": self.audit.lines()}}
 
     def representative(self, rank: int) -> int:
         """Return the rank whose stored spans *rank* shares: itself unless the run is folded."""

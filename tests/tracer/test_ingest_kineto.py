@@ -156,7 +156,7 @@ times = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(times=times, whole=st.booleans())
 def test_every_layout_reads_alike_and_no_stream_overlaps(
     times: list[tuple[int, int, int]], whole: bool, tmp_path_factory: pytest.TempPathFactory

@@ -251,7 +251,7 @@ pieces = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pieces=pieces, ends=st.lists(st.integers(20, 60), max_size=4))
 def test_the_path_is_as_long_as_the_makespan_and_has_no_holes(
     pieces: list[tuple[int, int, int]], ends: list[int]

@@ -124,7 +124,7 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_span_is_in_the_file(rows: list[Row]) -> None:
     run = opened(rows)
     for slices in (Perfetto(written(run, "t.pftrace")).all(), chrome(written(run, "t.json"))):

@@ -91,7 +91,7 @@ JSON = st.recursive(
 
 
 @given(name=st.sampled_from(RunInfo.__slots__), value=JSON)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_value_in_run_json_is_a_description_or_one_line(name: str, value: object) -> None:
     layout = Layout(dp=2)
     info = RunInfo(

@@ -19,7 +19,7 @@ from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import timeline
 
 LENGTH_NS = 60
-SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 
 
 @st.composite

@@ -107,7 +107,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions=ACTIONS)
 def test_nothing_of_the_waiting_is_lost(actions: list[tuple[int, list[int]]]) -> None:
     """Roots add up to all waiting, by cause, by axis and by rank."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -402,10 +402,6 @@ class Straggler:
     caused_ns: int  # waiting of all other members for it, added up
     longest_ns: int  # longest time between the first arrival and its own
     worst_kind: str  # kind of communication at which it caused most
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return asdict(self)
 
 
 def stragglers(run: Run) -> list[Straggler]:

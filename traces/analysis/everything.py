@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -55,9 +56,9 @@ def analysis(
     path = critical_path(run, step)
     by_kind, length_ns = path.by_kind(), path.length_ns
     return {
-        "findings": [one.to_dict() for one in said],
+        "findings": [asdict(one) for one in said],
         "collectives": bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)[:MOST_ROWS],
-        "stragglers": [one.to_dict() for one in stragglers(run)[:MOST_ROWS]],
+        "stragglers": [asdict(one) for one in stragglers(run)[:MOST_ROWS]],
         "roots": [one.to_dict() for one in roots(run)[:MOST_ROWS]],
         "gaps": gaps(run)[:MOST_ROWS],
         "kernels": kernel_groups(run)[:MOST_ROWS],
@@ -83,6 +84,6 @@ def analysis(
 
 def _what_if(run: Run) -> dict[str, Any] | None:
     try:
-        return what_if(run).to_dict()
+        return asdict(what_if(run))
     except RunError:
         return None

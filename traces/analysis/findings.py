@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from foretrace.traces.analysis.activity import HOST_OPTIMIZER
@@ -52,10 +52,6 @@ class Finding:
     share: float  # the same, of the step
     advice: str = ""  # what to do about it, "" if that is another matter
     usd_per_hour: float | None = None  # the same, of the price of all GPUs; None without a price
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return asdict(self)
 
 
 def findings(

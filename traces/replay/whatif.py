@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,6 @@ class WhatIf:
     by_stage: Mapping[int, float]  # pipeline stage to slowdown
     by_replica: Mapping[int, float]  # data-parallel rank to slowdown
     by_worker: Mapping[int, float]  # rank to slowdown
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as one JSON object."""
-        return asdict(self)
 
 
 def what_if(run: Run) -> WhatIf:
