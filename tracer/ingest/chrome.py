@@ -336,7 +336,6 @@ def _mask(text: bytes) -> np.uint64:
 
 MOST_WAITING: Final = 2  # blocks of which the events are held until Arrow has parsed them
 
-_END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"
 EVENTS_KEY: Final = b'"traceEvents": ['
 _DEVICE: Final = tuple(f'{category}"'.encode() for category in sorted(DEVICE_CATEGORIES))
@@ -488,17 +487,17 @@ def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
             break
         cut = buffer.rfind(_BETWEEN, 0, filled)
         if cut >= 0:
-            yield buffer, cut + len(_END)
+            yield buffer, cut + len(END)
             # Behind the comma.
-            filled = _dropped(buffer, cut + len(_END) + 1, filled)
+            filled = _dropped(buffer, cut + len(END) + 1, filled)
     end = buffer.rfind(b"\n  }\n  ]", 0, filled)
     if end < 0:
         trace.cut = trace.cut or "the file ends in the middle"
-        yield buffer, max(buffer.rfind(_END, 0, filled), -len(_END)) + len(_END)
+        yield buffer, max(buffer.rfind(END, 0, filled), -len(END)) + len(END)
         return
     footer = bytes(buffer[end + len(b"\n  }\n  ]") : filled]).strip().removeprefix(b",")
     trace.header = {**_header(b"{" + footer), **trace.header}
-    yield buffer, end + len(_END)
+    yield buffer, end + len(END)
 
 
 def _read_into(stream: IO[bytes], place: memoryview, trace: Trace) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -77,9 +77,8 @@ def findings(
     summary = summarize(run)
     step_s = summary["step_time_s"]
     averaged_s = sum(row.window_ns * row.represents for row in averaged_rows(run)) / 1e9
-    said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_on_host(summary)]
-    said += _launching(run)
-    said += _unlike(run) if replay else []
+    said = [(one.what, one.text, one.cost_ns / 1e9 / averaged_s) for one in held_up(run)]
+    said += [*_exposed(run, summary), *_delayed(run, summary), *(_unlike(run) if replay else ())]
     idle = _idle(run)
     moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
     said += [
@@ -105,11 +104,6 @@ def findings(
         if share >= LEAST_SHARE
     ]
     return sorted(found, key=lambda one: -one.share)
-
-
-def _waiting(run: Run, window_s: float) -> list[tuple[str, str, float]]:
-    """Say whom ranks wait for: those at the root, not those that come last because they wait themselves."""
-    return [(one.what, one.text, one.cost_ns / 1e9 / window_s) for one in held_up(run)]
 
 
 def _unlike(run: Run) -> list[tuple[str, str, float]]:
@@ -156,18 +150,13 @@ def _along(run: Run, axis: str) -> str:
     return along(axis) + (" (assumed: the file names no group)" if assumed else "")
 
 
-def _bubble(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
-    return [("bubble", "pipeline stages wait for one another", summary["bubble_fraction"])]
-
-
-def _on_host(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
+def _delayed(run: Run, summary: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Say what else delays ranks or their devices: other stages, the optimizer on the host, launches."""
+    yield "bubble", "pipeline stages wait for one another", summary["bubble_fraction"]
     share = summary["shares"].get(HOST_OPTIMIZER, 0.0)
-    return [(HOST_OPTIMIZER, "devices wait for the optimizer, which runs on their host", share)]
-
-
-def _launching(run: Run) -> list[tuple[str, str, float]]:
+    yield HOST_OPTIMIZER, "devices wait for the optimizer, which runs on their host", share
     text = "devices wait for their host, which takes longer to launch kernels than they to run them"
-    return [("launch", text, launching_share(run))]
+    yield "launch", text, launching_share(run)
 
 
 def _idle(run: Run) -> list[tuple[str, str, float]]:

@@ -70,9 +70,11 @@ class Runs:
         return {
             "/": lambda _: page(self.listing()),
             "/run": self._page,
-            "/document": self._document,
-            "/overview": self._overview,
-            "/findings": self._findings,
+            "/document": lambda query: self._kept("document", query, self._built),
+            "/overview": lambda query: self._kept("overview", query, _overview_of),
+            "/findings": lambda query: self._kept(
+                "findings", query, lambda run, *_: document_answer(findings_document(run))
+            ),
             "/history": lambda _: Answer(json.dumps({"runs": self.history()}).encode("utf-8"), JSON),
         }
 
@@ -157,15 +159,6 @@ class Runs:
     def _page(self, query: Query) -> Answer:
         path = self.path_of(query.get("run", ""))
         return page(served_page(f"{path.name} - foretrace", "run", _BACK))
-
-    def _document(self, query: Query) -> Answer:
-        return self._kept("document", query, self._built)
-
-    def _overview(self, query: Query) -> Answer:
-        return self._kept("overview", query, _overview_of)
-
-    def _findings(self, query: Query) -> Answer:
-        return self._kept("findings", query, lambda run, *_: document_answer(findings_document(run)))
 
     def _kept(self, what: str, query: Query, build: Build) -> Answer:
         """Return the answer to *query*, worked out once for as long as the run does not change.
