@@ -28,29 +28,8 @@ from foretrace.tracer.ingest.protobuf import fields, packed, text_of, varint
 from foretrace.tracer.ingest.recording import Recording, Rows
 from foretrace.tracer.ingest.sources import Progress, Source, rank_in_name, read_json, read_whole
 from foretrace.tracer.rehearse.tape.works import Work
+from foretrace.traces import rehearsal
 from foretrace.traces.layout import Group
-from foretrace.traces.rehearsal import (
-    COMMUNICATION,
-    EVENTS,
-    HOST_WAIT,
-    MARK,
-    MEASURED,
-    MESSAGES,
-    ON_HOST,
-    OP,
-    PLACES,
-    TO_DEVICE,
-    TO_HOST,
-    WAIT,
-    WAIT_MARK,
-    WORKS,
-    Distinct,
-    Issued,
-    Message,
-    Place,
-    RankTables,
-    table_of,
-)
 
 _DATA_DEPENDENCY: Final = 5
 """Field of the dependencies that order nodes, as Chakra's feeder does; field 4 says who called whom."""
@@ -484,7 +463,7 @@ DTYPE: Final = "bf16"  # what a graph computes in, which no node says
 
 CUBES: Final = f"FLOPs of nodes without shapes are priced as products of cubes in {DTYPE}, or by their bytes"
 
-COPIES: Final = {LOAD: (TO_DEVICE, 32_766), STORE: (TO_HOST, 32_767)}
+COPIES: Final = {LOAD: (rehearsal.TO_DEVICE, 32_766), STORE: (rehearsal.TO_HOST, 32_767)}
 """Kind of work of transfers from and to memory elsewhere, and the stream of each."""
 
 STREAMS: Final = 32_000
@@ -535,7 +514,7 @@ class _Done(NamedTuple):
     stream: int
 
 
-def issued(nodes: Mapping[int, Node], met: Mapping[int, Met]) -> Issued:
+def issued(nodes: Mapping[int, Node], met: Mapping[int, Met]) -> rehearsal.Issued:
     """Return what *nodes* ask of their rank, in an order that their dependencies allow.
 
     Args:
@@ -551,27 +530,27 @@ class _Writer:
         self._events: list[tuple[int, ...]] = []
         self._measured: list[tuple[int, ...]] = []
         self._done: dict[int, tuple[_Done, ...]] = {}
-        self._works: Distinct[Work] = Distinct()
-        self._messages: Distinct[Message] = Distinct()
-        self._places: Distinct[Place] = Distinct()
+        self._works: rehearsal.Distinct[Work] = rehearsal.Distinct()
+        self._messages: rehearsal.Distinct[rehearsal.Message] = rehearsal.Distinct()
+        self._places: rehearsal.Distinct[rehearsal.Place] = rehearsal.Distinct()
         self._sequence: Counter[tuple[int, ...]] = Counter()
         # Work that only other work of the device depends on needs no mark: a stream keeps its order.
         self._marked = {
             other for node in nodes.values() if node.kind != COMPUTE or node.on_host for other in node.before
         }
 
-    def written(self) -> Issued:
+    def written(self) -> rehearsal.Issued:
         for number, node in self._nodes.items():
             self._write(number, node)
-        tables = RankTables(
-            table_of(self._events, EVENTS),
-            self._works.table(WORKS),
-            self._messages.table(MESSAGES),
-            self._places.table(PLACES),
+        tables = rehearsal.RankTables(
+            rehearsal.table_of(self._events, rehearsal.EVENTS),
+            self._works.table(rehearsal.WORKS),
+            self._messages.table(rehearsal.MESSAGES),
+            self._places.table(rehearsal.PLACES),
         )
         cubes = any(work.kind == "gemm" for work in self._works.listed)
-        measured = table_of(self._measured, MEASURED)
-        return Issued(tables, measured, {"steps": 1, "note": CUBES if cubes else ""})
+        measured = rehearsal.table_of(self._measured, rehearsal.MEASURED)
+        return rehearsal.Issued(tables, measured, {"steps": 1, "note": CUBES if cubes else ""})
 
     def _write(self, number: int, node: Node) -> None:
         waits = tuple(dict.fromkeys(one for other in node.before for one in self._done.get(other, ())))
@@ -580,7 +559,7 @@ class _Writer:
         if met is None and work is None:
             self._done[number] = waits  # it takes no time: what depends on it waits for what it waits for
             return
-        place = self._places.number(Place("kernel", node.name, stage=-1, virtual_stage=-1))
+        place = self._places.number(rehearsal.Place("kernel", node.name, stage=-1, virtual_stage=-1))
         stream = 1 + number % STREAMS if met else COPIES[node.kind][1] if node.kind in COPIES else 0
         self._wait(waits, stream, place, on_host=node.on_host and not met)
         at = len(self._events)
@@ -590,25 +569,25 @@ class _Writer:
             # Sends and receives meet by their tags, whichever order they are issued in.
             order = self._sequence[key] + (node.size("comm_tag") << 32)
             self._sequence[key] += 1
-            self._events.append((COMMUNICATION, item, place, stream, order, 0))
-            self._done[number] = waits if node.kind == _SEND else (_Done(WAIT, at, stream),)
+            self._events.append((rehearsal.COMMUNICATION, item, place, stream, order, 0))
+            self._done[number] = waits if node.kind == _SEND else (_Done(rehearsal.WAIT, at, stream),)
             return
         assert work is not None  # noqa: S101 - one of the two, as above
-        self._events.append((OP, self._works.number(work), place, stream, -1, 0))
+        self._events.append((rehearsal.OP, self._works.number(work), place, stream, -1, 0))
         if node.duration_ns:
             self._measured.append((at, 0, node.duration_ns, 0, 0))
         if number in self._marked and not node.on_host:
-            self._events.append((MARK, number % (1 << 31), place, stream, -1, 0))
-            self._done[number] = (_Done(WAIT_MARK, number % (1 << 31), stream),)
+            self._events.append((rehearsal.MARK, number % (1 << 31), place, stream, -1, 0))
+            self._done[number] = (_Done(rehearsal.WAIT_MARK, number % (1 << 31), stream),)
 
     def _wait(self, waits: Sequence[_Done], stream: int, place: int, *, on_host: bool) -> None:
         for one in waits:
             if on_host:
-                self._events.append((HOST_WAIT, -1, place, one.stream, -1, 0))
-            elif one.what == WAIT:
-                self._events.append((WAIT, -1, place, stream, one.number, 0))
+                self._events.append((rehearsal.HOST_WAIT, -1, place, one.stream, -1, 0))
+            elif one.what == rehearsal.WAIT:
+                self._events.append((rehearsal.WAIT, -1, place, stream, one.number, 0))
             elif one.stream != stream:
-                self._events.append((WAIT_MARK, one.number, place, stream, -1, 0))
+                self._events.append((rehearsal.WAIT_MARK, one.number, place, stream, -1, 0))
 
 
 def _work(node: Node) -> Work | None:
@@ -621,7 +600,7 @@ def _work(node: Node) -> Work | None:
     if node.kind in COPIES:
         kind = COPIES[node.kind][0]
     else:
-        kind = ON_HOST if node.on_host else "gemm" if flops else "memory"
+        kind = rehearsal.ON_HOST if node.on_host else "gemm" if flops else "memory"
     is_known = not node.on_host and bool(flops or moved)
     if not is_known and not node.duration_ns:
         return None
@@ -632,8 +611,10 @@ def _work(node: Node) -> Work | None:
     )
 
 
-def _message(node: Node, met: Met) -> Message:
+def _message(node: Node, met: Met) -> rehearsal.Message:
     # Transfers of a pair with one tag share a stream: the name is theirs, not that of the node.
     tag = f" {node.size('comm_tag')}" if node.size("comm_tag") else ""
     name = met.kind + tag if met.peer >= 0 else node.name
-    return Message(met.kind, met.group.id, met.size_bytes(node), "", met.peer, is_async=False, name=name)
+    return rehearsal.Message(
+        met.kind, met.group.id, met.size_bytes(node), "", met.peer, is_async=False, name=name
+    )
