@@ -19,16 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from foretrace.door import (
-    MOST_RANKS,
-    as_table,
-    check_known,
-    is_as_sealed,
-    parse,
-    read_text,
-    sealed_text,
-    shaped,
-)
+from foretrace import door
 from foretrace.traces.batch import Batch
 from foretrace.traces.errors import RunError
 from foretrace.traces.layout import Group, Layout
@@ -190,7 +181,7 @@ class RunInfo:
         for name in ("clock", "processes"):
             document[name] = {str(rank): asdict(one) for rank, one in sorted(getattr(self, name).items())}
         try:
-            return sealed_text(json.dumps(document, allow_nan=False))
+            return door.sealed_text(json.dumps(document, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise RunError(f"this description of a run cannot be written as JSON: {error}") from error
 
@@ -232,7 +223,7 @@ def described(
     Keys that it does not know are left out. An error calls *text* the *source*, and says *what* it should
     describe. Raises RunError: *text* is not JSON, describes something else, or is newer than *newest*.
     """
-    document = as_table(parse(text, "JSON", source, RunError), source, RunError)
+    document = door.as_table(door.parse(text, "JSON", source, RunError), source, RunError)
     if "format_version" not in document:
         raise RunError(f"{source} does not describe {what}: no format_version in it")
     version = document["format_version"]
@@ -242,17 +233,17 @@ def described(
             "install a newer foretrace"
         )
     try:
-        found = shaped(kind, document)
+        found = door.shaped(kind, document)
         for name, kinds in SAID.items():
-            check_known(getattr(found, name, None), kinds, name)
+            door.check_known(getattr(found, name, None), kinds, name)
     except ValueError as error:
         raise RunError(f"{source} does not describe {what}: {error}") from error
-    return found, is_as_sealed(text, document)
+    return found, door.is_as_sealed(text, document)
 
 
 def read_info(path: Path, name: str = "") -> RunInfo:
     """Return the description in the file *path*, called *name* in an error. Raises RunError."""
-    return RunInfo.from_json(read_text(path, RunError), name or str(path))
+    return RunInfo.from_json(door.read_text(path, RunError), name or str(path))
 
 
 def stable_group_id(name: str, ranks: Sequence[int]) -> int:
@@ -359,8 +350,8 @@ def _collected(parts: Mapping[int, RunInfo]) -> list[str]:
 
 def check_world(world_size: int, groups: Sequence[Group]) -> None:
     """Raise RunError if a world is empty or too large, or a group has ranks outside of it."""
-    if not 1 <= world_size <= MOST_RANKS:
-        raise RunError(f"world_size={world_size}: a run has from 1 to {MOST_RANKS:,} ranks")
+    if not 1 <= world_size <= door.MOST_RANKS:
+        raise RunError(f"world_size={world_size}: a run has from 1 to {door.MOST_RANKS:,} ranks")
     for group in groups:
         if any(not 0 <= rank < world_size for rank in group.ranks):
             raise RunError(f"group {group.id} has ranks outside of the world of {world_size}")
