@@ -35,7 +35,7 @@ import numpy as np
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.traces.analysis.gaps import gaps
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
+from foretrace.traces.analysis.metrics import averaged_steps
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.reader import open_run
@@ -223,7 +223,7 @@ def read(path: Path) -> dict[str, Any]:
     table = run.spans()
     kernel = is_one_of(table, "category", ("compute", "collective", "p2p"))
     step = int64(table, "step")
-    averaged = averaged_steps(run, step_times_ns(breakdown(run)))
+    averaged = averaged_steps(run)
     kept = [window for window in own if window.step in averaged]
     device = is_one_of(table, "category", ("compute", "collective", "p2p", "copy"))
     start = int64(table, "start_ns")[device].tolist()

@@ -23,7 +23,7 @@ from foretrace.tracer import internals
 from foretrace.tracer.groups import Groups
 from foretrace.tracer.ingest.kernels import UNKNOWN, collective_kind, dtype
 from foretrace.tracer.records import Communication
-from foretrace.traces.audit import Audit, Tally, joined
+from foretrace.traces.info import Audit, Tally, joined_audits
 
 KEPT: Final = 4096
 """Calls of one line that are kept: more than the flight recorder holds, unless it was told to hold more."""
@@ -214,7 +214,7 @@ class Auditor:
             ring = next((ring for ring in rings if key[1] in {line.backend for line in ring.lines}), None)
             number = numbers[key] - self._numbers.get(key, 0) if key in numbers else None
             audits.append(self._audited(own, ring, number))
-        found = joined(audits, len(audits))
+        found = joined_audits(audits, len(audits))
         if found is None:
             return None
         return replace(found, differences=tuple(f"rank {rank}: {text}" for text in found.differences))

@@ -27,17 +27,15 @@ class BackwardHook:
     """Notes when a backward pass begins and ends, and who owns its time.
 
     Attributes:
-        n_running: backward passes that run, one inside the other.
-        kind: of their spans.
         ends_with_graph: whether something else than compute comes behind the last node of a graph.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lane = session.lane
-        self.n_running = 0
+        self.n_running = 0  # backward passes that run, one inside the other
         self._entering: dict[Block, Callable[[Any], None]] = {}
-        self.kind = "backward"
+        self.kind = "backward"  # of their spans
         self.ends_with_graph = False
         self._is_ending = False
         self._queue_callback = internals.queue_callback()

@@ -23,8 +23,7 @@ from foretrace.traces.info import RunInfo
 from foretrace.traces.run import Part, Run
 from foretrace.traces.timeline import MEMORY
 
-PREFIX: Final = "foretrace/"
-"""What the names of logged figures begin with."""
+PREFIX: Final = "foretrace/"  # what the names of logged figures begin with
 
 Log = Callable[[int, Mapping[str, float]], Any]
 

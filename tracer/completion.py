@@ -148,7 +148,6 @@ class Completions:
     """Keeps the communications that are under way, and notes the end of each.
 
     Attributes:
-        watcher: the thread that waits beside the training.
         by_work: communications under way by the identity of their work; of a batch the last.
         by_storage: communications under way by the address of a tensor that they fill.
         loose: collectives of the processor under way that nobody is known to wait for.
@@ -162,7 +161,7 @@ class Completions:
         self._wait, self._lock = wait, threading.Lock()
         self._batches: dict[tuple[int, GroupInfo], list[Communication]] = {}
         self._rank = rank
-        self.watcher = Watcher(wait, self.forget)
+        self.watcher = Watcher(wait, self.forget)  # the thread that waits beside the training
         self.loose: deque[Communication] = deque()
         self._transfers: list[Communication] = []
         self._most_transfers = KEPT_WORKS

@@ -28,21 +28,16 @@ MOST_BESIDE: Final = 0.01
 WIDTHS: Final = MappingProxyType({"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2})
 """Bytes of a number of each type that gradients are summed in."""
 
-SURE_AFTER: Final = 2
-"""Steps in a row after which a group is known: one could be chance."""
+SURE_AFTER: Final = 2  # steps in a row after which a group is known: one could be chance
 
 
-SUMMING: Final = ("all_reduce", "reduce_scatter")
-"""Collectives after which gradients are summed."""
-
-FEW: Final = 16
-"""Numbers of a collective that are neither activations nor gradients: a loss, a norm."""
+SUMMING: Final = ("all_reduce", "reduce_scatter")  # collectives after which gradients are summed
+FEW: Final = 16  # numbers of a collective that are neither activations nor gradients: a loss, a norm
 
 PASSES: Final = frozenset({"forward", "backward"})
 """Phases of a step in which activations and their gradients flow."""
 
-Shapes: TypeAlias = Mapping[tuple[int, ...], int]
-"""How many parameters of each shape are trained."""
+Shapes: TypeAlias = Mapping[tuple[int, ...], int]  # how many parameters of each shape are trained
 
 
 def are_gradients(summed: Counter[tuple[str, int]], shapes: Shapes, n_ranks: int, n_passes: int = 1) -> bool:
@@ -79,19 +74,15 @@ def are_gradients(summed: Counter[tuple[str, int]], shapes: Shapes, n_ranks: int
 
 @dataclass(slots=True)
 class _Flow:
-    """What one group has carried in a step.
+    """What one group has carried in a step."""
 
-    Attributes:
-        step: the step.
-        summed: how many collectives there are of a kind and of so many numbers, of ``SUMMING``.
-        phases: phases in which so many numbers were summed or gathered; ``""`` outside of the passes.
-        exchanges: phases in which tensors were exchanged, and ``"tokens"`` if an exchange was uneven, or of
-            whole numbers, as the counts that tell others how many tokens come.
-    """
-
-    step: int
+    step: int  # the step
+    # how many collectives there are of a kind and of so many numbers, of ``SUMMING``
     summed: Counter[tuple[str, int]] = field(default_factory=Counter)
+    # phases in which so many numbers were summed or gathered; ``""`` outside of the passes
     phases: set[tuple[int, str]] = field(default_factory=set)
+    # phases in which tensors were exchanged, and ``"tokens"`` if an exchange was uneven, or of whole numbers,
+    # as the counts that tell others how many tokens come
     exchanges: set[str] = field(default_factory=set)
 
 

@@ -87,7 +87,6 @@ class Groups:
     """The process groups that this rank has used.
 
     Attributes:
-        n_changes: how often what is known has changed.
         by_object: what is known by the identity of a ``ProcessGroup``, for as long as that object lives.
     """
 
@@ -98,7 +97,7 @@ class Groups:
         ranks_of: Callable[[Any], Iterable[int]] = _ranks_of,
     ) -> None:
         self.world_size = world_size
-        self.n_changes = 0
+        self.n_changes = 0  # how often what is known has changed
         self._backend_of = backend_of
         self._ranks_of = ranks_of
         self.by_object: dict[int, GroupInfo] = {}

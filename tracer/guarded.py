@@ -70,16 +70,11 @@ class Guards(Protocol):
 
 
 class Guarded:
-    """Hooks that can be switched off: the first exception inside of one does so, and is told.
-
-    Attributes:
-        disabled: names of the hooks that are switched off.
-        warnings: what is to be told of the run.
-    """
+    """Hooks that can be switched off: the first exception inside of one does so, and is told."""
 
     def __init__(self) -> None:
-        self.disabled: set[str] = set()
-        self.warnings: list[str] = []
+        self.disabled: set[str] = set()  # names of the hooks that are switched off
+        self.warnings: list[str] = []  # what is to be told of the run
 
     def guarded(self, name: str, function: Callable[..., _Result]) -> Callable[..., _Result | None]:
         """Return *function* as hook *name*: it returns None and does nothing once the hook is off.

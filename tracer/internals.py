@@ -202,8 +202,7 @@ buckets = _calling(
 fake_mode_in_force = _calling("torch._guards.detect_fake_mode", "load a checkpoint once")
 
 
-schema_of = attrgetter("_schema")
-"""Name, arguments and results of an operator, and which of them it writes."""
+schema_of = attrgetter("_schema")  # name, arguments and results of an operator, and which of them it writes
 
 schema_arguments = attrgetter("_schema.arguments")
 """What an operator declares of each: ``name``, ``type``, ``kwarg_only``, its default."""
@@ -217,14 +216,12 @@ destroy_library = methodcaller("_destroy")
 time_on_device = methodcaller("_enable_collectives_timing")
 """Has works of a group tell how long they ran, by an event at their start; RuntimeError: a backend cannot."""
 
-n_microbatches = attrgetter("_n_microbatches")
-"""The micro-batches per step of a pipeline schedule."""
+n_microbatches = attrgetter("_n_microbatches")  # the micro-batches per step of a pipeline schedule
 
 has_new_abi = attrgetter("_GLIBCXX_USE_CXX11_ABI")
 """Whether ``torch._C`` was compiled with the strings of C++11."""
 
-number_of_storage = attrgetter("_cdata")
-"""Where C++ holds a storage."""
+number_of_storage = attrgetter("_cdata")  # where C++ holds a storage
 
 seed_of_loader = attrgetter("_base_seed")
 """The number that an iterator of ``DataLoader`` has drawn to seed its workers."""
@@ -267,8 +264,7 @@ def seed_of_numpy(seed: int) -> Any:
     return worker._generate_state(seed, 0)
 
 
-NO_FLAG: Final = sys.maxsize
-"""Position of an argument that an operator does not have."""
+NO_FLAG: Final = sys.maxsize  # position of an argument that an operator does not have
 
 
 def async_flag(overload: Any) -> int:
@@ -451,11 +447,8 @@ def mixed_precision(module: Any) -> Any:
     return module.mixed_precision if type(module).__name__ == FSDP1 else None
 
 
-FSDP1: Final = "FullyShardedDataParallel"
-"""Class of the wrapper of the first FSDP."""
-
-FLAT: Final = "_flat_param"
-"""Name of the parameter that the first FSDP makes of others."""
+FSDP1: Final = "FullyShardedDataParallel"  # class of the wrapper of the first FSDP
+FLAT: Final = "_flat_param"  # name of the parameter that the first FSDP makes of others
 
 
 def flattened(module: Any) -> list[tuple[Any, str, list[int]]]:
@@ -537,8 +530,7 @@ class Wheel(NamedTuple):
         return int(major) * 1000 + int(minor) * 10
 
 
-C_OF_TORCH: Final = "torch._C"
-"""Module that holds what PyTorch has in C++."""
+C_OF_TORCH: Final = "torch._C"  # module that holds what PyTorch has in C++
 
 SETTINGS: Final = (
     *("_cuda_clearCublasWorkspaces", "_cuda_ipc_collect", "_cuda_lock_mutex", "_cuda_recordMemoryHistory"),
@@ -593,20 +585,11 @@ _ATTENTIONS: Final = {
 """Functions of ``torch._C`` that tell whether a kernel takes an attention, and its ``sdp::SDPBackend``."""
 
 _COUNTS: Final = (
-    "allocation",
-    "segment",
-    "active",
-    "inactive_split",
-    "oversize_allocations",
-    "oversize_segments",
-)
+    "allocation", "segment", "active", "inactive_split", "oversize_allocations", "oversize_segments",
+)  # fmt: skip
 _BYTES: Final = (
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "inactive_split_bytes",
-    "requested_bytes",
-)
+    "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
 
 
 def become_cuda_build(
@@ -926,8 +909,7 @@ def is_below_fakes() -> bool:
 # ---- What a rehearsal asks of torch (tracer.rehearse) ----------------------------------------------------
 
 
-_TOP: Final = "_top_saved_tensors_default_hooks"
-"""Function of autograd in C++ that torch 2.6 lacks."""
+_TOP: Final = "_top_saved_tensors_default_hooks"  # function of autograd in C++ that torch 2.6 lacks
 
 
 def saved_tensor_hooks() -> Any:
@@ -995,14 +977,12 @@ def allows_tf32(role: str, name: str) -> bool:
     return bool(torch._C._get_cublas_allow_tf32() if role == "matmul" else torch._C._get_cudnn_allow_tf32())
 
 
-DYNAMO: Final = "torch._dynamo"
-"""Where torch has its compiler; it takes long to load."""
+DYNAMO: Final = "torch._dynamo"  # where torch has its compiler; it takes long to load
 
 EXPORTING: Final = "torch.export._trace"
 """Module of exports; takes a while to import, and most trainings never do."""
 
-NESTED: Final = "torch.nested._internal.nested_tensor"
-"""Module of nested tensors."""
+NESTED: Final = "torch.nested._internal.nested_tensor"  # module of nested tensors
 
 SHARDED_TENSOR: Final = "torch.distributed._shard.sharded_tensor.api"
 """Module of the tensors that are sharded without DTensor."""
@@ -1012,13 +992,9 @@ ASKS_FOR_HOOKS: Final = "_has_any_global_hook"
 """Function of torch's modules by which ``OptimizedModule`` alone asks whether to warn of hooks."""
 
 _GLOBAL_HOOKS: Final = (
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_forward_hooks_always_called",
-    "_global_forward_hooks_with_kwargs",
-)
+    "_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_pre_hooks",
+    "_global_forward_hooks", "_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs",
+)  # fmt: skip
 """Where it looks."""
 
 
@@ -1113,8 +1089,7 @@ JOINED: Final = "_concatenate"
 GROUPED_PRODUCT: Final = "_meta_grouped_mm_common"
 """What describes the results of products of experts, from torch 2.8 on."""
 
-DEVICE_MODE: Final = "torch.utils._device"
-"""Module of the mode behind ``torch.set_default_device``."""
+DEVICE_MODE: Final = "torch.utils._device"  # module of the mode behind ``torch.set_default_device``
 
 
 # ---- Asking PyTorch's partitioner (tracer.rehearse.tape.compiled_memory) ---------
@@ -1225,19 +1200,14 @@ def _is_there(name: str) -> bool:
     return True
 
 
-OLDEST: Final = (2, 6)
-"""The oldest torch that recording was tried with, as ``pyproject.toml`` says."""
-
-TRIED: Final = "2.6 to 2.15"
-"""Versions of torch that recording was tried with."""
+OLDEST: Final = (2, 6)  # the oldest torch that recording was tried with, as ``pyproject.toml`` says
+TRIED: Final = "2.6 to 2.15"  # versions of torch that recording was tried with
 
 NEEDED: Final = (
-    "torch._C._dispatch_keyset_full_after",
-    "torch.autograd.Variable._execution_engine.run_backward",
-    "torch.autograd.Variable._execution_engine.queue_callback",
-    "torch.library.Library.impl",
+    "torch._C._dispatch_keyset_full_after", "torch.autograd.Variable._execution_engine.run_backward",
+    "torch.autograd.Variable._execution_engine.queue_callback", "torch.library.Library.impl",
     "torch.nn.modules.module.register_module_forward_hook",
-)
+)  # fmt: skip
 """Names of torch, public ones too, without which nothing is recorded."""
 
 NEEDED_DISTRIBUTED: Final = (

@@ -37,7 +37,6 @@ class Lane:
     Attributes:
         stamp: returns this moment, as time is told now: on the current stream of a GPU.
         device: the CUDA streams on which the model computes, None on a processor.
-        stack: owners; the same list always.
     """
 
     def __init__(self, position: Position, emit: Callable[[Segment], None]) -> None:
@@ -45,7 +44,7 @@ class Lane:
         self.device: ComputeStreams | None = None
         self._position = position
         self._emit = emit
-        self.stack: list[Owner] = []
+        self.stack: list[Owner] = []  # owners; the same list always
         self._thread = 0
         self._is_in_backward = internals.is_in_backward()
         self._n_waits = 0

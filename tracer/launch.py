@@ -16,17 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
+from foretrace.tracer import record
 from foretrace.tracer.ended import watch
 from foretrace.tracer.errors import LaunchError
 from foretrace.tracer.process import ON_CPU, is_one_of_many, job
-from foretrace.tracer.record import (
-    DEPTH_VARIABLE,
-    DEPTHS,
-    NAME_VARIABLE,
-    RANKS_VARIABLE,
-    RUN_VARIABLE,
-    STEPS_VARIABLE,
-)
 from foretrace.tracer.run_directory import check_new, claimed, holds_run, no_empty_folders
 from foretrace.tracer.window import Window
 
@@ -67,8 +60,8 @@ def launch(
     if shutil.which(command[0]) is None:  # it looks for itself by its name
         words[0] = program
     env = environment(path, name or path.name)
-    asked = {RANKS_VARIABLE: ranks, STEPS_VARIABLE: steps, ON_CPU: str(n_gpus_on_cpu or "")}
-    asked[DEPTH_VARIABLE] = "" if depth == DEPTHS[0] else depth
+    asked = {record.RANKS_VARIABLE: ranks, record.STEPS_VARIABLE: steps, ON_CPU: str(n_gpus_on_cpu or "")}
+    asked[record.DEPTH_VARIABLE] = "" if depth == record.DEPTHS[0] else depth
     # Options that are not asked for are taken out: those of a recording around this one are not meant here.
     env = {word: value for word, value in {**env, **asked}.items() if value or word not in asked}
     with no_empty_folders(path), claimed(path, job()):
@@ -87,8 +80,8 @@ def environment(path: Path, name: str, base: Mapping[str, str] | None = None) ->
     found = dict(os.environ if base is None else base)
     before = found.get("PYTHONPATH")
     found["PYTHONPATH"] = f"{SITE}{os.pathsep}{before}" if before else str(SITE)
-    found[RUN_VARIABLE] = str(path)
-    found[NAME_VARIABLE] = name
+    found[record.RUN_VARIABLE] = str(path)
+    found[record.NAME_VARIABLE] = name
     return found
 
 

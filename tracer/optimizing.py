@@ -43,16 +43,13 @@ class OptimizerSteps:
 
     Attributes:
         first: called once, before the next step; None if nobody waits for it.
-        begins: called before each step that is not inside of another.
-        ends: called after each such step.
-        made: called with each optimizer that is made.
     """
 
     def __init__(self, module: Any) -> None:
         self.first: Callable[[], None] | None = None
-        self.begins: Listener | None = None
-        self.ends: Listener | None = None
-        self.made: Listener | None = None
+        self.begins: Listener | None = None  # called before each step that is not inside of another
+        self.ends: Listener | None = None  # called after each such step
+        self.made: Listener | None = None  # called with each optimizer that is made
         self._kind, self._init = module.Optimizer, module.Optimizer.__init__
         self._kind.__init__ = self._told_init = self._telling()
         self._stepping: _Stepping | None = None

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from foretrace.tracer.groups import Groups
     from foretrace.tracer.guarded import Guards
 
-MOST_SHAPES: Final = 1024
-"""Shapes of inputs that are told apart."""
+MOST_SHAPES: Final = 1024  # shapes of inputs that are told apart
 
 
 class Trained:
@@ -33,13 +32,12 @@ class Trained:
 
     Attributes:
         shapes: how often its input had which shape, and whether it was of floating-point numbers.
-        per_step: in how many steps it was called how often.
     """
 
     def __init__(self, parameters: dict[int, tuple[int, ...]], sides: Sides) -> None:
         self.parameters, self._sides = parameters, sides
         self.shapes: Counter[tuple[tuple[int, ...], bool]] = Counter()
-        self.per_step: Counter[int] = Counter()
+        self.per_step: Counter[int] = Counter()  # in how many steps it was called how often
         self._step, self._calls = -1, 0
 
     @property

@@ -66,8 +66,7 @@ class Pending:
     def update(self) -> None:
         """Write the file if that tells something new about a rank that may hang.
 
-        Raises:
-            RunError: the file cannot be written.
+        Raises RunError: the file cannot be written.
         """
         with GATE.asking() as may_ask:
             if may_ask:
@@ -91,8 +90,7 @@ class Pending:
     def close(self, left: Iterable[Communication]) -> None:
         """Write what will never end, or delete the file if there is nothing.
 
-        Raises:
-            RunError: the file cannot be written.
+        Raises RunError: the file cannot be written.
         """
         with GATE.asking() as may_ask:
             found = self._unended(left) if may_ask else list(left)

@@ -57,7 +57,6 @@ class Recording:
     Attributes:
         target: the run directory that is asked for.
         path: that into which this process records: beside *target* where others may need that.
-        session: the recording in this process, None before it has begun.
         is_over: it has been ended, begun or not, and does not begin any more.
         notes_errors: uncaught exceptions of this process are noted in it.
         awaits_group: nothing is recorded before this process joins its process group.
@@ -74,7 +73,7 @@ class Recording:
         is_shared: bool = False,
     ) -> None:
         self.path = self.target = path
-        self.session: Session | None = None
+        self.session: Session | None = None  # the recording in this process, None before it has begun
         self.is_over = self._is_alone = self.notes_errors = False
         self._n_groups = 0
         self._name = name or path.name

@@ -65,10 +65,8 @@ def holds_run(path: Path) -> bool:
 def claimed(path: Path, claimant: str) -> Iterator[None]:
     """Make the run directory *path* if need be, and let nobody but *claimant* record into it meanwhile.
 
-    Recorders of the ranks of one job are one claimant, and share it.
-
-    Raises:
-        RecordError: another one does already, or nothing can be written there.
+    Recorders of the ranks of one job are one claimant, and share it. Raises RecordError: another one does
+    already, or nothing can be written there.
     """
     file = path / CLAIM
     with ExitStack() as stack:
@@ -214,8 +212,7 @@ def folder_alone(target: Path, *, is_shared: bool) -> Path:
 def set_aside(path: Path, target: Path, n_spans: int) -> None:
     """Keep what was recorded into *path* before this process joined its process group, if it is anything.
 
-    Raises:
-        OSError: it cannot be moved away.
+    Raises OSError: it cannot be moved away.
     """
     if path == target:
         path = with_words(target, ALONE)

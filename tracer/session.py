@@ -29,8 +29,7 @@ from foretrace.tracer.stamps import GATE, Resolver
 from foretrace.tracer.steps import Steps
 from foretrace.tracer.training import Training
 from foretrace.tracer.window import Window
-from foretrace.traces.audit import Audit
-from foretrace.traces.info import Process, RunInfo
+from foretrace.traces.info import Audit, Process, RunInfo
 from foretrace.traces.store import SpanWriter, write_info
 
 HOOKS: Final = ("modules", "collectives", "pipeline", "meshes")  # names of the hooks, as warnings call them

@@ -47,9 +47,12 @@ def class_name(model: Any) -> str:
     model = inside(model)
     while type(model).__name__ == "FullyShardedDataParallel":
         model = compiled_of(model.module)
-    kind = type(model)
-    bases = [base.__name__ for base in kind.__mro__]
-    # FSDP2 gives a model a class that it makes on the spot, of `FSDPModule` and the model's own.
+    return _own_class(model)
+
+
+def _own_class(module: Any) -> str:
+    """Return the name of a class; FSDP2 makes one on the spot, of `FSDPModule` and the module's own."""
+    bases = [base.__name__ for base in type(module).__mro__]
     return bases[2] if bases[1:2] == ["FSDPModule"] else bases[0]
 
 
@@ -221,10 +224,7 @@ def _entry(module: Any, shapes: Mapping[str, list[int]]) -> dict[str, Any] | Non
     }
     if not shapes and not numbers:
         return None
-    kind = [base.__name__ for base in type(module).__mro__]
-    # As in `class_name`.
-    name = kind[2] if kind[1:2] == ["FSDPModule"] else kind[0]
-    found: dict[str, Any] = {"kind": name}
+    found: dict[str, Any] = {"kind": _own_class(module)}
     if shapes:
         found["shapes"] = dict(shapes)
     return found | ({"numbers": numbers} if numbers else {})

@@ -148,7 +148,6 @@ class UnderWay:
     Iterating yields them, oldest first.
 
     Attributes:
-        n_kept: how many are followed.
         n_left: how many had not ended when the recording did.
         n_beyond: how many came while as many as are followed were under way.
     """
@@ -157,7 +156,7 @@ class UnderWay:
         self._times, self._most = times, most
         self._lines: defaultdict[Line, deque[tuple[int, Communication]]] = defaultdict(deque)
         self._numbers = itertools.count()
-        self.n_kept = 0
+        self.n_kept = 0  # how many are followed
         self.n_left = self.n_beyond = 0
 
     def __iter__(self) -> Iterator[Communication]:
@@ -222,7 +221,6 @@ class Sink:
     """Writes records in the background; what is told on the way, on the thread that writes, must not raise.
 
     Attributes:
-        n_lost: records that came when too many waited to be written.
         heard: called with each batch of spans that is written, on the writing thread; must not raise.
         thread_id: identifier of the thread that writes, by which its processor time can be asked for.
     """
@@ -242,7 +240,7 @@ class Sink:
     ) -> None:
         self._has_step, self._seen = has_step, seen
         self._times, self._under_way = times, UnderWay(times)
-        self.n_lost = 0
+        self.n_lost = 0  # records that came when too many waited to be written
         self.heard: list[Callable[[pa.Table], None]] = []
         self._writer = writer
         self._shift_ns = shift_ns

@@ -43,14 +43,13 @@ class CudaStamp:
     """A moment on a CUDA stream.
 
     Attributes:
-        event: a ``torch.cuda.Event``.
         ns: own time of the process in nanoseconds, None while the device has not come there.
     """
 
     __slots__ = ("event", "ns")
 
     def __init__(self, event: Any) -> None:
-        self.event = event
+        self.event = event  # a ``torch.cuda.Event``
         self.ns: int | None = None
 
 
@@ -152,15 +151,12 @@ class Gate:
     ends the capture, as the CUDA runtime has it for ``cudaStreamCaptureModeGlobal``, torch's default. And
     they go to the device of this process: a thread begins on device 0, and its first query would make a
     context there, half a gigabyte for each process of the machine.
-
-    Attributes:
-        device: index of the device of this process, None while it has not used one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._n_captures = 0
-        self.device: int | None = None
+        self.device: int | None = None  # index of the device of this process, None while it has not used one
 
     @property
     def is_capturing(self) -> bool:

@@ -61,7 +61,6 @@ class _Called:
     """What is known of a model that is called.
 
     Attributes:
-        inner: the model itself, without what is around it.
         is_shell: it has no parameters, as a loss: its calls tell nothing.
         is_trained: a part of it was called to train, or an optimizer steps parameters of it.
         n_known: how many parts, and optimizers, were known when that was found out.
@@ -72,7 +71,7 @@ class _Called:
     __slots__ = ("inner", "is_shell", "is_trained", "n_known", "ran", "ran_inside")
 
     def __init__(self, model: Any) -> None:
-        self.inner = weakref.ref(inside(model))
+        self.inner = weakref.ref(inside(model))  # the model itself, without what is around it
         self.is_shell = next(model.parameters(), None) is None
         self.is_trained = self.ran_inside = False
         self.n_known, self.ran = (0, 0), -1

@@ -12,8 +12,8 @@ from foretrace.tracer.records import Block, Position
 from foretrace.tracer.shape import Precision, describe_model
 from foretrace.tracer.steps import Steps
 from foretrace.tracer.wrapped import cutting_sequences
+from foretrace.traces.info import joined_models
 from foretrace.traces.layout import AXES
-from foretrace.traces.model_parts import joined_models
 
 UNNAMED: Final = (
     "matrices are cut by columns over a mesh whose dimensions have no names: its ranks are taken for those "
@@ -34,33 +34,22 @@ _AnyLane = TypeVar("_AnyLane", bound=_Lane)
 
 
 class Training(Generic[_AnyLane]):
-    """The part of a session that is the same for a recording and for a rehearsal.
+    """The part of a session that is the same for a recording and for a rehearsal."""
 
-    Attributes:
-        position: where in the training the process is.
-        lane: whose work runs now; each kind of session makes its own.
-        groups: the process groups that it has used.
-        model: description of the model, None before one was called.
-        job: settings for ``RunInfo.job``.
-        n_notes: how often a setting was noted.
-        precision: tells in what type the model computes.
-        pipeline: the hook of pipelines, None while there is none.
-    """
-
-    lane: _AnyLane
+    lane: _AnyLane  # whose work runs now; each kind of session makes its own
     steps: Steps
     warn: Callable[[str], None]
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self.position = Position()
-        self.groups = Groups(world_size)
-        self.model: dict[str, Any] | None = None
+        self.position = Position()  # where in the training the process is
+        self.groups = Groups(world_size)  # the process groups that it has used
+        self.model: dict[str, Any] | None = None  # description of the model, None before one was called
         self._cut = set[GroupInfo]()  # groups over which distributed parameters are cut
-        self.job: dict[str, Any] = {}
-        self.n_notes = 0
-        self.precision = Precision(self._computes_in)
-        self.pipeline: Any = None
+        self.job: dict[str, Any] = {}  # settings for ``RunInfo.job``
+        self.n_notes = 0  # how often a setting was noted
+        self.precision = Precision(self._computes_in)  # tells in what type the model computes
+        self.pipeline: Any = None  # the hook of pipelines, None while there is none
 
     def note_job(self, **settings: Any) -> None:
         """Note settings of the training for ``RunInfo.job``."""

@@ -14,7 +14,7 @@ from typing import Final, Self
 from foretrace.door import counted
 from foretrace.tracer.errors import RecordError
 from foretrace.traces.errors import LayoutError
-from foretrace.traces.ranks import ranks_in
+from foretrace.traces.layout import ranks_in
 
 _ENDLESS: Final = 1 << 31  # a step that no training reaches: the column is 32 bits wide
 
@@ -50,8 +50,7 @@ class Window:
     ) -> Self:
         """Return what ``torch.profiler.schedule`` with the same numbers would record.
 
-        Raises:
-            RecordError: a number is negative, or nothing would be recorded.
+        Raises RecordError: a number is negative, or nothing would be recorded.
         """
         if min(wait, warmup, repeat) < 0 or active < 1:
             raise RecordError(

@@ -16,25 +16,17 @@ UNTOLD: Final = "the rehearsal does not tell: rehearse the script again, or give
 """Why the batch of a rehearsal is unknown that was written before batches were."""
 
 
-TOKEN_SIDES: Final = 2
-"""Sides of an input of tokens: sequences, and their length. Embedded, it has one more."""
+TOKEN_SIDES: Final = 2  # sides of an input of tokens: sequences, and their length. Embedded, it has one more.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The rows and tokens of a step, over all ranks.
+    """The rows and tokens of a step, over all ranks."""
 
-    Attributes:
-        rows: rows of the model's input, None if unknown.
-        tokens: tokens in them, 0 if the input has none, None if unknown.
-        equation: the product, with the evidence of its factors in brackets; empty if unknown.
-        unknown: why it is unknown; empty if it is known.
-    """
-
-    rows: int | None = None
-    tokens: int | None = None
-    equation: str = ""
-    unknown: str = ""
+    rows: int | None = None  # rows of the model's input, None if unknown
+    tokens: int | None = None  # tokens in them, 0 if the input has none, None if unknown
+    equation: str = ""  # the product, with the evidence of its factors in brackets; empty if unknown
+    unknown: str = ""  # why it is unknown; empty if it is known
 
     @property
     def words(self) -> str:

@@ -30,8 +30,7 @@ PARTIAL: Final = click.option(
 def usd_per_hour(value: str) -> float:
     """Return ``2.5 USD/h`` as dollars per hour, as ``topologies.units.parse_price`` does.
 
-    Raises:
-        click.BadParameter: *value* is no price.
+    Raises click.BadParameter: *value* is no price.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*USD/h\s*", value)
     if found is None:
@@ -74,13 +73,13 @@ def analyze(
     they tell that of a job which nobody has recorded.
     """
     from foretrace.traces import batch
-    from foretrace.traces.analysis.bus_limits import parse_limit
+    from foretrace.traces.analysis.collectives import parse_limit
     from foretrace.traces.analysis.diagnosis import diagnose
     from foretrace.traces.analysis.everything import analysis
     from foretrace.traces.analysis.findings import findings
     from foretrace.traces.analysis.metrics import summarize
     from foretrace.traces.errors import RunError
-    from foretrace.traces.opening import open_whole
+    from foretrace.traces.reader import open_whole
     from foretrace.traces.render import (
         show_analysis,
         show_critical_path,
@@ -147,7 +146,7 @@ def compare(a: str, b: str, *, partial: bool, as_json: bool) -> None:
     simulated / measured.
     """
     from foretrace.traces.compare import compare as compare_runs
-    from foretrace.traces.opening import open_whole
+    from foretrace.traces.reader import open_whole
     from foretrace.traces.render import show_comparison
 
     found = compare_runs(*(open_whole(path, partial=partial) for path in (a, b)))
@@ -185,8 +184,8 @@ def export(
     from foretrace.traces.export import export as export_run
     from foretrace.traces.export import format_of
     from foretrace.traces.info import rank_list
-    from foretrace.traces.opening import open_whole
-    from foretrace.traces.ranks import ranks_in
+    from foretrace.traces.layout import ranks_in
+    from foretrace.traces.reader import open_whole
     from foretrace.traces.render import show_warnings
 
     opened = open_whole(run, partial=partial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -13,8 +14,7 @@ Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 _WIDE: Final = 2**20
-_MOST_NUMBERS: Final = 2**62
-"""What several keys are packed into: numbers that fit 63 bits."""
+_MOST_NUMBERS: Final = 2**62  # what several keys are packed into: numbers that fit 63 bits
 
 
 def labels(table: pa.Table, name: str) -> tuple[NDArray[np.int32], list[str]]:
@@ -35,6 +35,12 @@ def int64(table: pa.Table, name: str) -> Int64Array:
     """Return an integer column as int64, shape ``(n_spans,)``."""
     values: Int64Array = table[name].to_numpy().astype(np.int64, copy=False)
     return values
+
+
+def bounds(table: pa.Table) -> tuple[Int64Array, Int64Array]:
+    """Return when spans start and when they end, in ns, each of shape ``(n_spans,)``."""
+    start = int64(table, "start_ns")
+    return start, start + int64(table, "duration_ns")
 
 
 def flags(table: pa.Table, name: str) -> BoolArray:
@@ -106,6 +112,17 @@ def summed(key: Int64Array, values: Int64Array) -> tuple[Int64Array, Int64Array,
     return first, count, total
 
 
+def ranges(first: Int64Array, count: Int64Array) -> Int64Array:
+    """Return whole numbers from each of *first* on, *count* of them, one range after the other.
+
+    >>> ranges(np.array([7, 1, 4]), np.array([2, 0, 3])).tolist()
+    [7, 8, 4, 5, 6]
+    """
+    before = np.cumsum(count) - count
+    found: Int64Array = np.repeat(first - before, count) + np.arange(count.sum())
+    return found
+
+
 def occurrence(key: Int64Array) -> Int64Array:
     """Return for each row how many rows before it have the same key.
 
@@ -120,3 +137,48 @@ def occurrence(key: Int64Array) -> Int64Array:
     nth = np.empty(len(key), np.int64)
     nth[order] = np.arange(len(key)) - first
     return nth
+
+
+def lanes(
+    start: Int64Array, end: Int64Array, grain_ns: int, limit: int, key: Int64Array | None = None
+) -> tuple[Int64Array, Int64Array]:
+    """Distribute spans over lanes so that none overlap; return the lane of each, and their new starts.
+
+    A span that begins up to *grain_ns* before its predecessor ends, as rounded times do, is cut by that much.
+    One that truly overlaps goes to the first lane that is free.
+
+    Args:
+        start: starts of the spans, ascending, in ns; shape ``(n_spans,)``.
+        end: ends of the spans, in ns.
+        grain_ns: resolution of the file's clock.
+        limit: most lanes; spans that find none free get lane -1.
+        key: numbers of streams, by which the spans are sorted first: each has lanes of its own.
+    """
+    if key is not None:
+        lane, begin = np.zeros(len(start), np.int64), start.copy()
+        # What stands before the first differs from it, so that the first row counts.
+        first = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
+        for a, b in pairwise([*first.tolist(), len(key)]):
+            lane[a:b], begin[a:b] = lanes(start[a:b], end[a:b], grain_ns, limit)
+        return lane, begin
+    lane = np.zeros(len(start), np.int64)
+    begin = start.copy()
+    if not len(start):
+        return lane, begin
+    ended = np.maximum.accumulate(end)[:-1]
+    if (start[1:] >= ended).all():
+        return lane, begin
+    free: list[int] = []
+    for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        # No span is cut beyond its own end.
+        fits = (j for j, until in enumerate(free) if until <= a or until <= min(a + grain_ns, b))
+        found = next(fits, -1)
+        if found >= 0:
+            begin[i] = max(a, free[found])
+        elif len(free) < limit:
+            found = len(free)
+            free.append(b)
+        lane[i] = found
+        if found >= 0:
+            free[found] = b
+    return lane, begin

@@ -17,25 +17,16 @@ from foretrace.traces.rehearsal import WHAT, RankTables
 from foretrace.traces.report.format import format_si
 from foretrace.traces.run import Run
 
-COMMUNICATION: Final = ("collective", "p2p")
-"""Categories of spans that are communication."""
-
-NAMED: Final = ("category", "kind", "axis", "dtype")
-"""Columns of names that say what a communication is."""
+COMMUNICATION: Final = ("collective", "p2p")  # categories of spans that are communication
+NAMED: Final = ("category", "kind", "axis", "dtype")  # columns of names that say what a communication is
 
 
 class Channel(NamedTuple):
-    """What is in one order: the collectives of a group, or what a rank sends to, or gets from, another.
+    """What is in one order: the collectives of a group, or what a rank sends to, or gets from, another."""
 
-    Attributes:
-        axis: of the layout that it runs along.
-        ranks: members of the group, () if the run does not say; of a pair, the other rank.
-        kind: of a transfer of a pair; empty for collectives.
-    """
-
-    axis: str
-    ranks: tuple[int, ...]
-    kind: str
+    axis: str  # of the layout that it runs along
+    ranks: tuple[int, ...]  # members of the group, () if the run does not say; of a pair, the other rank
+    kind: str  # of a transfer of a pair; empty for collectives
 
     def words(self) -> str:
         """Return what a person calls it."""
@@ -65,37 +56,26 @@ class Call(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first communication of a channel that is not the same in both runs.
+    """The first communication of a channel that is not the same in both runs."""
 
-    Attributes:
-        rank: that takes part.
-        channel: in whose order it is.
-        nth: its place there, from 0.
-        a, b: what it is in each run, None past the end.
-    """
-
-    rank: int
-    channel: Channel
-    nth: int
+    rank: int  # that takes part
+    channel: Channel  # in whose order it is
+    nth: int  # its place there, from 0
+    # what it is in each run, None past the end
     a: Call | None
     b: Call | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicated:
-    """What two steps communicate, rank by rank.
+    """What two steps communicate, rank by rank."""
 
-    Attributes:
-        ranks: those that were compared.
-        a, b: how many communications of each kind there are, over these ranks.
-        differences: of each channel in which the runs differ, the first.
-        alike: where they differ, another step that is the same: of which run, ``a`` or ``b``, and its number.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # those that were compared
+    # how many communications of each kind there are, over these ranks
     a: Mapping[str, int]
     b: Mapping[str, int]
-    differences: tuple[Difference, ...]
+    differences: tuple[Difference, ...]  # of each channel in which the runs differ, the first
+    # where they differ, another step that is the same: of which run, ``a`` or ``b``, and its number
     alike: tuple[str, int] | None = None
 
     def words(self, a: str = "a", b: str = "b") -> str:

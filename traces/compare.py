@@ -6,19 +6,44 @@ the causes add up to the difference of the steps. Spans are joined one by one be
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from foretrace.traces.analysis.causes import causes, precedence
-from foretrace.traces.analysis.metrics import left_out, typical_step
+from foretrace.traces.analysis.activity import (
+    PASSES,
+    UNNAMED_AXIS,
+    Sweep,
+    covered_by,
+    is_work,
+    states,
+    sweep,
+    window_state,
+)
+from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
+from foretrace.traces.analysis.kernels import group_of
+from foretrace.traces.analysis.metrics import left_out, represented, typical_step
+from foretrace.traces.analysis.windows import Window, windows
 from foretrace.traces.batch import work_of
-from foretrace.traces.by_operator import Pair, by_kind, by_operator
+from foretrace.traces.columns import bounds, int64, is_one_of, labels
+from foretrace.traces.errors import RunError
 from foretrace.traces.join import JoinedSpans, join_spans
 from foretrace.traces.notebook import card
-from foretrace.traces.report.format import format_share, format_time
+from foretrace.traces.rehearsal import (
+    HOST_KINDS,
+    WHAT,
+    read_measured,
+    read_rank,
+    read_rehearsal,
+    rehearsal_folder,
+)
+from foretrace.traces.report.format import format_share, format_signed, format_time
 from foretrace.traces.run import Run
 
 _BACKWARD: Final = ("compute:backward", "compute:backward_input", "compute:backward_weight")
@@ -50,47 +75,41 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
-    """What two runs have in common and what not; *a* is usually simulated, *b* measured.
+    """What two runs have in common and what not; *a* is usually simulated, *b* measured."""
 
-    Attributes:
-        a_name, b_name: what to call the runs.
-        a_origin, b_origin: ``"simulated"``, ``"recorded"`` or what else made them.
-        a_step, b_step: the step of each that is compared, the one of median length.
-        a_step_ns, b_step_ns: how long it takes on its slowest rank.
-        a_left_out, b_left_out: what of each is no training, as ``traces.analysis.metrics.left_out`` has it.
-        a_work, b_work: what their steps train on, and its unit, as ``traces.batch.work_of`` has it.
-        a_gpus, b_gpus: ranks of each.
-        differs: what makes them two jobs: the setting, and its value in each.
-        causes: mean over ranks; ``a_ns`` adds up to ``a_step_ns``, ``b_ns`` to ``b_step_ns``, exactly.
-        details: the same with communication and waiting split by kind, ``"exposed:dp:all_gather"``; they add
-            up as the causes do.
-        spans: the spans of the two steps, joined one to one.
-        operators: of two traces, what each operator took, as ``traces.by_operator.by_operator`` has it.
-        kernels: of two traces, what each kind of kernel took, as ``traces.by_operator.by_kind`` has it.
-        warnings: warnings of both runs, and what limits the comparison.
-    """
-
+    # what to call the runs
     a_name: str
     b_name: str
+    # ``"simulated"``, ``"recorded"`` or what else made them
     a_origin: str
     b_origin: str
+    # the step of each that is compared, the one of median length
     a_step: int
     b_step: int
+    # how long it takes on its slowest rank
     a_step_ns: int
     b_step_ns: int
+    # what of each is no training, as ``traces.analysis.metrics.left_out`` has it
     a_left_out: Sequence[Mapping[str, Any]]
     b_left_out: Sequence[Mapping[str, Any]]
+    # what their steps train on, and its unit, as ``traces.batch.work_of`` has it
     a_work: tuple[int, str] | None
     b_work: tuple[int, str] | None
+    # ranks of each
     a_gpus: int
     b_gpus: int
-    differs: Mapping[str, tuple[Any, Any]]
+    differs: Mapping[str, tuple[Any, Any]]  # what makes them two jobs: the setting, and its value in each
+    # mean over ranks; ``a_ns`` adds up to ``a_step_ns``, ``b_ns`` to ``b_step_ns``, exactly
     causes: tuple[Cause, ...]
+    # the same with communication and waiting split by kind, ``"exposed:dp:all_gather"``; they add up as the
+    # causes do
     details: tuple[Cause, ...]
-    spans: JoinedSpans
+    spans: JoinedSpans  # the spans of the two steps, joined one to one
+    # of two traces, what each operator took, as ``by_operator`` has it
     operators: tuple[Pair, ...]
+    # of two traces, what each kind of kernel took, as ``by_kind`` has it
     kernels: tuple[Pair, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # warnings of both runs, and what limits the comparison
 
     @property
     def ratio(self) -> float:
@@ -160,8 +179,8 @@ class Comparison:
         rows = [
             ("step, first run", format_time(self.a_step_ns / 1e9), self.a_name),
             ("step, second run", format_time(self.b_step_ns / 1e9), self.b_name),
-            ("difference", _signed(difference), share),
-            *((cause.name, _signed(cause.difference_ns), "") for cause in causes),
+            ("difference", format_signed(difference), share),
+            *((cause.name, format_signed(cause.difference_ns), "") for cause in causes),
         ]
         return card("Two runs", "what differs, by cause; the causes add up", rows, self.warnings)
 
@@ -201,10 +220,8 @@ def compare(a: Run, b: Run) -> Comparison:
     """Compare a typical step of *a* with a typical step of *b*.
 
     The step of median length is typical; the first step of a recording is left out where there are enough.
-    Layouts may differ: causes are means over all ranks of each run.
-
-    Raises:
-        RunError: one of the runs has no step with a length.
+    Layouts may differ: causes are means over all ranks of each run. Raises RunError: one of the runs has no
+    step with a length.
     """
     a_step, a_step_ns = typical_step(a)
     b_step, b_step_ns = typical_step(b)
@@ -302,5 +319,276 @@ def _name(run: Run) -> str:
     return run.info.name or run.path.rstrip("/").rpartition("/")[2]
 
 
-def _signed(ns: int) -> str:
-    return ("+" if ns > 0 else "−" if ns < 0 else "±") + format_time(abs(ns) / 1e9)
+# Where the time of one step goes, cause by cause, adding up to the step of the slowest rank exactly.
+
+RANK_SPREAD: Final = "rank spread"
+"""Cause for the time from the end of the mean rank to that of the slowest, with which the step ends."""
+
+
+def causes(run: Run, step: int, *, detailed: bool = False) -> dict[str, int]:
+    """Return where the time of *step* went, in ns on the mean rank; the values add up to the slowest rank.
+
+    Causes are the states of ``traces.analysis.activity`` with ``compute`` split into ``compute:<kind>``, and
+    ``RANK_SPREAD``, by which the mean rank ends before the slowest. Rounding loses nothing: what is left
+    over goes to the causes with the largest remainders. If *detailed*, exposed communication and waiting are
+    split by the kind of communication.
+    """
+    weights = represented(run)
+    chosen = [window for window in windows(run) if window.step == step]
+    longest_ns = max(window.duration_ns for window in chosen)
+    total: Counter[str] = Counter()
+    for window in chosen:
+        total[RANK_SPREAD] += (longest_ns - window.duration_ns) * weights[window.rank]
+        for name, ns in _rank_causes(run, window, detailed=detailed).items():
+            total[name] += ns * weights[window.rank]
+    return _shared_out(total, sum(weights[window.rank] for window in chosen))
+
+
+def _rank_causes(run: Run, window: Window, *, detailed: bool) -> dict[str, int]:
+    """Return the causes of one step on one rank; they add up to its window."""
+    swept = sweep(run, window.rank)
+    part = swept.inside(window)
+    lengths = swept.lengths_ns(part)
+    state = window_state(run, swept, window)
+    kind, kinds = _compute_kinds(run, window.rank, swept)
+    names = [*states(run), *(f"compute:{name}" for name in kinds)]
+    computing = state == states(run).index("compute")
+    cause = np.where(computing, len(states(run)) + kind[part], state)
+    if detailed:
+        cause = _by_kind_of_communication(run, window, swept, cause, names)
+    total = np.bincount(cause, lengths, len(names)).astype(np.int64)  # float sums of ns: exact below 2^53
+    return {name: ns for name, ns in zip(names, total.tolist(), strict=True) if name != "compute"}
+
+
+def _by_kind_of_communication(
+    run: Run, window: Window, swept: Sweep, cause: NDArray[np.int64], names: list[str]
+) -> NDArray[np.int64]:
+    """Return *cause* with exposed communication and waiting split by kind.
+
+    New causes go to the end of *names*. While several kinds of one axis are under way, the time
+    counts for the first of them by name.
+    """
+    table, part = run.spans([window.rank]), swept.inside(window)
+    start = int64(table, "start_ns")
+    end, last = start + int64(table, "duration_ns"), arrivals(run).last_ns[window.rank]
+    found, split = cause.copy(), len(names)
+    for code, name in enumerate(names[:split]):
+        head, _, axis = name.partition(":")
+        if head not in ("exposed", "wait") or not (cause == code).any():
+            continue
+        of_axis = is_one_of(table, "axis", ("", axis) if axis == UNNAMED_AXIS else (axis,))
+        rows = of_axis & is_one_of(table, "category", COMMUNICATION)
+        codes, kinds = labels(table, "kind")
+        begin, until = (last, end) if head == "exposed" else (start, last)
+        # Backwards, so that the first by name is written last, and stays.
+        for kind in sorted({kinds[i] for i in np.unique(codes[rows])}, reverse=True):
+            chosen = rows & (codes == kinds.index(kind))
+            names.append(f"{name}:{kind}")
+            under_way = covered_by(swept.point_ns, begin[chosen], until[chosen])[part]
+            found[under_way & (cause == code)] = len(names) - 1
+    return found
+
+
+def _compute_kinds(run: Run, rank: int, swept: Sweep) -> tuple[NDArray[np.int64], list[str]]:
+    """Return which kind of compute runs in each interval; of several, the first of the list counts."""
+    table = run.spans([rank])
+    start, end = bounds(table)
+    codes, names = labels(table, "kind")
+    work = is_work(table)
+    present = sorted({names[code] for code in np.unique(codes[work])}, key=_pass_order)
+    kind = np.zeros(len(swept.point_ns) - 1, np.int64)
+    # Backwards, so that the first of the list is written last, and stays.
+    for number in reversed(range(len(present))):
+        rows = work & (codes == names.index(present[number]))
+        kind[covered_by(swept.point_ns, start[rows], end[rows])] = number
+    return kind, present
+
+
+def _shared_out(total: Mapping[str, int], n_ranks: int) -> dict[str, int]:
+    """Return each value of *total* divided by *n_ranks*, rounded so that they add up to the divided sum.
+
+    Values with the largest remainders are rounded up.
+    """
+    mean = {name: ns // n_ranks for name, ns in total.items()}
+    left = sum(total.values()) // n_ranks - sum(mean.values())
+    for name in sorted(total, key=lambda name: (-(total[name] % n_ranks), name))[:left]:
+        mean[name] += 1
+    return mean
+
+
+def _pass_order(kind: str) -> tuple[int, str]:
+    """Sort kinds of compute: forward and backward work first, then by name."""
+    return (PASSES.index(kind) if kind in PASSES else len(PASSES), kind)
+
+
+def precedence(cause: str) -> tuple[int, tuple[int, str]]:
+    """Sort causes as a person reads them: work, then exposed communication, then waiting, then the rest."""
+    order = ("compute", "exposed", "bubble", "wait", "host", "other", RANK_SPREAD)
+    head, _, tail = cause.partition(":")
+    return order.index(head), _pass_order(tail)
+
+
+# What each operator took in two traces: joined by module path, operator and shape, else by less of it.
+
+_NUMBER: Final = re.compile(r"_\d+(?=/|$)")
+
+
+class Operator(NamedTuple):
+    """What calls of an operator have in common: path of modules without their numbers, name, shapes."""
+
+    module: str
+    name: str
+    shapes: str
+
+
+Key = Callable[[Operator], tuple[str, ...]]
+
+JOINED_BY: Final[Mapping[str, Key]] = {
+    "module, operator, shape": lambda one: (one.module, one.name, one.shapes),
+    "operator, shape": lambda one: (one.name, one.shapes),
+    "module, operator": lambda one: (one.module, one.name),
+    "operator": lambda one: (one.name,),
+}
+"""What operators of two traces are joined by: what the first does not join, the next one may."""
+
+UNMATCHED: Final = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An operator in two traces; calls and seconds are per step, mean over ranks."""
+
+    operator: Operator  # as in *a*, if it is there
+    joined_by: str  # a key of ``JOINED_BY``, empty for one that only one of them has
+    a_calls: float
+    b_calls: float
+    a_s: float
+    b_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        calls = {"a_calls": self.a_calls, "b_calls": self.b_calls, "a_s": self.a_s, "b_s": self.b_s}
+        return {**self.operator._asdict(), "joined_by": self.joined_by, **calls}
+
+
+Taken = dict[Operator, tuple[float, float]]  # by operator, its calls and seconds per step
+
+
+def by_operator(a: Run, b: Run, steps: tuple[int, int]) -> tuple[Pair, ...]:
+    """Return what each operator took in two traces, the largest difference first, unmatched ones last.
+
+    Traces that say their operators are joined by them, others by the names of their kernels. Nothing is
+    joined if one says operators and the other does not, or if one is no trace.
+
+    Args:
+        a: a trace.
+        b: another one.
+        steps: of each, the step that stands for it where kernels are joined.
+    """
+    if {a.info.origin, b.info.origin} != {"ingested"}:
+        return ()
+    ours, theirs = operators_of(a), operators_of(b)
+    if not ours and not theirs:
+        ours, theirs = (kernels_of(run, step) for run, step in zip((a, b), steps, strict=True))
+    if not ours or not theirs:
+        return ()
+    pairs = []
+    for how, key in JOINED_BY.items():
+        left, right = _grouped(ours, key), _grouped(theirs, key)
+        for shared in left.keys() & right.keys():
+            (calls, seconds), (other_calls, other_s) = (
+                _total(own[one] for one in of[shared]) for own, of in ((ours, left), (theirs, right))
+            )
+            operator = min(left[shared])
+            if len(left[shared]) + len(right[shared]) > 2:  # of several the shapes, or modules, are not one
+                operator = Operator(*(v if v in shared else "…" for v in operator))
+            pairs.append(Pair(operator, how, calls, other_calls, seconds, other_s))
+            for one in left[shared]:
+                del ours[one]
+            for one in right[shared]:
+                del theirs[one]
+    pairs += [Pair(one, UNMATCHED, calls, 0.0, seconds, 0.0) for one, (calls, seconds) in ours.items()]
+    pairs += [Pair(one, UNMATCHED, 0.0, calls, 0.0, seconds) for one, (calls, seconds) in theirs.items()]
+    return tuple(sorted(pairs, key=lambda one: (not one.joined_by, -abs(one.b_s - one.a_s), one.operator)))
+
+
+def by_kind(a: Run, b: Run, steps: tuple[int, int]) -> tuple[Pair, ...]:
+    """Return what kinds of kernels, as their names tell, took in two traces, the largest difference first.
+
+    Devices of two vendors have no kernel's name in common; a compiled model and an eager one few operators.
+    Nothing is joined if one is no trace. *steps*: of each, the step that stands for it.
+    """
+    if {a.info.origin, b.info.origin} != {"ingested"}:
+        return ()
+    sides = []
+    for run, step in zip((a, b), steps, strict=True):
+        own = kernels_of(run, step)
+        of = _grouped(own, lambda one: (group_of(one.name),))
+        sides.append({kind: _total(own[one] for one in found) for (kind,), found in of.items()})
+    pairs = [
+        Pair(
+            Operator("", kind, ""),
+            "kind",
+            *(side.get(kind, (0.0, 0.0))[at] for at in (0, 1) for side in sides),
+        )
+        for kind in sides[0].keys() | sides[1].keys()
+    ]
+    return tuple(sorted(pairs, key=lambda one: (-abs(one.b_s - one.a_s), one.operator)))
+
+
+def operators_of(run: Run) -> Taken:
+    """Return the operators that *run* says it issued; nothing if it says none."""
+    try:
+        rehearsal, folder = read_rehearsal(run.path), rehearsal_folder(run.path)
+    except RunError:
+        return {}
+    found: defaultdict[Operator, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    share = 1 / (max(len(rehearsal.ranks), 1) * max(int(rehearsal.job.get("steps", 1)), 1))
+    for rank in rehearsal.ranks:
+        measured = read_measured(folder, rank)
+        if measured is None:
+            return {}
+        tables = read_rank(folder, rank)
+        works, places = tables.works.to_pylist(), tables.places["name"].to_pylist()
+        events = [tables.events[name].to_pylist() for name in ("what", "item", "place")]
+        for event, took in zip(*(measured[name].to_pylist() for name in ("event", "device_ns")), strict=True):
+            what, item, place = (column[event] for column in events)
+            if what == WHAT.index("op"):
+                path = _NUMBER.sub("", places[place])
+                work = works[item]
+                # A copy over the link has a size, which the data of each step may change.
+                shapes = "" if work["kind"] in HOST_KINDS else work["shapes"]
+                one = found[Operator(path, work["name"], shapes)]
+                one[0] += share
+                one[1] += took * share / 1e9
+    return {operator: (calls, seconds) for operator, (calls, seconds) in found.items()}
+
+
+def kernels_of(run: Run, step: int) -> Taken:
+    """Return the kernels of *run* in *step* by name, mean over ranks."""
+    found: defaultdict[Operator, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    share = 1 / max(len(run.stored_ranks), 1)
+    for rank in run.stored_ranks:
+        table = run.spans([rank])
+        chosen = is_one_of(table, "category", ("compute", "copy")) & (int64(table, "step") == step)
+        codes, names = labels(table, "name")
+        codes, took = codes[chosen], int64(table, "duration_ns")[chosen]
+        calls, ns = (np.bincount(codes, weights, minlength=len(names)) for weights in (None, took))
+        for code in np.flatnonzero(calls).tolist():
+            one = found[Operator("", names[code], "")]
+            one[0] += float(calls[code]) * share
+            one[1] += float(ns[code]) * share / 1e9
+    return {operator: (calls, seconds) for operator, (calls, seconds) in found.items()}
+
+
+def _grouped(taken: Taken, key: Key) -> dict[tuple[str, ...], list[Operator]]:
+    found: defaultdict[tuple[str, ...], list[Operator]] = defaultdict(list)
+    for operator in taken:
+        found[key(operator)].append(operator)
+    return found
+
+
+def _total(parts: Any) -> tuple[float, float]:
+    """Return the sum of calls and of seconds."""
+    listed: Sequence[tuple[float, float]] = list(parts)
+    return sum(calls for calls, _ in listed), sum(seconds for _, seconds in listed)

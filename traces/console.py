@@ -15,11 +15,8 @@ from rich.console import Console
 
 from foretrace.door import counted
 
-FILE_WIDTH: Final = 160
-"""Columns of what goes to a file or a pipe, unless the environment says ``COLUMNS``."""
-
-TOLD_EVERY_S: Final = 5.0
-"""Seconds between two lines on the progress of long work, in a file or a pipe."""
+FILE_WIDTH: Final = 160  # columns of what goes to a file or a pipe, unless the environment says ``COLUMNS``
+TOLD_EVERY_S: Final = 5.0  # seconds between two lines on the progress of long work, in a file or a pipe
 
 _PADDING: Final = re.compile(r" +(?=\n)")
 

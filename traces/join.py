@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.windows import windows_of
 from foretrace.traces.columns import Int64Array, factorized, int64, is_one_of, labels, occurrence
 from foretrace.traces.communicated import Channels, Communicated, channels, compared
@@ -50,26 +50,19 @@ JOINED: Final = pa.schema(
 """Columns of joined spans; names and starts are those of the first span of a piece."""
 
 
-N_BESIDE: Final = 4
-"""Steps beside the one that is compared in which the same communication is looked for."""
+N_BESIDE: Final = 4  # steps beside the one that is compared in which the same communication is looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedSpans:
-    """The spans of two steps, joined, and how many were not.
+    """The spans of two steps, joined, and how many were not."""
 
-    Attributes:
-        table: one row per piece of work, columns ``JOINED``.
-        rank_pairs: the ranks that were joined, ``(rank in a, rank in b)``.
-        a_unjoined, b_unjoined: spans of these ranks without a partner.
-        communicated: what these ranks communicate, and where that differs; None between worlds of two sizes
-            or other ranks.
-    """
-
-    table: pa.Table
-    rank_pairs: tuple[tuple[int, int], ...]
+    table: pa.Table  # one row per piece of work, columns ``JOINED``
+    rank_pairs: tuple[tuple[int, int], ...]  # the ranks that were joined, ``(rank in a, rank in b)``
+    # spans of these ranks without a partner
     a_unjoined: int
     b_unjoined: int
+    # what these ranks communicate, and where that differs; None between worlds of two sizes or other ranks
     communicated: Communicated | None
 
     def to_dict(self) -> dict[str, Any]:

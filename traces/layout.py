@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from foretrace.door import MOST_RANKS
 from foretrace.traces.errors import LayoutError
 
-AXES = ("tp", "cp", "ep", "dp", "pp")
-"""Axes along which ranks communicate, innermost first."""
+AXES = ("tp", "cp", "ep", "dp", "pp")  # axes along which ranks communicate, innermost first
 
 EXPERT_AXES = ("edp", "ep", "etp")
 """Axes of the grid in which experts are dealt out, outermost first: replicas, experts, parts of an expert."""
@@ -36,28 +35,16 @@ class Coord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A process group: ranks that differ along one axis only.
+    """A process group: ranks that differ along one axis only."""
 
-    Attributes:
-        id: number of the group, unique within a run; the ``group`` column of the timeline.
-        axis: one of ``AXES``, or ``"world"``.
-        ranks: global ranks in group order.
-    """
-
-    id: int
-    axis: str
-    ranks: tuple[int, ...]
+    id: int  # number of the group, unique within a run; the ``group`` column of the timeline
+    axis: str  # one of ``AXES``, or ``"world"``
+    ranks: tuple[int, ...]  # global ranks in group order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Parallel degrees of a run; ``tp`` varies fastest with rank, ``pp`` slowest.
-
-    Attributes:
-        pp, dp, cp, tp: stages, replicas, parts of a sequence, parts of a layer.
-        ep: ranks that the experts of a layer are dealt out to.
-        expert_tp: ranks that every expert is cut over, Megatron-LM's ``--expert-tensor-parallel-size``; 0: as
-            many as other layers. A number that is ``tp`` anyway is kept as 0.
 
     >>> Layout(pp=4, dp=16, tp=8).world_size
     512
@@ -65,11 +52,14 @@ class Layout:
     2
     """
 
+    # stages, replicas, parts of a sequence, parts of a layer
     pp: int = 1
     dp: int = 1
     cp: int = 1
     tp: int = 1
-    ep: int = 1
+    ep: int = 1  # ranks that the experts of a layer are dealt out to
+    # ranks that every expert is cut over, Megatron-LM's ``--expert-tensor-parallel-size``; 0: as many as
+    # other layers. A number that is ``tp`` anyway is kept as 0.
     expert_tp: int = 0
 
     def __post_init__(self) -> None:
@@ -185,3 +175,35 @@ class Layout:
 def _nearest_divisor(n: int, wanted: int) -> int:
     """Return the divisor of *n* closest to *wanted*."""
     return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: (abs(d - wanted), d))
+
+
+# Ranks as a person writes them: ``0-7,9``.
+
+_MOST_DIGITS: Final = 9  # of a number, so many are read: more than any world needs
+
+
+def ranks_in(text: str, *, below: int = MOST_RANKS) -> tuple[int, ...]:
+    """Return the ranks that a list of numbers and ranges names, both ends of a range included, in order.
+
+    Args:
+        text: the list.
+        below: size of the world.
+
+    Raises:
+        LayoutError: it is no such list, or names ranks that are not there.
+
+    >>> ranks_in("9,0-3")
+    (0, 1, 2, 3, 9)
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise LayoutError(f"{text!r} is not a list of ranks: give numbers and ranges, e.g. 0,8-11")
+        begin, end = (int(number[:_MOST_DIGITS]) for number in (first, last or first))
+        if end < begin:
+            raise LayoutError(f"{part.strip()} in {text!r} goes down and names no rank: write {last}-{first}")
+        if end >= below:
+            raise LayoutError(f"{text!r} names rank {last or first}; there are 0 to {below - 1}")
+        found.update(range(begin, end + 1))
+    return tuple(sorted(found))

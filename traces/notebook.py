@@ -25,8 +25,7 @@ def run_html(run: Run) -> str:
     """Return a run as HTML: what it is, its key figures, the story of a step. Names in it stay text."""
     from foretrace.traces.analysis.metrics import summarize
     from foretrace.traces.report.kinds import Kinds
-    from foretrace.traces.report.naming import subtitle, title
-    from foretrace.traces.report.words import headline, story
+    from foretrace.traces.report.words import headline, story, subtitle, title
 
     try:
         summary = summarize(run)

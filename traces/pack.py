@@ -16,8 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_TICKS: Final = 2**29
-"""Ticks of a step: fine enough for a billionth of it, with room in 32 bits."""
+_MOST_TICKS: Final = 2**29  # ticks of a step: fine enough for a billionth of it, with room in 32 bits
 
 LARGE: Final = 200_000
 """Values of an array above which a page gets those of its first picture before the others."""

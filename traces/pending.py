@@ -31,42 +31,29 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the process of a rank ended, as its parent saw it.
+    """How the process of a rank ended, as its parent saw it."""
 
-    Attributes:
-        status: its exit status; the negative number of the signal that ended it.
-        signals_sent: the signals that the parent had sent it.
-    """
-
-    status: int
-    signals_sent: tuple[int, ...] = ()
+    status: int  # its exit status; the negative number of the signal that ended it
+    signals_sent: tuple[int, ...] = ()  # the signals that the parent had sent it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """What one rank has said about itself.
+    """What one rank has said about itself."""
 
-    Attributes:
-        rank: whose file it is.
-        t_ns: when it was written, on the clock of the run.
-        step: optimizer step that it is in.
-        collectives: by group, how many it has issued.
-        transfers: by group, sender and receiver, how many it has issued its side of.
-        under_way: communications that have begun and not ended, in columns of a timeline.
-        stack: where its main thread is, innermost first; () if it has issued something since it said so.
-        issued: the last communications that it has issued, ended or not, if its process died.
-        has_ring: whether *issued* are known; there may be none.
-    """
-
-    rank: int
-    t_ns: int
-    step: int
-    collectives: Mapping[int, int]
+    rank: int  # whose file it is
+    t_ns: int  # when it was written, on the clock of the run
+    step: int  # optimizer step that it is in
+    collectives: Mapping[int, int]  # by group, how many it has issued
+    # by group, sender and receiver, how many it has issued its side of
     transfers: Mapping[tuple[int, int, int], int]
+    # communications that have begun and not ended, in columns of a timeline
     under_way: tuple[Mapping[str, Any], ...]
+    # where its main thread is, innermost first; () if it has issued something since it said so
     stack: tuple[str, ...]
+    # the last communications that it has issued, ended or not, if its process died
     issued: tuple[Mapping[str, Any], ...] = ()
-    has_ring: bool = False
+    has_ring: bool = False  # whether *issued* are known; there may be none
 
     @property
     def place(self) -> str:

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from foretrace.door import as_table, check_known, is_as_sealed, parse, read_text, sealed_text, shaped, shown
+from foretrace.door import read_text, sealed_text, shown
 from foretrace.traces.errors import RunError
-from foretrace.traces.info import CHANGED, SAID, check_representatives, check_world
+from foretrace.traces.info import CHANGED, check_representatives, check_world, described, document_of
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.sealed import read_file, write_file
 from foretrace.traces.writer import write_atomically
 
 _Row = TypeVar("_Row", bound=tuple[Any, ...])
 
-REHEARSAL_VERSION: Final = 1
-"""Version of the format; readers refuse a newer one."""
-
-FOLDER: Final = "rehearsal"
-"""Folder of a run directory that holds it."""
+REHEARSAL_VERSION: Final = 1  # version of the format; readers refuse a newer one
+FOLDER: Final = "rehearsal"  # folder of a run directory that holds it
 
 EVENTS: Final = pa.schema(
     [
@@ -216,75 +213,42 @@ _ADDED: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """Description of a rehearsal, as stored in ``rehearsal.json``.
+    """Description of a rehearsal, as stored in ``rehearsal.json``."""
 
-    Attributes:
-        world_size: number of ranks of the world that was acted out.
-        ranks: those that were run.
-        representatives: index rank, value the rehearsed rank that stands for it.
-        name: what a person calls it.
-        command: the script and its arguments.
-        layout: parallel degrees, None if the groups do not tell.
-        groups: every process group that the script made.
-        model: description of the model.
-        job: shape of the input, schedule, sharding, tokens per step and the like.
-        memory: by rank, peak bytes by category.
-        stated: what the script wanted to know of numbers that nobody computed, and what it was told.
-        notes: what differs from the run that is acted out, as sentences.
-        checked: how the representatives were checked.
-        versions: versions of the programs that made it.
-        format_version: version of the format.
-    """
-
-    world_size: int
-    ranks: tuple[int, ...]
-    representatives: tuple[int, ...]
-    name: str = ""
-    command: tuple[str, ...] = ()
-    layout: Layout | None = None
-    groups: tuple[Group, ...] = ()
-    model: Mapping[str, Any] | None = None
+    world_size: int  # number of ranks of the world that was acted out
+    ranks: tuple[int, ...]  # those that were run
+    representatives: tuple[int, ...]  # index rank, value the rehearsed rank that stands for it
+    name: str = ""  # what a person calls it
+    command: tuple[str, ...] = ()  # the script and its arguments
+    layout: Layout | None = None  # parallel degrees, None if the groups do not tell
+    groups: tuple[Group, ...] = ()  # every process group that the script made
+    model: Mapping[str, Any] | None = None  # description of the model
+    # shape of the input, schedule, sharding, tokens per step and the like
     job: Mapping[str, Any] = field(default_factory=dict)
-    memory: Mapping[str, Any] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)  # by rank, peak bytes by category
+    # what the script wanted to know of numbers that nobody computed, and what it was told
     stated: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    checked: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    format_version: int = REHEARSAL_VERSION
+    notes: tuple[str, ...] = ()  # what differs from the run that is acted out, as sentences
+    checked: tuple[str, ...] = ()  # how the representatives were checked
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of the programs that made it
+    format_version: int = REHEARSAL_VERSION  # version of the format
+
+    def __post_init__(self) -> None:
+        check_world(self.world_size, self.groups)
+        check_representatives(self.representatives, self.world_size)
+        for name in ("first_step", "steps"):
+            if not isinstance(self.job.get(name, 0), int):
+                raise RunError(f"job.{name} is {shown(self.job[name])}: a whole number is needed")
 
     def to_json(self) -> str:
         """Return the text of ``rehearsal.json``."""
-        document = {name: getattr(self, name) for name in self.__slots__}
-        document["layout"] = None if self.layout is None else self.layout.degrees
-        document["groups"] = [asdict(group) for group in self.groups]
-        return sealed_text(json.dumps(document, allow_nan=False, indent=1))
+        return sealed_text(json.dumps(document_of(self), allow_nan=False, indent=1))
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Rehearsal:
-        """Return the description in *text*.
-
-        Raises:
-            RunError: *text* does not describe a rehearsal, or one of a newer format.
-        """
-        document = as_table(parse(text, "JSON", source, RunError), source, RunError)
-        version = document.get("format_version")
-        if not isinstance(version, int) or version > REHEARSAL_VERSION:
-            raise RunError(
-                f"{source} has format version {version!r}, this foretrace reads up to {REHEARSAL_VERSION}; "
-                "install a newer foretrace"
-            )
-        try:
-            found: Rehearsal = shaped(cls, document)
-            check_world(found.world_size, found.groups)
-            check_representatives(found.representatives, found.world_size)
-            for name, kinds in SAID.items():
-                check_known(getattr(found, name, None), kinds, name)
-            for name in ("first_step", "steps"):
-                if not isinstance(found.job.get(name, 0), int):
-                    raise ValueError(f"job.{name} is {shown(found.job[name])}: a whole number is needed")
-        except ValueError as error:
-            raise RunError(f"{source} does not describe a rehearsal: {error}") from error
-        if is_as_sealed(text, document):
+        """Return the description in *text*, called *source* in an error. Raises RunError as `described`."""
+        found, is_as_written = described(cls, text, source, "a rehearsal", REHEARSAL_VERSION)
+        if is_as_written:
             return found
         return replace(found, notes=(*found.notes, CHANGED))
 
@@ -292,8 +256,7 @@ class Rehearsal:
 def rehearsal_folder(path: str | Path) -> Path:
     """Return the folder of the rehearsal in the run directory *path*, or *path* if it is that folder.
 
-    Raises:
-        RunError: there is none.
+    Raises RunError: there is none.
     """
     for folder in (Path(path) / FOLDER, Path(path)):
         if (folder / "rehearsal.json").is_file():
@@ -309,8 +272,7 @@ def has_rehearsal(path: str | Path) -> bool:
 def read_rehearsal(path: str | Path) -> Rehearsal:
     """Return the description of the rehearsal in the run directory *path*.
 
-    Raises:
-        RunError: there is none, or it cannot be read.
+    Raises RunError: there is none, or it cannot be read.
     """
     file = rehearsal_folder(path) / "rehearsal.json"
     return Rehearsal.from_json(read_text(file, RunError), str(file))
@@ -342,8 +304,7 @@ def write_measured(folder: Path, rank: int, measured: pa.Table) -> None:
 def read_measured(folder: Path, rank: int) -> pa.Table | None:
     """Return what the events of *rank* took; None if nobody measured it.
 
-    Raises:
-        RunError: the table is damaged.
+    Raises RunError: the table is damaged.
     """
     file = rank_file(folder, rank, "measured")
     if not file.is_file():
@@ -358,10 +319,8 @@ def read_rank(folder: Path, rank: int) -> RankTables:
     """Return what *rank* does.
 
     One that was written before passes without gradients were told apart is taken to have none, and before
-    rows of experts and sizes of uneven all-to-alls were written to have even ones.
-
-    Raises:
-        RunError: a table is missing or damaged.
+    rows of experts and sizes of uneven all-to-alls were written to have even ones. Raises RunError: a table
+    is missing or damaged.
     """
     found = []
     for part, schema in zip(RankTables._fields, _SCHEMAS, strict=True):

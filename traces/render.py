@@ -14,32 +14,33 @@ from foretrace.traces.analysis.critical_path import GAP, CriticalPath, critical_
 from foretrace.traces.analysis.diagnosis import Diagnosis
 from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
 from foretrace.traces.analysis.gaps import CAUSES, gaps_on_path
-from foretrace.traces.analysis.metrics import Breakdown, breakdown, grouped, in_plural, typical_step
+from foretrace.traces.analysis.metrics import (
+    Breakdown,
+    averaged_rows,
+    grouped,
+    in_plural,
+    mean_over_ranks,
+    typical_step,
+)
 from foretrace.traces.batch import batch_in
-from foretrace.traces.by_operator import Pair
-from foretrace.traces.compare import Comparison
+from foretrace.traces.compare import Comparison, Pair
 from foretrace.traces.console import stdout
 from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import format_left_out, format_share, format_si, format_time
 from foretrace.traces.report.tables import NAMESPACES, tables
 from foretrace.traces.run import Run
 
-SHOWN_RANKS: Final = 16
-"""Most ranks with a row of their own; more are shown as one row per pipeline stage."""
+SHOWN_RANKS: Final = 16  # most ranks with a row of their own; more are shown as one row per pipeline stage
 
 SHOWN_SHARE: Final = 0.0005
 """Least share that has a column: what is less on every rank would be printed as 0.0 %."""
 
-LEAST_PART: Final = 0.005
-"""Share of the critical path that is printed as 1 % at least."""
+LEAST_PART: Final = 0.005  # share of the critical path that is printed as 1 % at least
 
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
-SHOWN_KINDS: Final = 5
-"""Parts of the critical path that a person reads."""
-
-SHOWN_FINDINGS: Final = 6
-"""Findings that a person reads; all are in the JSON."""
+SHOWN_KINDS: Final = 5  # parts of the critical path that a person reads
+SHOWN_FINDINGS: Final = 6  # findings that a person reads; all are in the JSON
 
 
 def percents(shares: Sequence[float]) -> list[str]:
@@ -76,10 +77,7 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         f"bubble [bold]{format_share(summary['bubble_fraction'])}[/]   "
         f"waiting for ranks [bold]{format_share(summary['waiting_fraction'])}[/]"
     )
-    averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
-    console.print(
-        _shares_table(run, [row for row in breakdown(run) if row.step in averaged], summary["shares"])
-    )
+    console.print(_shares_table(run, averaged_rows(run), summary["shares"]))
     for what, text in summary["assumed"].items():
         console.print(f"{what} {text}", style="dim", markup=False, soft_wrap=True)
     if n_bounds := summary["n_bounds"]:
@@ -224,11 +222,17 @@ def _shares_table(run: Run, rows: Sequence[Breakdown], mean: Mapping[str, float]
     table.add_column("sum, %", justify="right", style="dim", min_width=len("100.0"))
     table.add_column("hidden comm", justify="right", style="dim", min_width=len("hidden"))
     for name, members in [*_groups(run, rows), ("mean", rows)]:
-        shares = _mean_shares(members)
-        hidden = _weighted([sum(row.hidden_ns.values()) / row.window_ns for row in members], members)
+        shares = mean_over_ranks(members, [row.shares for row in members])
+        hidden = [{"": sum(row.hidden_ns.values()) / row.window_ns} for row in members]
         cells = percents([shares[state] for state in shown])
         total = f"{sum(map(float, cells)):.1f}"
-        table.add_row(name, *cells, total, f"{hidden * 100:.1f}", style="bold" if name == "mean" else "")
+        table.add_row(
+            name,
+            *cells,
+            total,
+            f"{mean_over_ranks(members, hidden)[''] * 100:.1f}",
+            style="bold" if name == "mean" else "",
+        )
     if len(run.stored_ranks) > SHOWN_RANKS:
         for name, pick in (("least of any rank", min), ("most of any rank", max)):
             cells = [f"{pick(row.shares[state] for row in rows) * 100:.1f}" for state in shown]
@@ -247,17 +251,6 @@ def _groups(run: Run, rows: Sequence[Breakdown]) -> list[tuple[str, list[Breakdo
         name = f"rank {row.rank}{others}{stage and f', {stage}'}" if few else stage or "all ranks"
         groups.setdefault(name, []).append(row)
     return list(groups.items())
-
-
-def _mean_shares(rows: Sequence[Breakdown]) -> dict[str, float]:
-    """Return the mean shares of *rows*, each counted for the ranks that it stands for."""
-    shares = [row.shares for row in rows]
-    return {state: _weighted([share[state] for share in shares], rows) for state in shares[0]}
-
-
-def _weighted(values: Sequence[float], rows: Sequence[Breakdown]) -> float:
-    total = sum(row.represents for row in rows)
-    return sum(value * row.represents for value, row in zip(values, rows, strict=True)) / total
 
 
 def _compared(step_ns: int, origin: str, name: str, step: int, phases: Sequence[Mapping[str, Any]]) -> str:

@@ -25,10 +25,8 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 
     Until then, and if writing fails, *target* stays as it was. Where it is a link, what it leads to is
     replaced. A pipe, a terminal or a device such as ``/dev/null`` has no place to take: it is written itself.
-    Folders on the way to *target* that do not exist are made.
-
-    Raises:
-        OSError: the file cannot be made or put in its place, or a link of another user's leads to it.
+    Folders on the way to *target* that do not exist are made. Raises OSError: the file cannot be made or put
+    in its place, or a link of another user's leads to it.
     """
     if not target.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
@@ -76,11 +74,8 @@ _MOST_LINKS: Final = 40  # as the system follows
 def scratch_folder(target: Path) -> Iterator[Path]:
     """Give the path of a new folder of this user's alone beside *target*, in which it is made.
 
-    Folders on the way to it that do not exist are made. The folder is removed in the end, and so are those
-    of processes that were killed before they could.
-
-    Raises:
-        OSError: the folder cannot be made.
+    Folders on the way to it that do not exist are made. The folder is removed in the end, and so are those of
+    processes that were killed before they could. Raises OSError: the folder cannot be made.
     """
     _make_folder(target.parent)
     folder = _beside(target)
@@ -91,8 +86,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
         _discard(folder, target)
 
 
-NEW: Final = "new"
-"""The part of a scratch folder that takes the place of its target."""
+NEW: Final = "new"  # the part of a scratch folder that takes the place of its target
 
 _OLD: Final = "old"
 _THEIRS: Final = "theirs"
@@ -102,11 +96,8 @@ def take_place(scratch: Path, target: Path, own: Collection[str]) -> None:
     """Put the part ``NEW`` of a scratch folder where *target* is.
 
     Entries of *target* that are not in *own* are the user's, and stay in it. Who is killed on the way leaves
-    the rest to the next one that makes a scratch folder for *target*.
-
-    Raises:
-        OSError: it cannot be put there, and *target* is as it was; or something of the user's cannot be put
-            back, and is kept in *scratch*.
+    the rest to the next one that makes a scratch folder for *target*. Raises OSError: it cannot be put there,
+    and *target* is as it was; or something of the user's cannot be put back, and is kept in *scratch*.
     """
     if not target.exists():
         (scratch / NEW).rename(target)

@@ -2,65 +2,53 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from foretrace.traces.columns import Int64Array, int64, labels
 from foretrace.traces.errors import RunError
-from foretrace.traces.folding import Expander
 from foretrace.traces.info import UNNAMED, Clock, RunInfo, rank_list
+from foretrace.traces.layout import Group
 from foretrace.traces.report.format import format_time
 from foretrace.traces.timeline import TIMELINE, empty
 
 _Derived = TypeVar("_Derived")
 
-PLACES: Final = ("rank", "group", "peer")
-"""Columns in which ranks differ that do the same at the same times."""
-
-_RECENT: Final = 16
-"""Different columns of a name that a new one is held against: neighbouring ranks do alike."""
+PLACES: Final = ("rank", "group", "peer")  # columns in which ranks differ that do the same at the same times
+_RECENT: Final = 16  # different columns of a name that a new one is held against: neighbouring ranks do alike
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The spans of one file, decoded on first use.
+    """The spans of one file, decoded on first use."""
 
-    Attributes:
-        rank: whose spans these are; None for a file of several ranks.
-        load: returns the checked timeline; raises RunError if the file is damaged.
-    """
-
-    rank: int | None
-    load: Callable[[], pa.Table]
+    rank: int | None  # whose spans these are; None for a file of several ranks
+    load: Callable[[], pa.Table]  # returns the checked timeline; raises RunError if the file is damaged
 
 
 class Inside(NamedTuple):
-    """Communications inside of compute spans that stand for several in a row; nothing else runs meanwhile.
+    """Communications inside of compute spans that stand for several in a row; nothing else runs meanwhile."""
 
-    Attributes:
-        start_ns, end_ns: when they run, in the order of their starts; shape ``(n,)``.
-        state: of each, index into ``states``.
-        states: an axis, and behind what it communicates: "compute", another axis, or "" if it is exposed.
-        n_more: how many spans more there would be one by one.
-    """
-
+    # when they run, in the order of their starts; shape ``(n,)``
     start_ns: Int64Array
     end_ns: Int64Array
-    state: Int64Array
+    state: Int64Array  # of each, index into ``states``
+    # an axis, and behind what it communicates: "compute", another axis, or "" if it is exposed
     states: tuple[tuple[str, str], ...]
-    n_more: int
+    n_more: int  # how many spans more there would be one by one
 
 
 class Run:
     """A run that has been opened; spans are decoded on first use, and cached.
 
     Attributes:
-        path: where it was opened.
-        info: what ``run.json`` and the sidecars of the ranks say.
         stored_ranks: ranks whose spans are stored, in order.
         warnings: caveats about the run, from the writer and from reading it.
         links: utilisation of links in the columns of ``traces.timeline.LINKS``; None if unknown.
@@ -84,8 +72,8 @@ class Run:
         shown: Callable[[Run], str] | None = None,
         inside: Mapping[int, Inside] | None = None,
     ) -> None:
-        self.path = path
-        self.info = info
+        self.path = path  # where it was opened
+        self.info = info  # what ``run.json`` and the sidecars of the ranks say
         self._parts = {part.rank: part for part in parts if part.rank is not None}
         self._tables: dict[int, pa.Table] = {}
         self._seen: dict[str, list[tuple[int, pa.ChunkedArray]]] = {name: [] for name in TIMELINE.names}
@@ -128,6 +116,11 @@ class Run:
         if not tables:
             return empty() if columns is None else empty().select(list(columns))
         return pa.concat_tables(tables).unify_dictionaries() if len(tables) > 1 else tables[0]
+
+    @property
+    def n_stored(self) -> int:
+        """How many spans are stored."""
+        return sum(self._rank_spans(rank).num_rows for rank in self.stored_ranks)
 
     def source(self, rank: int) -> int:
         """Return the stored rank whose spans *rank* has: itself, or its representative."""
@@ -279,3 +272,84 @@ def _on_common_clock(table: pa.Table, clock: Clock) -> pa.Table:
     )
     columns = {"start_ns": pa.array(moved), "duration_ns": pa.array(moved_ends - moved)}
     return pa.table([columns.get(name, table[name]) for name in table.column_names], schema=table.schema)
+
+
+# Expands folded runs: gives every rank the spans of the rank that stands for it.
+#
+# Only three columns differ between a rank and its representative: ``rank``, ``group`` and ``peer``. All
+# others are shared, so that expanding 512 ranks costs three columns per rank.
+
+_Meetings = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
+"""Distinct pairs of a group and a peer, and for each span which of them it names."""
+
+
+class Expander:
+    """Gives ranks the spans of their representatives.
+
+    Args:
+        groups: the process groups of the run.
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = groups
+        self._distinct: tuple[pa.Table, _Meetings] | None = None
+
+    def expand(self, spans: pa.Table, source: int, rank: int) -> pa.Table:
+        """Return *spans* of rank *source* as those of *rank*.
+
+        A group becomes the group of the same axis that *rank* belongs to (the n-th of that axis, where there
+        are several); a peer becomes the rank as many places further in that group, which is a ring. Where
+        the groups are unknown, a group becomes -1 and a peer keeps its distance.
+        """
+        group, peer, row_of = self._meetings(spans)
+        new_group = np.full(len(group), -1, np.int32)
+        new_peer = np.where(peer >= 0, peer + (rank - source), -1).astype(np.int32)
+        for ours, theirs in self._pairs(source, rank):
+            rows = group == ours.id
+            new_group[rows] = theirs.id
+            moved = rows & np.isin(peer, ours.ranks)
+            turn = theirs.ranks.index(rank) - ours.ranks.index(source)
+            new_peer[moved] = _turned(ours.ranks, theirs.ranks, turn)[peer[moved]]
+        changed = {
+            "rank": pa.array(np.full(spans.num_rows, rank, np.int32)),
+            "group": pa.array(new_group[row_of]),
+            "peer": pa.array(new_peer[row_of]),
+        }
+        return pa.table([changed.get(name, spans[name]) for name in spans.column_names], schema=spans.schema)
+
+    def _meetings(self, spans: pa.Table) -> _Meetings:
+        """Return which groups and peers are named together; remembered for the table that was asked last."""
+        known = self._distinct
+        if known is None or known[0] is not spans:
+            pairs = np.stack([spans["group"].to_numpy(), spans["peer"].to_numpy()]).astype(np.int64)
+            codes, row_of = np.unique((pairs[0] << 32) + pairs[1], return_inverse=True)
+            low = (codes & 0xFFFFFFFF).astype(np.uint32).astype(np.int32)
+            meetings = ((codes - low) >> 32).astype(np.int32), low, row_of
+            known = self._distinct = spans, meetings
+        return known[1]
+
+    @cached_property
+    def _of_rank(self) -> dict[int, dict[str, list[Group]]]:
+        """The groups of every rank, by axis; only who expands needs them."""
+        found: dict[int, dict[str, list[Group]]] = defaultdict(lambda: defaultdict(list))
+        for group in self._groups:
+            for rank in group.ranks:
+                found[rank][group.axis].append(group)
+        return found
+
+    def _pairs(self, source: int, rank: int) -> list[tuple[Group, Group]]:
+        """Return the groups of *source*, each with the corresponding group of *rank*."""
+        found = self._of_rank[rank]
+        return [
+            (ours, theirs)
+            for axis, groups in self._of_rank[source].items()
+            for ours, theirs in zip(groups, found.get(axis, ()), strict=False)
+            if len(ours.ranks) == len(theirs.ranks)
+        ]
+
+
+def _turned(ours: Sequence[int], theirs: Sequence[int], turn: int) -> NDArray[np.int32]:
+    """Return an array that leads from a rank of *ours* to the one *turn* places further in *theirs*."""
+    table = np.full(max(ours) + 1, -1, np.int32)
+    table[list(ours)] = np.roll(theirs, -turn)
+    return table

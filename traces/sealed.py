@@ -19,11 +19,8 @@ from pyarrow import ipc
 from foretrace.door import check_regular
 from foretrace.traces.errors import RunError, reason
 
-KEY: Final = b"foretrace.checksum"
-"""Key of the metadata, of a schema or of a batch, that holds the checksum."""
-
-BLANK: Final = b"foretrace.crc32:????????"
-"""Value of the metadata before the checksum is known."""
+KEY: Final = b"foretrace.checksum"  # key of the metadata, of a schema or of a batch, that holds the checksum
+BLANK: Final = b"foretrace.crc32:????????"  # value of the metadata before the checksum is known
 
 _DIGITS: Final = 8
 _MARK: Final = re.compile(rb"foretrace\.crc32:([0-9a-f?]{8})")
@@ -152,10 +149,8 @@ class Pieces:
 def segments(source: pa.NativeFile) -> Iterator[tuple[int, int]]:
     """Yield where each batch of a stream lies, with the dictionaries, or the schema, before it.
 
-    Nothing is decoded.
-
-    Raises:
-        ArrowException, OSError: what follows the last one is no whole message, or messages without a batch.
+    Nothing is decoded. Raises ArrowException, OSError: what follows the last one is no whole message, or
+    messages without a batch.
     """
     messages, start = ipc.MessageReader.open_stream(source), source.tell()
     begin, kinds = start, list[str]()

@@ -35,8 +35,7 @@ RUN_ENTRIES: Final = frozenset({"run.json", SPANS, "ranks", "memory.arrow", "lin
 BEFORE_A_RUN: Final = frozenset({"rehearsal"})
 """What may be in a directory before there is a run: that of which it is going to be made."""
 
-WRITERS: Final = 2
-"""Files that are written at once."""
+WRITERS: Final = 2  # files that are written at once
 
 
 def write_run(

@@ -9,35 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.metrics import typical_step
-from foretrace.traces.analysis.windows import windows
-from foretrace.traces.report.areas import painted, share_of_bins
-from foretrace.traces.report.cells import rank_step
-from foretrace.traces.report.colours import fill, mix, palette
+from foretrace.traces.analysis.windows import extent_ns, windows
+from foretrace.traces.report.cells import painted, rank_step, share_of_bins
 from foretrace.traces.report.format import format_share, format_time
-from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.kinds import Kinds, Labels, fill, mix, palette
 from foretrace.traces.report.rows import picks, rows_of
 from foretrace.traces.run import Run
 
-LEAST_WIDTH: Final = 24
-"""Slices below which a picture says nothing."""
+LEAST_WIDTH: Final = 24  # slices below which a picture says nothing
 
 _STATES: Final = {"bubble": "·", "other": "?", "wait": "-", "host": "h"}
 """Letter of each state; exposed communication has that of its axis, work that of its legend."""
 
 
 class Piece(NamedTuple):
-    """Letters of one kind, side by side.
+    """Letters of one kind, side by side."""
 
-    Attributes:
-        text: the letters.
-        colour: ``#rrggbb``: of the ground where the kind is work, else of the letters; "" for nothing.
-        works: whether it is work.
-    """
-
-    text: str
-    colour: str
-    works: bool
+    text: str  # the letters
+    colour: str  # ``#rrggbb``: of the ground where the kind is work, else of the letters; "" for nothing
+    works: bool  # whether it is work
 
 
 class Line(NamedTuple):
@@ -58,20 +48,16 @@ class Picture(NamedTuple):
 def picture(run: Run, width: int) -> Picture | None:
     """Return the step of median length of *run*, at most one screen of rows; None if *width* is too small.
 
-    The letters of a kind are its share of all of them, and no kind of work is without one.
-
-    Raises:
-        RunError: the run has no step with a length.
+    The letters of a kind are its share of all of them, and no kind of work is without one. Raises RunError:
+    the run has no step with a length.
     """
     if width < LEAST_WIDTH:
         return None
     kinds = Kinds((run,))
     labels = Labels(kinds)
     step, _ = typical_step(run)
-    ours = [window for window in windows(run) if window.step == step]
-    origin_ns = min(window.start_ns for window in ours)
-    length_ns = max(window.end_ns for window in ours) - origin_ns
-    present = {window.rank for window in ours}
+    origin_ns, length_ns = extent_ns(run, step)
+    present = {window.rank for window in windows(run) if window.step == step}
     named = {entry["rank"]: entry["label"] for entry in rows_of(run, run.stored_ranks).entries}
     ranks = [stored for rank in picks(run)[0] if (stored := run.source(rank)) in present]
     edges = origin_ns + np.linspace(0, length_ns, width + 1)

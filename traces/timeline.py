@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from foretrace.traces.errors import TimelineError
 
-FORMAT_VERSION: Final = 2
-"""Version of the columns below and of ``run.json``; readers refuse a newer one."""
+FORMAT_VERSION: Final = 2  # version of the columns below and of ``run.json``; readers refuse a newer one
 
 MARKS: Final = ("step", "phase")
 """Kinds of spans that are no work but mark time: the window of one optimizer step on one rank; a phase that
@@ -137,8 +136,7 @@ def timeline(columns: dict[str, object]) -> pa.Table:
 def checked(table: pa.Table) -> pa.Table:
     """Return *table* in the timeline's columns and types.
 
-    Raises:
-        TimelineError: a column is missing, contains a null, or cannot be cast; a duration is negative.
+    Raises TimelineError: a column is missing, contains a null, or cannot be cast; a duration is negative.
     """
     table = _completed(table, SINCE_2)
     if missing := set(TIMELINE.names) - set(table.column_names):

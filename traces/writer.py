@@ -22,8 +22,7 @@ from foretrace.traces.replacing import replacing
 from foretrace.traces.sealed import BLANK, KEY, Pieces, look, segments, write_file
 from foretrace.traces.timeline import TIMELINE, checked, timeline
 
-SPANS: Final = "spans"
-"""Folder of the run directory that holds one file per rank."""
+SPANS: Final = "spans"  # folder of the run directory that holds one file per rank
 
 COMPACT_ROWS: Final = 1 << 17
 """Rows per record batch of a finished file: large enough to compress well, small enough to stream."""
@@ -90,8 +89,7 @@ class SpanWriter:
     def close(self) -> None:
         """End the stream and replace it by a compressed file; a second call does nothing.
 
-        Raises:
-            RunError: the file cannot be written; the stream is then still there and can be read.
+        Raises RunError: the file cannot be written; the stream is then still there and can be read.
         """
         if self._writer is None:
             return
@@ -225,8 +223,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 def write_atomically(target: Path, text: str) -> None:
     """Write *text* to *target* so that a reader sees the old contents or the new, never a part.
 
-    Raises:
-        RunError: the file cannot be written.
+    Raises RunError: the file cannot be written.
     """
     if not target.name:
         raise RunError(f"cannot write '{target}': that is a folder")

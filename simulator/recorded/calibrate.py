@@ -411,7 +411,7 @@ def _steps(run: Run, times_ns: Mapping[int, int], *, undisturbed: bool) -> list[
 
     Raises CalibrationError if there are too few.
     """
-    steps = list(averaged_steps(run, times_ns))
+    steps = averaged_steps(run)
     if undisturbed:
         # The faster half, in the order of time again, so that steps are fitted on and held back in turns.
         steps = sorted(sorted(steps, key=times_ns.__getitem__)[: (len(steps) + 1) // 2])

@@ -29,7 +29,7 @@ from foretrace.simulator.simulate import Simulation
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.device import Device
 from foretrace.topologies.placement import place
-from foretrace.traces.columns import BoolArray, int64, is_one_of
+from foretrace.traces.columns import BoolArray, bounds, int64, is_one_of
 from foretrace.traces.errors import RunError
 from foretrace.traces.rehearsal import (
     COMMUNICATION,
@@ -335,8 +335,7 @@ class Trace:
 
 def _covered_s(spans: pa.Table, chosen: BoolArray) -> float:
     """Return how long at least one of the *chosen* spans runs."""
-    start = int64(spans, "start_ns")[chosen]
-    end = start + int64(spans, "duration_ns")[chosen]
+    start, end = (edge[chosen] for edge in bounds(spans))
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
     # Ends so far are the latest of all before: only what reaches beyond them is new.

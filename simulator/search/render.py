@@ -15,7 +15,7 @@ from foretrace.simulator.search.space import Space
 from foretrace.topologies.units import format_bytes, format_time
 from foretrace.traces.console import stdout
 from foretrace.traces.report.format import format_share
-from foretrace.traces.report.sweep import write_sweep
+from foretrace.traces.report.html import write_sweep
 
 BAR: Final = 30
 """Letters that the longest bar of a waterfall takes."""

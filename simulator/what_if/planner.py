@@ -36,8 +36,7 @@ from foretrace.traces.pack import Pack
 from foretrace.traces.report.document import document
 from foretrace.traces.report.format import format_share, format_si
 from foretrace.traces.report.html import served_page
-from foretrace.traces.report.naming import subtitle
-from foretrace.traces.report.words import figure, headline
+from foretrace.traces.report.words import figure, headline, subtitle
 from foretrace.traces.run import Run
 from foretrace.traces.serving.server import JSON, Answer, Query, Route, document_answer, page
 

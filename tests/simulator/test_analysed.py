@@ -11,19 +11,16 @@ from foretrace.simulator.config import job_from
 from foretrace.simulator.job import Job
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.variation import Variation
-from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives
+from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives, stragglers
 from foretrace.traces.analysis.critical_path import critical_path
 from foretrace.traces.analysis.everything import analysis
-from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.metrics import summarize
-from foretrace.traces.analysis.roots import roots
-from foretrace.traces.analysis.stragglers import stragglers
+from foretrace.traces.analysis.roots import held_up, roots
 from foretrace.traces.columns import BoolArray
 from foretrace.traces.compare import compare
-from foretrace.traces.replay.parts import Parts
-from foretrace.traces.replay.play import replay
 from foretrace.traces.replay.waves import Graph
 from foretrace.traces.replay.whatif import scaled, what_if
+from foretrace.traces.replay.work import Parts, replay
 from foretrace.traces.run import Part, Run
 
 LARGE = {"model": "llama3-8b", "cluster": "dgx-h100", "seq_len": 8192, "micro_batch": 1}

@@ -17,7 +17,7 @@ from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.what_if.planner import FRAMEWORK, Planner
-from foretrace.traces.report.colours import palette
+from foretrace.traces.report.kinds import palette
 from foretrace.traces.serving.runs import Runs
 from foretrace.traces.serving.server import Server
 

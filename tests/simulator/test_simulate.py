@@ -24,7 +24,7 @@ from foretrace.simulator.simulate import simulate, simulate_many
 from foretrace.simulator.summary import MOST_REMEDIES
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.errors import RunError
-from foretrace.traces.report.naming import subtitle
+from foretrace.traces.report.words import subtitle
 from foretrace.traces.store import open_run
 from foretrace.traces.timeline import TIMELINE
 

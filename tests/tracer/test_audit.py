@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from foretrace.door import shaped
 from foretrace.tracer.audit import Auditor, Call, Entry, compare
 from foretrace.tracer.groups import GroupInfo, Groups
 from foretrace.tracer.records import Block, Communication
-from foretrace.traces.audit import Audit, Tally, joined
+from foretrace.traces.info import Audit, Tally, joined_audits
 from foretrace.traces.store import open_run
 
 SCRIPT = """
@@ -307,10 +308,10 @@ def test_calls_on_gloo_are_confirmed_on_a_gpu_as_on_the_processor(
 
 def test_audits_of_ranks_are_one() -> None:
     one = Audit(collectives=Tally(recorded=3, compared=2, counted=1), reasons={"old": 1}, differences=("a",))
-    both = joined([one, None, one], 3)
+    both = joined_audits([one, None, one], 3)
     assert both is not None
     assert both.collectives == Tally(recorded=6, compared=4, counted=2)
     assert both.differences == ("a", "a")
     assert both.reasons == {"old": 2, "ranks that ended before the comparison": 1}
-    assert shaped(Audit, both.to_json()) == both
-    assert joined([None], 1) is None
+    assert shaped(Audit, asdict(both)) == both
+    assert joined_audits([None], 1) is None

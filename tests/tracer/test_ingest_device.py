@@ -20,10 +20,10 @@ from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.ingest.kernels import kernel
 from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.device_time import held_memory
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import CAUSES, gaps
 from foretrace.traces.analysis.kernels import kernels
-from foretrace.traces.analysis.launching import held_memory
 from foretrace.traces.analysis.metrics import assumptions, breakdown, summarize
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.columns import int64, is_one_of

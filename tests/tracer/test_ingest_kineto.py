@@ -19,10 +19,10 @@ from foretrace.cli import main
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.ingest.kernels import collective_kind, is_communication, kernel
-from foretrace.tracer.ingest.recording import innermost, lanes
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.tracer.ingest.recording import innermost
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.metrics import breakdown
-from foretrace.traces.columns import int64, is_one_of
+from foretrace.traces.columns import int64, is_one_of, lanes
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
 
@@ -156,7 +156,7 @@ times = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(times=times, whole=st.booleans())
 def test_every_layout_reads_alike_and_no_stream_overlaps(
     times: list[tuple[int, int, int]], whole: bool, tmp_path_factory: pytest.TempPathFactory

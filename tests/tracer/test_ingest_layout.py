@@ -50,7 +50,7 @@ TRACK = st.builds(lambda name: {"name": name, "ph": "M", "ts": 1.0, "args": {"na
 INSTANT = st.builds(lambda name: {"ph": "i", "cat": "kernel", "name": name, "ts": 1.0, "args": {}}, NAMES)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(found=st.lists(st.one_of(PLAIN, TRACK, INSTANT), max_size=8), stale=st.binary(max_size=40))
 def test_events_are_found_whatever_stands_beside_them(found: list[Event], stale: bytes) -> None:
     """Tracks and instants in between, braces and quotes in names, stale bytes behind."""
@@ -72,7 +72,7 @@ CALLS = (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(names=st.lists(st.tuples(st.sampled_from(["cuda_runtime", "cuda_driver"]), st.sampled_from(CALLS))))
 def test_calls_are_left_out_by_eight_letters_of_their_names(names: list[tuple[str, str]]) -> None:
     """Only of the category that was said: another may have events of equal names."""
@@ -91,7 +91,7 @@ def test_no_call_that_blocks_or_launches_is_left_out() -> None:
         assert name.encode()[:8] not in NEITHER.begin
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     found=st.lists(st.one_of(PLAIN, TRACK, INSTANT), max_size=30),
     indent=st.sampled_from([None, 1]),

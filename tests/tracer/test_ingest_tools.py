@@ -328,7 +328,7 @@ def test_the_kind_is_told_by_what_is_in_a_file(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_damage_is_one_line_or_a_run(
     tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject

@@ -41,7 +41,7 @@ def test_the_newest_calls_are_kept_in_order(tmp_path_factory: pytest.TempPathFac
 
 
 @given(name=st.text(max_size=200), axis=st.text(max_size=200), size=st.integers(0, 2**62))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_line_holds_any_name(
     tmp_path_factory: pytest.TempPathFactory, name: str, axis: str, size: int
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from foretrace.tracer.cli import _told
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.finish import merge
-from foretrace.traces.opening import open_whole
+from foretrace.traces.reader import open_whole
 from foretrace.traces.store import open_run
 
 

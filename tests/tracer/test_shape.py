@@ -10,7 +10,7 @@ import foretrace
 from foretrace.tracer import internals, shape
 from foretrace.tracer.parallelism import data_parallel
 from foretrace.tracer.shape import describe_model, find_blocks, untimed
-from foretrace.traces.model_parts import joined_models
+from foretrace.traces.info import joined_models
 from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")

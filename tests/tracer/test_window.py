@@ -12,7 +12,7 @@ from hypothesis.strategies import integers
 
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.window import Window
-from foretrace.traces.opening import open_whole
+from foretrace.traces.reader import open_whole
 from foretrace.traces.store import open_run
 
 SCRIPT = """

@@ -4,7 +4,7 @@ import pytest
 from tests.traces.hand_made import collective, compute, opened, p2p, window
 
 from foretrace.traces.analysis.activity import activity
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.metrics import breakdown, summarize
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import Clock

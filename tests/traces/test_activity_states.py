@@ -107,7 +107,7 @@ LESS_COMMON = ("recompute", "backward_weight", "backward")
 @given(spans=st.lists(SPAN, min_size=1, max_size=14), pp=st.sampled_from([1, 2]), edges=TIME)
 @example(spans=[compute(0, "forward", 0, 5), *NORM], pp=2, edges=(0, 20))
 @example(spans=[compute(rank, kind, 5, 5) for rank, kind in enumerate(LESS_COMMON)], pp=2, edges=(0, 20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_states_are_those_of_every_single_nanosecond(
     spans: list[Span], pp: int, edges: tuple[int, int]
 ) -> None:
@@ -166,7 +166,7 @@ def check_laws(run: Run, rank: int) -> None:
     ),
     compute_ns=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=5),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_hidden_exposed_and_waiting_make_up_communication(
     shape: list[tuple[int, int, int]], compute_ns: list[tuple[int, int]]
 ) -> None:

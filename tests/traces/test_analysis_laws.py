@@ -16,9 +16,9 @@ from foretrace.traces.analysis.critical_path import critical_path
 from foretrace.traces.analysis.device_time import device_times
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
-from foretrace.traces.analysis.held_up import held_up
 from foretrace.traces.analysis.kernels import kernel_groups, kernels
-from foretrace.traces.analysis.metrics import breakdown, summarize, unaveraged
+from foretrace.traces.analysis.metrics import breakdown, summarize
+from foretrace.traces.analysis.roots import held_up
 from foretrace.traces.compare import compare
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import RunInfo
@@ -134,8 +134,8 @@ def test_why_steps_are_left_out_is_asked_as_often_for_many_as_for_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a summary takes the square of their number."""
-    asked = Mock(wraps=unaveraged)
-    monkeypatch.setattr(metrics, "unaveraged", asked)
+    asked = Mock(wraps=metrics._unaveraged)
+    monkeypatch.setattr(metrics, "_unaveraged", asked)
     for n in (1, 5):
         rows = [span(0, at, at + 1, step=at) for at in range(n, 2 * n)]
         rows += [span(0, at, at + 1, category="step", stream="step", step=at) for at in range(2 * n)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.traces.hand_made import in_memory
 
 from foretrace.cli import main
-from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives
+from foretrace.traces.analysis.collectives import bandwidths, bus_factor, collectives, stragglers
 from foretrace.traces.analysis.critical_path import GAP, critical_path
 from foretrace.traces.analysis.device_time import device_times
 from foretrace.traces.analysis.everything import analysis
@@ -21,13 +21,12 @@ from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
 from foretrace.traces.analysis.kernels import group_of, kernel_groups
 from foretrace.traces.analysis.metrics import summarize
-from foretrace.traces.analysis.stragglers import stragglers
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Group
-from foretrace.traces.replay.play import replay
 from foretrace.traces.replay.whatif import scaled, what_if
+from foretrace.traces.replay.work import replay
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import timeline
@@ -252,7 +251,7 @@ pieces = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pieces=pieces, ends=st.lists(st.integers(20, 60), max_size=4))
 def test_the_path_is_as_long_as_the_makespan_and_has_no_holes(
     pieces: list[tuple[int, int, int]], ends: list[int]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from foretrace.traces.analysis.bus_limits import bus_limit, parse_limit
-from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.collectives import bandwidths, bus_limit, parse_limit
 from foretrace.traces.analysis.everything import analysis
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.errors import RunError

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.traces.hand_made import in_memory
 
-from foretrace.traces.analysis.causes import RANK_SPREAD, causes
 from foretrace.traces.analysis.metrics import typical_step
-from foretrace.traces.compare import compare
+from foretrace.traces.compare import RANK_SPREAD, causes, compare
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import RunInfo
 from foretrace.traces.join import JOINED
@@ -69,7 +68,7 @@ WINDOWS = st.lists(st.integers(1, 70), min_size=4, max_size=4)
 
 
 @given(a=SPANS, b=SPANS, a_ns=WINDOWS, b_ns=WINDOWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_causes_add_up_to_the_difference(
     a: list[Row], b: list[Row], a_ns: list[int], b_ns: list[int]
 ) -> None:
@@ -106,7 +105,7 @@ def test_causes_add_up_to_the_difference(
 
 
 @given(rows=SPANS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_run_equals_itself(rows: list[Row]) -> None:
     run = opened([*rows, span(0, "step", 0, 71), span(1, "step", 0, 71)])
     found = compare(run, run)

@@ -18,7 +18,7 @@ from foretrace.traces.run import Run
 from foretrace.traces.store import write_run
 
 JOB = "simulate --model llama2-7b --cluster dgx-h100 --gpus 8 --tp 8 --global-batch 2".split()
-SEARCH = "search --model llama2-7b --cluster dgx-h100 --gpus 8 --global-batch 8 --top 3".split()
+SEARCH = "search --model llama2-7b --cluster dgx-h100 --gpus 2 --global-batch 2 --top 3".split()
 MEMORY = "memory --model llama2-7b --cluster dgx-h100 --gpus 8 --tp 8 --global-batch 2".split()
 
 

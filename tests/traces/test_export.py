@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.traces.exported import Perfetto, chrome, fields
 from tests.traces.hand_made import in_memory
 
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.errors import RunError
 from foretrace.traces.export import ENDINGS, FORMATS, export
 from foretrace.traces.export.protobuf import number, numbers, tag, varint, width
@@ -124,7 +124,7 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_span_is_in_the_file(rows: list[Row]) -> None:
     run = opened(rows)
     for slices in (Perfetto(written(run, "t.pftrace")).all(), chrome(written(run, "t.json"))):

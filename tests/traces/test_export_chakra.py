@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from foretrace.tracer.ingest.ingest import ingest
-from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.analysis.communications import COMMUNICATION
+from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
 from foretrace.traces.errors import RunError
 from foretrace.traces.export import export
 from foretrace.traces.rehearsal import WHAT, RankTables, read_rank, read_rehearsal

@@ -37,7 +37,7 @@ def _snapshot(run: Run) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ROWS)
 def test_after_every_moment_each_category_holds_what_the_run_says(rows: list[tuple[int, str, int]]) -> None:
     """What is let go was held, of just that size; no two allocations share an address at any time."""

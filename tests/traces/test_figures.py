@@ -18,7 +18,7 @@ from foretrace.traces.compare import compare
 from foretrace.traces.errors import FigureError
 from foretrace.traces.figures import timelines
 from foretrace.traces.info import RunInfo
-from foretrace.traces.report.colours import palette
+from foretrace.traces.report.kinds import palette
 from foretrace.traces.report.words import headline
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run

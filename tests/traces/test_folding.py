@@ -8,9 +8,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from foretrace.traces.errors import RunError
-from foretrace.traces.folding import Expander
 from foretrace.traces.info import Clock, RunInfo, merged, rank_list, stable_group_id
 from foretrace.traces.layout import Group, Layout
+from foretrace.traces.run import Expander
 from foretrace.traces.timeline import timeline
 
 DEGREE = st.integers(1, 3)
@@ -91,7 +91,7 @@ JSON = st.recursive(
 
 
 @given(name=st.sampled_from(RunInfo.__slots__), value=JSON)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_value_in_run_json_is_a_description_or_one_line(name: str, value: object) -> None:
     layout = Layout(dp=2)
     info = RunInfo(

@@ -210,7 +210,7 @@ def test_a_finished_run_hangs_nowhere(tmp_path: Path) -> None:
         max_leaves=12,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_file_is_left_out(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     """Whatever is in it, it costs no more than a line."""
     path = tmp_path_factory.mktemp("run")

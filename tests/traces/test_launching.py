@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.traces.hand_made import in_memory
 
+from foretrace.traces.analysis.device_time import launching_share
 from foretrace.traces.analysis.findings import findings
-from foretrace.traces.analysis.launching import launching_share
 from foretrace.traces.info import RunInfo
 from foretrace.traces.timeline import timeline
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrace.door import MOST_RANKS
 from foretrace.traces.errors import LayoutError
 from foretrace.traces.info import rank_list
-from foretrace.traces.ranks import MOST_RANKS, ranks_in
+from foretrace.traces.layout import ranks_in
 
 
 @given(st.sets(st.integers(0, 4000), min_size=1))

@@ -16,7 +16,7 @@ from foretrace.traces.compare import compare
 from foretrace.traces.errors import ReportError, RunError
 from foretrace.traces.info import RunInfo
 from foretrace.traces.report.html import report_html, write_report
-from foretrace.traces.report.view import NO_SEQUENCE
+from foretrace.traces.report.run import NO_SEQUENCE
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import timeline

@@ -13,16 +13,16 @@ from tests.simulator.predicted import simulate
 from tests.traces.unpacked import decode
 
 from foretrace.simulator.config import job_from
-from foretrace.traces.analysis.causes import causes
 from foretrace.traces.analysis.critical_path import critical_path
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.metrics import breakdown as rows_of_breakdown
 from foretrace.traces.analysis.metrics import step_times_ns, summarize
+from foretrace.traces.compare import causes
 from foretrace.traces.info import RunInfo
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.document import document
+from foretrace.traces.report.findings import slowest
 from foretrace.traces.report.links import BINS, FULL, narrow, utilisation
-from foretrace.traces.report.slowest import slowest
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import timeline

@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from foretrace.traces.analysis.activity import activity
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.info import RunInfo
-from foretrace.traces.report.areas import painted, share_of_bins
-from foretrace.traces.report.cells import COMPUTE_LANE, RankStep, rank_step
-from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.cells import COMPUTE_LANE, RankStep, painted, rank_step, share_of_bins
+from foretrace.traces.report.kinds import Kinds, Labels
 from foretrace.traces.report.lanes import STREAM, compute_lane
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import timeline
 
 LENGTH_NS = 60
-SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 
 
 @st.composite

@@ -13,7 +13,7 @@ from tests.traces.unpacked import decode
 from foretrace.traces.analysis.memory import Curve, curves
 from foretrace.traces.info import RunInfo
 from foretrace.traces.pack import Pack
-from foretrace.traces.report.memory import held_where, pack_memory
+from foretrace.traces.report.run import held_where, pack_memory
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import MEMORY, timeline
@@ -29,7 +29,7 @@ def opened(folder: Path, rows: list[tuple[int, str, int]]) -> Run:
     return open_run(write_run(folder / "run", info, spans, pa.table(columns).cast(MEMORY)))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(
     st.lists(
         st.tuples(st.integers(0, 20), st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=20

@@ -14,10 +14,8 @@ from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from
 from foretrace.traces.info import RunInfo
-from foretrace.traces.report.cells import RankStep, rank_step
-from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.labels import Labels
-from foretrace.traces.report.pairs import pairs_of
+from foretrace.traces.report.cells import RankStep, pairs_of, rank_step
+from foretrace.traces.report.kinds import Kinds, Labels
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.timeline import timeline

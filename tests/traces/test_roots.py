@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from tests.traces.hand_made import in_memory
 
 from foretrace.traces.analysis.findings import findings
-from foretrace.traces.analysis.held_up import held_up
-from foretrace.traces.analysis.meetings import CAUSES, followed
-from foretrace.traces.analysis.roots import roots
+from foretrace.traces.analysis.roots import CAUSES, followed, held_up, roots
 from foretrace.traces.info import RunInfo
 from foretrace.traces.layout import Group
 from foretrace.traces.run import Run
@@ -109,7 +107,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions=ACTIONS)
 def test_nothing_of_the_waiting_is_lost(actions: list[tuple[int, list[int]]]) -> None:
     """Roots add up to all waiting, by cause, by axis and by rank."""

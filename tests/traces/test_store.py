@@ -42,7 +42,7 @@ def table(rows: list[tuple[int, str, int, int, int]]) -> pa.Table:
 
 
 @given(rows=ROWS.filter(len))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_what_is_written_is_read(rows: list[tuple[int, str, int, int, int]]) -> None:
     spans = table(rows)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def test_files_of_the_version_before_are_read(tmp_path: Path) -> None:
 
 
 @given(rows=st.lists(ROWS, min_size=1, max_size=5))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_a_recording_reads_the_same_before_and_after_it_is_closed(
     rows: list[list[tuple[int, str, int, int, int]]],
 ) -> None:

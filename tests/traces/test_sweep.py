@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.traces.errors import ReportError
-from foretrace.traces.report.sweep import sweep_html, write_sweep
+from foretrace.traces.report.html import sweep_html, write_sweep
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = "</script><img src=x onerror=alert(1)>"

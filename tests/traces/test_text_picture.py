@@ -9,8 +9,7 @@ from foretrace.simulator.config import job_from
 from foretrace.simulator.simulate import simulate
 from foretrace.traces.info import RunInfo
 from foretrace.traces.report.cells import rank_step
-from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.kinds import Kinds, Labels
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run, write_run
 from foretrace.traces.text_picture import LEAST_WIDTH, picture

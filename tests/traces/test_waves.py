@@ -32,7 +32,7 @@ def numbered(named: list[int]) -> list[int]:
     return [distinct.index(name) if name >= 0 else -1 for name in named]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(case=graphs())
 def test_waves_end_spans_when_playing_them_one_by_one_does(
     case: tuple[int, list[tuple[int, int]], list[int], list[float]],
@@ -52,7 +52,7 @@ def test_waves_end_spans_when_playing_them_one_by_one_does(
     assert graph.n_waves <= n
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(graph=graphs())
 def test_chains_take_as_long_as_their_spans_one_by_one(
     graph: tuple[int, list[tuple[int, int]], list[int], list[float]],

@@ -242,8 +242,7 @@ class Measured:
 def measure(n_processes: int) -> Measured:
     """Measure this machine with *n_processes* gloo processes.
 
-    Raises:
-        RecordError: torch is not installed, or a process failed.
+    Raises RecordError: torch is not installed, or a process failed.
     """
     cores = len(os.sched_getaffinity(0))
     options = {"n_computing": min(cores, n_processes)}

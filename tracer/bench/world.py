@@ -381,8 +381,7 @@ def started(
 ) -> dict[str, Any]:
     """Return what rank 0 of *n* processes of this machine found, which run to their end.
 
-    Raises:
-        RecordError: torch is missing, or a process failed.
+    Raises RecordError: torch is missing, or a process failed.
     """
     chosen = _backend(what, backend, n)
     with tempfile.TemporaryDirectory() as scratch:

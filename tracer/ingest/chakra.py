@@ -14,7 +14,8 @@ import json
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -26,10 +27,9 @@ from foretrace.tracer.ingest.notes import COLLECTIVE
 from foretrace.tracer.ingest.protobuf import fields, packed, text_of, varint
 from foretrace.tracer.ingest.recording import Recording, Rows
 from foretrace.tracer.ingest.sources import Progress, Source, rank_in_name, read_json, read_whole
-from foretrace.tracer.ingest.workload import COLLECTIVE as _COLLECTIVE
-from foretrace.tracer.ingest.workload import RECV as _RECV
-from foretrace.tracer.ingest.workload import SEND as _SEND
-from foretrace.tracer.ingest.workload import Met, Node, issued
+from foretrace.tracer.rehearse.tape.works import Work
+from foretrace.traces import rehearsal
+from foretrace.traces.layout import Group
 
 _DATA_DEPENDENCY: Final = 5
 """Field of the dependencies that order nodes, as Chakra's feeder does; field 4 says who called whom."""
@@ -240,7 +240,7 @@ def _in_order(nodes: dict[int, Node], name: str, result: Recording) -> dict[int,
                 after[other].append(number)
             else:
                 result.lost["dependency on a node that is not there"] += 1
-        for unread in node.said.keys() - {*_READ, "inputs"}:
+        for unread in sorted(node.said.keys() - {*_READ, "inputs"}):
             key = f"attribute {unread[:40]}, which is not read"
             is_known = key in result.lost or len(result.lost) < _MOST_NAMES
             result.lost[key if is_known else "further attributes, which are not read"] += 1
@@ -447,3 +447,174 @@ def _configure(groups: TraceGroups, node: Mapping[str, Any]) -> bool:
             members = one.get("ranks") or list(range(size))
             groups.configure(one.get("pg_name", ""), one.get("pg_desc", ""), members, size)
     return True
+
+
+# What a graph of nodes asks of its rank, as a rehearsal: work for a simulator, with or without durations.
+#
+# Nodes follow one another as ASTRA-sim issues them: computation one at a time, each communication when what
+# it depends on is done (astra-sim/workload/Workload.cc). A send lets what depends on it go on as soon as it
+# is issued: it is in a buffer then, there as with NCCL. The size of a gather is what a rank gives
+# (collective_algorithm/Ring.cc), here that of the whole.
+
+LOAD, STORE, COMPUTE, _SEND, _RECV, _COLLECTIVE = range(2, 8)
+"""Types of nodes; 0 and 1 are of none and of metadata."""
+
+DTYPE: Final = "bf16"  # what a graph computes in, which no node says
+
+CUBES: Final = f"FLOPs of nodes without shapes are priced as products of cubes in {DTYPE}, or by their bytes"
+
+COPIES: Final = {LOAD: (rehearsal.TO_DEVICE, 32_766), STORE: (rehearsal.TO_HOST, 32_767)}
+"""Kind of work of transfers from and to memory elsewhere, and the stream of each."""
+
+STREAMS: Final = 32_000
+"""Streams that communications are issued on, one each: none then waits for what another depends on."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One node of the graph; ``duration_ns`` 0 where it took no time, or says none.
+
+    *said*: attributes by name.
+    """
+
+    name: str = ""
+    kind: int = 0
+    before: list[int] = field(default_factory=list)
+    duration_ns: int = 0
+    said: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a processor does it."""
+        return bool(self.said.get("is_cpu_op"))
+
+    def size(self, name: str) -> int:
+        """Return the attribute *name*, a count; 0 where there is none, or none that can be."""
+        value = self.said.get(name, 0)
+        return value if isinstance(value, int) and 0 < value < 1 << 62 else 0
+
+
+class Met(NamedTuple):
+    """A communication as the graph has it: its kind, its group, the other rank of a transfer or -1."""
+
+    kind: str
+    group: Group
+    peer: int = -1
+
+    def size_bytes(self, node: Node) -> int:
+        """Return the size as in the timeline: of a gather the whole, not what a rank gives."""
+        return whole_bytes(self.kind, node.size("comm_size"), self.group)
+
+
+class _Done(NamedTuple):
+    """What tells that a node is done: an event to wait for, or a mark, on its stream."""
+
+    what: int
+    number: int
+    stream: int
+
+
+def issued(nodes: Mapping[int, Node], met: Mapping[int, Met]) -> rehearsal.Issued:
+    """Return what *nodes* ask of their rank, in an order that their dependencies allow.
+
+    Args:
+        nodes: by number, each behind what it depends on.
+        met: by number, what is known of each communication.
+    """
+    return _Writer(nodes, met).written()
+
+
+class _Writer:
+    def __init__(self, nodes: Mapping[int, Node], met: Mapping[int, Met]) -> None:
+        self._nodes, self._met = nodes, met
+        self._events: list[tuple[int, ...]] = []
+        self._measured: list[tuple[int, ...]] = []
+        self._done: dict[int, tuple[_Done, ...]] = {}
+        self._works: rehearsal.Distinct[Work] = rehearsal.Distinct()
+        self._messages: rehearsal.Distinct[rehearsal.Message] = rehearsal.Distinct()
+        self._places: rehearsal.Distinct[rehearsal.Place] = rehearsal.Distinct()
+        self._sequence: Counter[tuple[int, ...]] = Counter()
+        # Work that only other work of the device depends on needs no mark: a stream keeps its order.
+        self._marked = {
+            other for node in nodes.values() if node.kind != COMPUTE or node.on_host for other in node.before
+        }
+
+    def written(self) -> rehearsal.Issued:
+        for number, node in self._nodes.items():
+            self._write(number, node)
+        tables = rehearsal.RankTables(
+            rehearsal.table_of(self._events, rehearsal.EVENTS),
+            self._works.table(rehearsal.WORKS),
+            self._messages.table(rehearsal.MESSAGES),
+            self._places.table(rehearsal.PLACES),
+        )
+        cubes = any(work.kind == "gemm" for work in self._works.listed)
+        measured = rehearsal.table_of(self._measured, rehearsal.MEASURED)
+        return rehearsal.Issued(tables, measured, {"steps": 1, "note": CUBES if cubes else ""})
+
+    def _write(self, number: int, node: Node) -> None:
+        waits = tuple(dict.fromkeys(one for other in node.before for one in self._done.get(other, ())))
+        met = self._met.get(number)
+        work = None if met else _work(node)
+        if met is None and work is None:
+            self._done[number] = waits  # it takes no time: what depends on it waits for what it waits for
+            return
+        place = self._places.number(rehearsal.Place("kernel", node.name, stage=-1, virtual_stage=-1))
+        stream = 1 + number % STREAMS if met else COPIES[node.kind][1] if node.kind in COPIES else 0
+        self._wait(waits, stream, place, on_host=node.on_host and not met)
+        at = len(self._events)
+        if met is not None:
+            item = self._messages.number(_message(node, met))
+            key = (met.group.id, met.peer, node.kind, node.size("comm_tag"))
+            # Sends and receives meet by their tags, whichever order they are issued in.
+            order = self._sequence[key] + (node.size("comm_tag") << 32)
+            self._sequence[key] += 1
+            self._events.append((rehearsal.COMMUNICATION, item, place, stream, order, 0))
+            self._done[number] = waits if node.kind == _SEND else (_Done(rehearsal.WAIT, at, stream),)
+            return
+        assert work is not None  # noqa: S101 - one of the two, as above
+        self._events.append((rehearsal.OP, self._works.number(work), place, stream, -1, 0))
+        if node.duration_ns:
+            self._measured.append((at, 0, node.duration_ns, 0, 0))
+        if number in self._marked and not node.on_host:
+            self._events.append((rehearsal.MARK, number % (1 << 31), place, stream, -1, 0))
+            self._done[number] = (_Done(rehearsal.WAIT_MARK, number % (1 << 31), stream),)
+
+    def _wait(self, waits: Sequence[_Done], stream: int, place: int, *, on_host: bool) -> None:
+        for one in waits:
+            if on_host:
+                self._events.append((rehearsal.HOST_WAIT, -1, place, one.stream, -1, 0))
+            elif one.what == rehearsal.WAIT:
+                self._events.append((rehearsal.WAIT, -1, place, stream, one.number, 0))
+            elif one.stream != stream:
+                self._events.append((rehearsal.WAIT_MARK, one.number, place, stream, -1, 0))
+
+
+def _work(node: Node) -> Work | None:
+    """Return the work of *node*; None if the node takes no time.
+
+    Floating-point operations are priced as a product of cubes of as many, and never below their bytes; what
+    says neither takes the time that the file says.
+    """
+    flops, moved = node.size("num_ops"), node.size("tensor_size")
+    if node.kind in COPIES:
+        kind = COPIES[node.kind][0]
+    else:
+        kind = rehearsal.ON_HOST if node.on_host else "gemm" if flops else "memory"
+    is_known = not node.on_host and bool(flops or moved)
+    if not is_known and not node.duration_ns:
+        return None
+    side = max(round((flops / 2) ** (1 / 3)), 1) if kind == "gemm" else 0
+    said = "" if is_known else f"{node.duration_ns} ns"  # of one name and another length: another work
+    return Work(
+        "compute", kind, said, DTYPE, flops, moved, m=side, n=side, k=side, kernels=0, is_known=is_known
+    )
+
+
+def _message(node: Node, met: Met) -> rehearsal.Message:
+    # Transfers of a pair with one tag share a stream: the name is theirs, not that of the node.
+    tag = f" {node.size('comm_tag')}" if node.size("comm_tag") else ""
+    name = met.kind + tag if met.peer >= 0 else node.name
+    return rehearsal.Message(
+        met.kind, met.group.id, met.size_bytes(node), "", met.peer, is_async=False, name=name
+    )

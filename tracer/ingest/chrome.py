@@ -244,11 +244,7 @@ class NamesLeftOut(NamedTuple):
 
 
 class Events:
-    """The events of one block.
-
-    Attributes:
-        n_events: how many begin in it, of all phases.
-    """
+    """The events of one block."""
 
     def __init__(self, block: bytes | bytearray, size: int) -> None:
         self._block, self._size = block, size
@@ -258,7 +254,7 @@ class Events:
         braces = np.flatnonzero(np.frombuffer(block, np.uint8, min(size, padded)) == ord("{"))
         opened = self._with(braces, OPEN, 0)
         begun = self._with(opened, START, 0)
-        self.n_events = len(begun)
+        self.n_events = len(begun)  # how many begin in it, of all phases
         self._complete = self._with(begun, COMPLETE, 0)
         self._complete = self._complete[self._complete < len(self._words) - len(COMPLETE)]
         self._category = self._words[self._complete + len(COMPLETE)]
@@ -340,7 +336,6 @@ def _mask(text: bytes) -> np.uint64:
 
 MOST_WAITING: Final = 2  # blocks of which the events are held until Arrow has parsed them
 
-_END: Final = b"\n  }"
 _BETWEEN: Final = b"\n  },\n  {"
 EVENTS_KEY: Final = b'"traceEvents": ['
 _DEVICE: Final = tuple(f'{category}"'.encode() for category in sorted(DEVICE_CATEGORIES))
@@ -402,8 +397,7 @@ def read_kineto_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
 def read_any_layout(stream: IO[bytes], *, operators: bool = False) -> Trace:
     """Read a Chrome trace of any layout: an array of events, or an object with ``traceEvents``.
 
-    Raises:
-        IngestError: the file is not JSON of that shape, or nests too deeply.
+    Raises IngestError: the file is not JSON of that shape, or nests too deeply.
     """
     trace = Trace()
     held: dict[str, list[dict[str, Any]]] = {name: [] for name in _SCHEMAS}
@@ -493,17 +487,17 @@ def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
             break
         cut = buffer.rfind(_BETWEEN, 0, filled)
         if cut >= 0:
-            yield buffer, cut + len(_END)
+            yield buffer, cut + len(END)
             # Behind the comma.
-            filled = _dropped(buffer, cut + len(_END) + 1, filled)
+            filled = _dropped(buffer, cut + len(END) + 1, filled)
     end = buffer.rfind(b"\n  }\n  ]", 0, filled)
     if end < 0:
         trace.cut = trace.cut or "the file ends in the middle"
-        yield buffer, max(buffer.rfind(_END, 0, filled), -len(_END)) + len(_END)
+        yield buffer, max(buffer.rfind(END, 0, filled), -len(END)) + len(END)
         return
     footer = bytes(buffer[end + len(b"\n  }\n  ]") : filled]).strip().removeprefix(b",")
     trace.header = {**_header(b"{" + footer), **trace.header}
-    yield buffer, end + len(_END)
+    yield buffer, end + len(END)
 
 
 def _read_into(stream: IO[bytes], place: memoryview, trace: Trace) -> int:

@@ -107,8 +107,7 @@ _COLUMNS: Final = ("kind", "name", "start", "end", "stream", "device", "correlat
 _CALLS: Final = ("name", "start", "end", "thread", "correlation")
 
 
-_TIME_BITS: Final = 62
-"""Of times that are read: no sum or difference of two then overflows 64 bits."""
+_TIME_BITS: Final = 62  # of times that are read: no sum or difference of two then overflows 64 bits
 
 
 def _whole(*values: object, bits: int = 63) -> bool:
@@ -141,8 +140,7 @@ def _table(
 def recordings(ranks: Mapping[Any, DeviceEvents], name: str, what: str) -> list[Recording]:
     """Return the recording of each of *ranks*, which are on one clock; *what* a rank of the file *name* is.
 
-    Raises:
-        IngestError: none has an event on a device.
+    Raises IngestError: none has an event on a device.
     """
     filled = [events for events in ranks.values() if len(events)]
     if not filled:

@@ -73,18 +73,15 @@ class _Told:
 
     Attributes:
         model: description in the fields of a transformer, or its name and type alone; None if neither.
-        job: further settings of the job.
-        sources: by setting, its value and what tells it.
         lookups: shape of the tokens of each lookup in a step, all in the module that does the first.
-        missing: what is not told, and why.
     """
 
     def __init__(self, issued: Issued) -> None:
         self.model: dict[str, Any] | None = None
-        self.job: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}
+        self.job: dict[str, Any] = {}  # further settings of the job
+        self.sources: dict[str, str] = {}  # by setting, its value and what tells it
         self.lookups: list[list[int]] = []
-        self.missing: list[str] = []
+        self.missing: list[str] = []  # what is not told, and why
         tables = issued.tables
         works, places = tables.works.to_pylist(), tables.places.to_pylist()
         columns = (tables.events[name].to_pylist() for name in ("what", "item", "place"))

@@ -20,8 +20,7 @@ from foretrace.traces.timeline import checked
 def read(source: Source, progress: Progress | None = None) -> Recording:
     """Return the run that an exported file holds; ``facts`` has its description and its memory.
 
-    Raises:
-        IngestError: the file is damaged, or its end is gone.
+    Raises IngestError: the file is damaged, or its end is gone.
     """
     document = read_json(read_whole(source, progress), source.name)
     try:

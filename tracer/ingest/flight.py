@@ -65,8 +65,7 @@ class _Plain(pickle.Unpickler):
 def read(source: Source, progress: Progress | None = None) -> Recording:
     """Read the dump of one rank.
 
-    Raises:
-        IngestError: it cannot be read, or holds no collective with a time.
+    Raises IngestError: it cannot be read, or holds no collective with a time.
     """
     document, rank = _document(source, progress)
     result = Recording(name=source.name, spans=pa.table({}), rank=rank, numbered=True)
@@ -81,8 +80,7 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
 def diagnose(paths: Sequence[str]) -> Diagnosis | None:
     """Return which rank of a job is behind by the dumps at *paths*; None if there is none.
 
-    Raises:
-        IngestError: a dump is damaged, or does not tell of which rank it is.
+    Raises IngestError: a dump is damaged, or does not tell of which rank it is.
     """
     known: dict[int, Evidence] = {}
     members: dict[int, tuple[int, ...]] = {}

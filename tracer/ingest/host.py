@@ -15,9 +15,9 @@ from foretrace.tracer.ingest.chrome import Trace
 from foretrace.tracer.ingest.events import LEAST_FRAME_US, LONGEST_US, all_to_ns, text, timed_ns, whole
 from foretrace.tracer.ingest.groups import TraceGroups
 from foretrace.tracer.ingest.notes import AS, STEP, HostCalls, Notes
-from foretrace.tracer.ingest.recording import Recording, innermost, lanes, stacked, step_table
+from foretrace.tracer.ingest.recording import Recording, innermost, stacked, step_table
 from foretrace.tracer.kernels import N_STEPS
-from foretrace.traces.columns import BoolArray, Int64Array, labels
+from foretrace.traces.columns import BoolArray, Int64Array, labels, lanes
 from foretrace.traces.timeline import empty, timeline
 
 

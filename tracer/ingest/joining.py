@@ -65,8 +65,7 @@ class _Parts:
 def join(recordings: Sequence[Recording], name: str, kind: str) -> Joined:
     """Return one run of *recordings* from files of a *kind*: one per rank, or a single one of several.
 
-    Raises:
-        IngestError: they are of two jobs, or lie too far apart in time.
+    Raises IngestError: they are of two jobs, or lie too far apart in time.
     """
     if kind == "kineto":
         _check_one_job(recordings)
@@ -255,8 +254,7 @@ def _unnumbered(table: pa.Table) -> pa.Table:
 def _first_ns(tables: dict[int, pa.Table], clock: dict[int, Clock]) -> int:
     """Return when the first span begins, on the common clock.
 
-    Raises:
-        IngestError: the last begins longer after it than a timeline can say.
+    Raises IngestError: the last begins longer after it than a timeline can say.
     """
     starts = [(int64(table, "start_ns"), clock[rank].offset_ns) for rank, table in tables.items()]
     first = min(int(start.min()) + offset for start, offset in starts)

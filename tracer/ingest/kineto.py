@@ -49,10 +49,10 @@ from foretrace.tracer.ingest.idle import idle_rows
 from foretrace.tracer.ingest.joining import numbered_in_order
 from foretrace.tracer.ingest.kernels import PEER, UNKNOWN, Kernel, first_dtype, kernel, kernel_dtype
 from foretrace.tracer.ingest.notes import Call, Notes, flattened, from_arguments, host_calls, named
-from foretrace.tracer.ingest.recording import Recording, coded, lanes, stacked
+from foretrace.tracer.ingest.recording import Recording, coded, stacked
 from foretrace.tracer.ingest.sources import Progress, Source, head, opened
 from foretrace.traces.analysis.kernels import OTHER, group_of
-from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, labels
+from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64, labels, lanes
 from foretrace.traces.errors import reason
 from foretrace.traces.layout import Group
 from foretrace.traces.report.format import format_share, format_time
@@ -74,10 +74,8 @@ def read(
 ) -> Recording:
     """Read one Kineto or Chrome trace of a rank; kernels whose names fit *communicates* are communication.
 
-    If *explain*, what the rank issued is told from its operators and their shapes, too.
-
-    Raises:
-        IngestError: the file cannot be read, is no trace, or holds nothing that has a duration.
+    If *explain*, what the rank issued is told from its operators and their shapes, too. Raises IngestError:
+    the file cannot be read, is no trace, or holds nothing that has a duration.
     """
     fast = has_kineto_layout(head(source, until=EVENTS_KEY))
     reader = read_kineto_layout if fast else read_any_layout
@@ -98,8 +96,7 @@ def translated(
 ) -> Recording:
     """Return the recording of one rank that *trace* holds; *communicates* and *explain* as for ``read``.
 
-    Raises:
-        IngestError: nothing in it has a duration.
+    Raises IngestError: nothing in it has a duration.
     """
     info = trace.header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}

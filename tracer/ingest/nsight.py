@@ -26,14 +26,9 @@ _NEEDED: Final = {
 _COPIES: Final = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 """``CUpti_ActivityMemcpyKind`` as the names of copies in Kineto write it."""
 
-_PLACES: Final = {0: "Pageable", 1: "Pinned", 2: "Device"}
-"""``ENUM_CUDA_MEM_KIND``."""
-
-_RANGES: Final = (59, 60)
-"""``eventType`` of NVTX ranges: pushed and popped, started and ended."""
-
-_PROCESS: Final = 0xFFFFFF << 24
-"""Bits of ``globalTid`` and ``globalPid`` that tell the process."""
+_PLACES: Final = {0: "Pageable", 1: "Pinned", 2: "Device"}  # ``ENUM_CUDA_MEM_KIND``
+_RANGES: Final = (59, 60)  # ``eventType`` of NVTX ranges: pushed and popped, started and ended
+_PROCESS: Final = 0xFFFFFF << 24  # bits of ``globalTid`` and ``globalPid`` that tell the process
 
 _STEPS_PER_CHECK, _MOST_CHECKS = 10_000_000, 100_000
 """Instructions of SQLite after which it asks whether to go on, and how often it may: every file must end."""
@@ -42,8 +37,7 @@ _STEPS_PER_CHECK, _MOST_CHECKS = 10_000_000, 100_000
 def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     """Read an export; a rank for each process that ran kernels.
 
-    Raises:
-        IngestError: it is no such export, packed, damaged, or lacks what is needed.
+    Raises IngestError: it is no such export, packed, damaged, or lacks what is needed.
     """
     with source.path.open("rb") as file:
         is_packed = source.member or file.read(2) == b"\x1f\x8b"

@@ -27,27 +27,9 @@ from foretrace.tracer.ingest.kernels import dtype
 from foretrace.tracer.rehearse.tape.calls import Call
 from foretrace.tracer.rehearse.tape.pricing import as_laid_out
 from foretrace.tracer.rehearse.tape.works import Work, work_of
+from foretrace.traces import rehearsal
 from foretrace.traces.analysis.activity import covered_by
 from foretrace.traces.columns import Int64Array, distinct, int64, labels
-from foretrace.traces.rehearsal import (
-    COMMUNICATION,
-    EVENTS,
-    HOST_WAIT,
-    MEASURED,
-    MESSAGES,
-    OP,
-    PLACES,
-    TO_DEVICE,
-    TO_HOST,
-    WAIT,
-    WORKS,
-    Distinct,
-    Issued,
-    Message,
-    Place,
-    RankTables,
-    table_of,
-)
 
 SOON_NS: Final = 20_000
 """A kernel that starts so soon after a communication ended, on a stream that idled until then, waited for it:
@@ -88,7 +70,7 @@ class _Spans(NamedTuple):
 
 def issued(
     operators: Sequence[Mapping[str, Any]], rows: OnDevice, spans: pa.Table, known: Known, steps: Steps
-) -> tuple[Issued | None, pa.Table]:
+) -> tuple[rehearsal.Issued | None, pa.Table]:
     """Return what the rank issued in its steps, None if no operator has shapes; and *spans* with its work.
 
     Args:
@@ -319,7 +301,7 @@ class _Writer:
         # The place of each stream by how long it computes: 0 is the one that does most.
         self._stream = np.argsort(np.argsort(-busy, kind="stable"))[rows.stream]
 
-    def written(self) -> tuple[Issued | None, pa.Table]:
+    def written(self) -> tuple[rehearsal.Issued | None, pa.Table]:
         """Return what was issued in whole steps, None if nothing was, and the timeline with its work."""
         steps = self._steps()
         issues = self._issues(set(steps))
@@ -327,9 +309,9 @@ class _Writer:
             return None, self._spans
         host_ns, pauses = self._host(issues)
         events, measured = list[tuple[int, ...]](), list[tuple[int, ...]]()
-        works: Distinct[Work] = Distinct()
-        messages: Distinct[Message] = Distinct()
-        places: Distinct[Place] = Distinct()
+        works: rehearsal.Distinct[Work] = rehearsal.Distinct()
+        messages: rehearsal.Distinct[rehearsal.Message] = rehearsal.Distinct()
+        places: rehearsal.Distinct[rehearsal.Place] = rehearsal.Distinct()
         waits = self._waits(issues)
         blocked = self._blocked()
         number_of: dict[int, int] = {}
@@ -340,26 +322,33 @@ class _Writer:
             stream = int(self._stream[first])
             # A call that held the host up has returned between the launch before and this one.
             if ((blocked > previous_ns) & (blocked <= issue.t_ns)).any():
-                events.append((HOST_WAIT, -1, place, 0, -1, 0))
+                events.append((rehearsal.HOST_WAIT, -1, place, 0, -1, 0))
             previous_ns = issue.t_ns
             events += [
-                (WAIT, -1, place, 0, number_of[other], 0) for other in waits.get(at, ()) if other in number_of
+                (rehearsal.WAIT, -1, place, 0, number_of[other], 0)
+                for other in waits.get(at, ())
+                if other in number_of
             ]
             # Where this event will stand: waits for it name that place.
             number_of[at] = len(events)
-            if issue.what == COMMUNICATION:
+            if issue.what == rehearsal.COMMUNICATION:
                 item = messages.number(self._message(first))
                 order = int(self._number["sequence"][first])
-                events.append((COMMUNICATION, item, place, 0, order if order >= 0 else at, 0))
+                events.append((rehearsal.COMMUNICATION, item, place, 0, order if order >= 0 else at, 0))
             else:
-                events.append((OP, works.number(issue.work), place, stream, -1, 0))  # type: ignore[arg-type]
+                events.append((rehearsal.OP, works.number(issue.work), place, stream, -1, 0))  # type: ignore[arg-type]
             took = int(self._duration[issue.rows].sum())
             measured.append((number_of[at], int(self._rows.start_ns[first]), took, host_ns[at], pauses[at]))
-        tables = RankTables(
-            table_of(events, EVENTS), works.table(WORKS), messages.table(MESSAGES), places.table(PLACES)
+        tables = rehearsal.RankTables(
+            rehearsal.table_of(events, rehearsal.EVENTS),
+            works.table(rehearsal.WORKS),
+            messages.table(rehearsal.MESSAGES),
+            places.table(rehearsal.PLACES),
         )
         facts = self._facts(issues, steps, pauses)
-        return Issued(tables, table_of(measured, MEASURED), facts), self._worked(issues)
+        return rehearsal.Issued(
+            tables, rehearsal.table_of(measured, rehearsal.MEASURED), facts
+        ), self._worked(issues)
 
     def _worked(self, issues: Sequence[_Issue]) -> pa.Table:
         """Return the timeline with the work of operators, of each in its only kernel, where it tells none."""
@@ -401,11 +390,13 @@ class _Writer:
             path = self._path(spans, around)
             kind = self._label["kind"][row]
             if self._label["category"][row] in {"collective", "p2p"}:
-                found[("communication", row)] = _Issue(t_ns, COMMUNICATION, None, [row], path, [launch])
+                found[("communication", row)] = _Issue(
+                    t_ns, rehearsal.COMMUNICATION, None, [row], path, [launch]
+                )
                 continue
             if kind in {"host_to_device", "device_to_host"}:
-                work = self._copy(row, TO_DEVICE if kind == "host_to_device" else TO_HOST)
-                found[("copy", row)] = _Issue(t_ns, OP, work, [row], path, [launch])
+                work = self._copy(row, rehearsal.TO_DEVICE if kind == "host_to_device" else rehearsal.TO_HOST)
+                found[("copy", row)] = _Issue(t_ns, rehearsal.OP, work, [row], path, [launch])
                 continue
             chosen = self._chosen(spans, around)
             key = ("operator", tid, chosen) if chosen is not None else ("kernel", row)
@@ -414,7 +405,7 @@ class _Writer:
                 found[key].launches.append(launch)
                 continue
             work = self._counting.of(spans.events[chosen]) if chosen is not None else self._nameless(row)  # type: ignore[union-attr]
-            found[key] = _Issue(t_ns, OP, work, [row], path, [launch])
+            found[key] = _Issue(t_ns, rehearsal.OP, work, [row], path, [launch])
         for key, one in found.items():
             if one.work is not None and key[0] != "copy":  # a copy over the link is no kernel
                 work = one.work._replace(kernels=len(one.rows))
@@ -443,26 +434,28 @@ class _Writer:
     def _nameless(self, row: int) -> Work:
         return Work(self._label["name"][row], "memory", "", self._counting.usual, 0, 0, is_known=False)
 
-    def _place(self, issue: _Issue, steps: Sequence[int]) -> Place:
+    def _place(self, issue: _Issue, steps: Sequence[int]) -> rehearsal.Place:
         kind, category = (self._label[name][issue.rows[0]] for name in ("kind", "category"))
         step = int(self._step[issue.rows[0]])
         at = steps.index(step) if step in steps else 0
-        return Place(kind if category == "compute" else "kernel", issue.path, step=at)
+        return rehearsal.Place(kind if category == "compute" else "kernel", issue.path, step=at)
 
-    def _message(self, row: int) -> Message:
+    def _message(self, row: int) -> rehearsal.Message:
         kind, dtype = (self._label[name][row] for name in ("kind", "dtype"))
         group, size_bytes, peer = (int(self._number[name][row]) for name in ("group", "size_bytes", "peer"))
-        return Message(kind, group, size_bytes, dtype, peer, is_async=True, name=kind)
+        return rehearsal.Message(kind, group, size_bytes, dtype, peer, is_async=True, name=kind)
 
     def _waits(self, issues: Sequence[_Issue]) -> dict[int, list[int]]:
         """Return what waited for which communications: it started when they ended, on a stream that idled."""
         rows = self._rows
         found: dict[int, list[int]] = defaultdict(list)
-        main = [at for at, one in enumerate(issues) if one.what == OP and self._stream[one.rows[0]] == 0]
+        main = [
+            at for at, one in enumerate(issues) if one.what == rehearsal.OP and self._stream[one.rows[0]] == 0
+        ]
         starts = np.array([rows.start_ns[issues[at].rows[0]] for at in main], np.int64)
         ends = np.array([rows.end_ns[issues[at].rows].max() for at in main], np.int64)
         for at, one in enumerate(issues):
-            if one.what != COMMUNICATION or not main:
+            if one.what != rehearsal.COMMUNICATION or not main:
                 continue
             end_ns = int(rows.end_ns[one.rows[0]])
             next_ = int(np.searchsorted(starts, end_ns))

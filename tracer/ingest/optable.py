@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import IngestError
-from foretrace.tracer.ingest.recording import Recording, lanes, place_in_time, stacked, step_table
+from foretrace.tracer.ingest.recording import Recording, place_in_time, stacked, step_table
 from foretrace.tracer.ingest.sources import UNREADABLE, Progress, Source, opened
-from foretrace.traces.columns import BoolArray, Int64Array, factorized, int64
+from foretrace.traces.columns import BoolArray, Int64Array, bounds, factorized, int64, lanes
 from foretrace.traces.errors import LayoutError, reason
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.timeline import timeline
@@ -131,8 +131,7 @@ def _peers(names: list[str], whole: dict[str, Int64Array], layout: Layout) -> In
 
 def _without_overlaps(table: pa.Table) -> pa.Table:
     """Return *table* with overlapping operations of one stream, by the rounding of seconds, cut apart."""
-    start, rank = int64(table, "start_ns"), int64(table, "rank")
-    end = start + int64(table, "duration_ns")
+    (start, end), rank = bounds(table), int64(table, "rank")
     stream = table["stream"].combine_chunks()
     streams = stream.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     key = factorized(rank, streams)
@@ -152,8 +151,7 @@ def _without_overlaps(table: pa.Table) -> pa.Table:
 
 def step_rows(spans: pa.Table) -> pa.Table:
     """Return one row per rank and step: from the first start to the last end of any rank."""
-    step, start = int64(spans, "step"), int64(spans, "start_ns")
-    end = start + int64(spans, "duration_ns")
+    step, (start, end) = int64(spans, "step"), bounds(spans)
     ranks = np.unique(int64(spans, "rank"))
     steps = np.unique(step)
     first = np.array([start[step == number].min() for number in steps])
@@ -163,17 +161,8 @@ def step_rows(spans: pa.Table) -> pa.Table:
 
 
 COLUMNS: Final = (
-    "dp_rank",
-    "stage",
-    "rank",
-    "step",
-    "optype",
-    "start_ts",
-    "duration",
-    "seq_id",
-    "mb_id",
-    "gmc",
-)
+    "dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mb_id", "gmc",
+)  # fmt: skip
 """Columns that are read; what tells a table of operations from any other Parquet file."""
 
 MOST_RANKS: Final = 1 << 16  # largest world that is believed
@@ -186,8 +175,7 @@ themselves forgive up to 500 µs when they match operations."""
 def read(source: Source, progress: Progress | None = None) -> Recording:
     """Read a table of operations.
 
-    Raises:
-        IngestError: it is no such table, or its ranks do not make a grid.
+    Raises IngestError: it is no such table, or its ranks do not make a grid.
     """
     with opened(source, progress) as stream:
         data = stream.read()

@@ -30,8 +30,7 @@ _TRANSFERS: Final = {"send": "send", "isend": "send", "recv": "recv", "irecv": "
 def read(source: Source, progress: Progress | None = None) -> Recording:
     """Read the communication trace of one rank.
 
-    Raises:
-        IngestError: it cannot be read, or holds nothing with a length.
+    Raises IngestError: it cannot be read, or holds nothing with a length.
     """
     listed = read_json(read_whole(source, progress), source.name)
     if not isinstance(listed, list):

@@ -37,8 +37,7 @@ def read_all(
 ) -> Iterator[Outcome]:
     """Yield what came of each of *sources*, in their order.
 
-    Raises:
-        IngestError: a process that read for this one was ended.
+    Raises IngestError: a process that read for this one was ended.
     """
     n = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(sources))
     if n < 2 or sum(source.size_bytes for source in sources) < LEAST_BYTES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.tracer.ingest.events import joined
-from foretrace.traces.columns import Int64Array, factorized, occurrence
+from foretrace.traces.columns import Int64Array, factorized, lanes, occurrence
 from foretrace.traces.layout import Group, Layout
 from foretrace.traces.rehearsal import Issued
 from foretrace.traces.timeline import TIMELINE, timeline
@@ -44,51 +43,6 @@ class Recording:
     memory: pa.Table | None = None  # of its one rank, on the same clock; None if the file does not say
     issued: Issued | None = None  # what its one rank issued, where it was asked for
     facts: dict[str, Any] = field(default_factory=dict)  # further facts for ``run.json``: device, versions
-
-
-def lanes(
-    start: Int64Array, end: Int64Array, grain_ns: int, limit: int, key: Int64Array | None = None
-) -> tuple[Int64Array, Int64Array]:
-    """Distribute spans over lanes so that none overlap; return the lane of each, and their new starts.
-
-    A span that begins up to *grain_ns* before its predecessor ends, as rounded times do, is cut by that much.
-    One that truly overlaps goes to the first lane that is free.
-
-    Args:
-        start: starts of the spans, ascending, in ns; shape ``(n_spans,)``.
-        end: ends of the spans, in ns.
-        grain_ns: resolution of the file's clock.
-        limit: most lanes; spans that find none free get lane -1.
-        key: numbers of streams, by which the spans are sorted first: each has lanes of its own.
-    """
-    if key is not None:
-        lane, begin = np.zeros(len(start), np.int64), start.copy()
-        # What stands before the first differs from it, so that the first row counts.
-        first = np.flatnonzero(np.diff(key, prepend=key[:1] - 1))
-        for a, b in pairwise([*first.tolist(), len(key)]):
-            lane[a:b], begin[a:b] = lanes(start[a:b], end[a:b], grain_ns, limit)
-        return lane, begin
-    lane = np.zeros(len(start), np.int64)
-    begin = start.copy()
-    if not len(start):
-        return lane, begin
-    ended = np.maximum.accumulate(end)[:-1]
-    if (start[1:] >= ended).all():
-        return lane, begin
-    free: list[int] = []
-    for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        # No span is cut beyond its own end.
-        fits = (j for j, until in enumerate(free) if until <= a or until <= min(a + grain_ns, b))
-        found = next(fits, -1)
-        if found >= 0:
-            begin[i] = max(a, free[found])
-        elif len(free) < limit:
-            found = len(free)
-            free.append(b)
-        lane[i] = found
-        if found >= 0:
-            free[found] = b
-    return lane, begin
 
 
 def place_in_time(start: Int64Array, *keys: Int64Array) -> Int64Array:

@@ -16,8 +16,7 @@ from foretrace.tracer.ingest.sources import Progress, Source, read_json, read_wh
 
 TOOL: Final = "rocprofiler-sdk-tool"
 
-_GPU: Final = 2
-"""``type`` of an agent that is a GPU."""
+_GPU: Final = 2  # ``type`` of an agent that is a GPU
 
 _COPIES: Final = {
     "HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD",
@@ -32,8 +31,7 @@ _CALLS: Final = ("hip_api", "rccl_api")
 def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     """Read one file; a rank for each process that ran kernels.
 
-    Raises:
-        IngestError: it cannot be read, or holds nothing that ran on a device.
+    Raises IngestError: it cannot be read, or holds nothing that ran on a device.
     """
     document = read_json(read_whole(source, progress), source.name)
     processes = document.get(TOOL) if isinstance(document, dict) else None

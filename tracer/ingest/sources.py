@@ -56,10 +56,8 @@ class Source:
 def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Source]:
     """Return the files at *paths*, those in folders and archives included, in the order of their names.
 
-    Hidden files are left out.
-
-    Raises:
-        IngestError: a path does not exist, an archive cannot be listed, or nothing is there.
+    Hidden files are left out. Raises IngestError: a path does not exist, an archive cannot be listed, or
+    nothing is there.
     """
     found: list[Source] = []
     for given in paths:
@@ -84,8 +82,7 @@ def _in_order(source: Source) -> list[tuple[int, str]]:
 def opened(source: Source, progress: Progress | None = None) -> Iterator[IO[bytes]]:
     """Open *source* for reading, decompressed.
 
-    Raises:
-        IngestError: it cannot be opened, or turns out to be damaged while it is read.
+    Raises IngestError: it cannot be opened, or turns out to be damaged while it is read.
     """
     try:
         with io.BufferedReader(_Counted(source, progress), _BUFFER_BYTES) as file:

@@ -50,8 +50,7 @@ class _Process:
 def read(source: Source, progress: Progress | None = None) -> Recording:
     """Read a file of begin/end timers.
 
-    Raises:
-        IngestError: it cannot be read, or no timer in it begins and ends.
+    Raises IngestError: it cannot be read, or no timer in it begins and ends.
     """
     trace = Trace()
     processes: dict[int, _Process] = defaultdict(_Process)

@@ -40,8 +40,7 @@ class _Line(NamedTuple):
 def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     """Read one file; a rank for each of its devices.
 
-    Raises:
-        IngestError: it is cut off, is no such file, or nothing in it ran on a device.
+    Raises IngestError: it is cut off, is no such file, or nothing in it ran on a device.
     """
     data = read_whole(source, progress)
     try:

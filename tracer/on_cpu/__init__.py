@@ -36,11 +36,11 @@ def install(module: Any) -> None:
         fit_out(module, n_pretended_gpus(), _say).note(is_on=False)
         return
     importlib.import_module(internals.DYNAMO)  # first: it needs an unchanged torch
-    from foretrace.tracer.on_cpu import autocast, replacing
+    from foretrace.tracer.on_cpu import replacing
 
     internals.count_by_driver()
     internals.make_generators()
-    autocast.install(module)
+    replacing.follow_autocast(module)
     replacing.replace_devices(module)
     replacing.replace_groups()
     replacing.replace_wrappers(module)

@@ -18,8 +18,7 @@ from foretrace.tracer.rehearse.replacing import replaces
 FOREIGN: Final = frozenset({"cuda", "xpu", "hpu", "npu", "mps", "mtia"})
 """Kinds of devices that are replaced by the CPU."""
 
-CHECKPOINTS: Final = "torch.utils.checkpoint"
-"""Module of the saved-tensor hooks that recompute."""
+CHECKPOINTS: Final = "torch.utils.checkpoint"  # module of the saved-tensor hooks that recompute
 
 OF_THE_DRIVER: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 """Functions of ``torch.cuda`` that ask a real driver, in per cent, degrees, mW and MHz: all return 0."""
@@ -173,12 +172,8 @@ def _mapped(location: Any) -> Any:
 GLOO: Final = "gloo"
 
 MAKERS: Final = (
-    "init_process_group",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "split_group",
-)
+    "init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group",
+)  # fmt: skip
 """Functions that make a process group."""
 
 AVERAGING: Final = ("all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter_single")
@@ -328,3 +323,36 @@ def _given(kind: Any, **values: Any) -> None:
             elif name in names:
                 kwargs[name] = value
         original(self, *found, **kwargs)
+
+
+# Autocast of a GPU, done by autocast of the processor.
+
+SETTERS: Final = ("set_autocast_enabled", "set_autocast_dtype", "set_autocast_gpu_dtype")
+"""Functions of torch by which a script, or a region, sets it: for any device, or for CUDA alone."""
+
+
+class _Host(threading.local):
+    """Whether autocast of the processor was on before that of the GPU was turned on, and in what type."""
+
+    before: tuple[bool, Any] | None = None
+
+
+def follow_autocast(torch: Any) -> None:
+    """Have autocast of the processor be that of the GPU while that is on; torch keeps both by thread."""
+    host = _Host()
+    enable, choose = torch.set_autocast_enabled, torch.set_autocast_dtype
+
+    def follow(original: Any, *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        if torch.is_autocast_enabled("cuda"):
+            host.before = host.before or (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+            is_on, dtype = True, torch.get_autocast_dtype("cuda")
+        elif host.before:
+            (is_on, dtype), host.before = host.before, None
+        else:
+            return
+        enable("cpu", is_on)
+        choose("cpu", dtype)
+
+    for name in SETTERS:
+        replaces(torch, name=name)(follow)

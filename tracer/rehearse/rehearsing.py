@@ -39,10 +39,9 @@ from foretrace.tracer.rehearse.world.launchers import (
 from foretrace.tracer.run_directory import next_free, no_empty_folders
 from foretrace.traces.batch import Batch, stated
 from foretrace.traces.errors import LayoutError, reason
-from foretrace.traces.layout import Layout
-from foretrace.traces.model_parts import joined_models
+from foretrace.traces.info import joined_models
+from foretrace.traces.layout import Layout, ranks_in
 from foretrace.traces.private import is_private, private_folder
-from foretrace.traces.ranks import ranks_in
 from foretrace.traces.rehearsal import FOLDER, Rehearsal, read_rank, write_rehearsal
 from foretrace.traces.replacing import scratch_folder
 from foretrace.traces.store import holds_recording

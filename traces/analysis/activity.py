@@ -28,19 +28,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.analysis.communications import COMMUNICATION
-from foretrace.traces.analysis.offloaded import (
-    HOST,
-    HOST_OPTIMIZER,
-    OFFLOADING,
-    is_host_optimizer,
-    is_offloading,
-    is_work,
-    offloaded_states,
-)
+from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
 from foretrace.traces.analysis.windows import Window, windows_of
-from foretrace.traces.columns import BoolArray, Int64Array, distinct, flags, int64, is_one_of, labels
+from foretrace.traces.columns import BoolArray, Int64Array, bounds, distinct, flags, int64, is_one_of, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import rank_list
 from foretrace.traces.layout import AXES
@@ -50,8 +40,7 @@ from foretrace.traces.timeline import MARKS
 PASSES: Final = ("forward", "backward", "backward_input", "backward_weight", "recompute")
 """Kinds of spans that are a rank's forward and backward work."""
 
-UNNAMED_AXIS: Final = "unknown"
-"""Axis of a communication span without one."""
+UNNAMED_AXIS: Final = "unknown"  # axis of a communication span without one
 
 StateArray = NDArray[np.int16]
 
@@ -62,21 +51,15 @@ class Activity:
 
     Interval *i* runs from ``start_ns[i]`` to ``end_ns[i]``, where *i + 1* starts; the first starts and the
     last ends with the window. Adjacent intervals differ in state. Arrays have shape ``(n_intervals,)``.
-
-    Attributes:
-        rank: global rank.
-        step: optimizer step.
-        start_ns, end_ns: bounds of the intervals.
-        state: index into ``states``.
-        states: names of the states, the same for all ranks and steps of a run.
     """
 
-    rank: int
-    step: int
+    rank: int  # global rank
+    step: int  # optimizer step
+    # bounds of the intervals
     start_ns: Int64Array
     end_ns: Int64Array
-    state: StateArray
-    states: tuple[str, ...]
+    state: StateArray  # index into ``states``
+    states: tuple[str, ...]  # names of the states, the same for all ranks and steps of a run
 
     def total_ns(self) -> dict[str, int]:
         """Return the time spent in each state; the values add up to the window."""
@@ -90,28 +73,19 @@ class Sweep:
     """The state of one rank between any two neighbouring events of its whole timeline.
 
     Interval *i* lies between ``point_ns[i]`` and ``point_ns[i + 1]``; masks have shape ``(n_points - 1,)``.
-
-    Attributes:
-        point_ns: times at which anything starts, ends or arrives, ascending; shape ``(n_points,)``.
-        state: index into the states of the run, without those that depend on the window.
-        computing: a compute or copy span is running, except copies of offloaded data and batches.
-        idle: no span is running.
-        moving: by axis, a communication span is past the last arrival; by ``HOST``, copies of
-            offloaded data.
-        communicating: by axis, a communication span is running, waiting included.
-        pass_start_ns, pass_end_ns: starts and ends of the forward and backward spans, by start.
-        pass_until_ns: by when each of them and all before it have ended.
     """
 
-    point_ns: Int64Array
-    state: StateArray
-    computing: BoolArray
-    idle: BoolArray
+    point_ns: Int64Array  # times at which anything starts, ends or arrives, ascending; shape ``(n_points,)``
+    state: StateArray  # index into the states of the run, without those that depend on the window
+    computing: BoolArray  # a compute or copy span is running, except copies of offloaded data and batches
+    idle: BoolArray  # no span is running
+    # by axis, a communication span is past the last arrival; by ``HOST``, copies of offloaded data
     moving: dict[str, BoolArray]
-    communicating: dict[str, BoolArray]
+    communicating: dict[str, BoolArray]  # by axis, a communication span is running, waiting included
+    # starts and ends of the forward and backward spans, by start
     pass_start_ns: Int64Array
     pass_end_ns: Int64Array
-    pass_until_ns: Int64Array
+    pass_until_ns: Int64Array  # by when each of them and all before it have ended
 
     def inside(self, window: Window) -> slice:
         """Return the intervals that make up *window*, whose edges are points."""
@@ -219,8 +193,7 @@ def _own_stage(table: pa.Table) -> int:
 def sweep(run: Run, rank: int) -> Sweep:
     """Sweep once through the timeline of the stored *rank*."""
     table = run.spans([rank])
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     last = arrivals(run).last_ns[rank]
     edges = [edge for w in windows_of(run, rank) for edge in (w.start_ns, w.end_ns)]
     point = distinct(np.concatenate([start, end, last, np.array(edges, np.int64)]))
@@ -321,3 +294,41 @@ def _own_axes(table: pa.Table) -> set[str]:
 def _recent(_run: Run) -> dict[int, Sweep]:
     """Return the cache of the sweep of the most recently requested rank."""
     return {}
+
+
+# What of a step is due to the host: copies to and from it, and an optimizer that runs there.
+
+HOST: Final = "host"  # what copies to and from the host move along, beside the axes of a layout
+
+OFFLOADING: Final = f"exposed:{HOST}"
+"""State of a rank that waits for copies of what is offloaded, or of what it is fed."""
+
+KINDS: Final = ("offload", "input")
+"""Kinds of such copies: of what is kept on the host for want of memory, and of what is made there."""
+
+HOST_OPTIMIZER: Final = "host:optimizer"  # state of a rank that waits for the optimizer that runs on its host
+
+
+def is_work(table: pa.Table) -> BoolArray:
+    """Return which rows are work of the device: compute, and copies other than those of ``KINDS``."""
+    return is_one_of(table, "category", ("compute", "copy")) & ~is_offloading(table)
+
+
+def is_offloading(table: pa.Table) -> BoolArray:
+    """Return which rows are copies to and from the host of what is offloaded, or of what a rank is fed."""
+    return is_one_of(table, "category", ("copy",)) & is_one_of(table, "kind", KINDS)
+
+
+def is_host_optimizer(table: pa.Table) -> BoolArray:
+    """Return which rows are an optimizer that runs on the host."""
+    return is_one_of(table, "category", ("host",)) & is_one_of(table, "kind", ("optimizer",))
+
+
+def offloaded_states(run: Run) -> frozenset[str]:
+    """Return which of the states that the host causes occur."""
+    return frozenset(state for rank in run.stored_ranks for state in run.once(_own_states, rank))
+
+
+def _own_states(table: pa.Table) -> set[str]:
+    applies = {OFFLOADING: is_offloading(table), HOST_OPTIMIZER: is_host_optimizer(table)}
+    return {state for state, rows in applies.items() if rows.any()}

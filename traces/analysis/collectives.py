@@ -8,8 +8,9 @@ agree. Where the times of a member are bounds only, there is none.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -19,14 +20,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import UNNAMED_AXIS
-from foretrace.traces.analysis.bus_limits import bus_limits
 from foretrace.traces.analysis.communications import COMMUNICATION, Part, came_last, communications
 from foretrace.traces.analysis.kernels import peaks_of
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
+from foretrace.traces.analysis.metrics import averaged_steps, represented
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.columns import (
     BoolArray,
     Int64Array,
+    distinct,
     factorized,
     flags,
     int64,
@@ -34,6 +35,7 @@ from foretrace.traces.columns import (
     labels,
     summed,
 )
+from foretrace.traces.errors import RunError
 from foretrace.traces.run import Run
 
 _LABEL: Final = pa.dictionary(pa.int32(), pa.string())
@@ -64,21 +66,14 @@ COLLECTIVES: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Communications and who takes part in them.
+    """Communications and who takes part in them."""
 
-    Attributes:
-        rows: one row per communication, of the schema ``COLLECTIVES``.
-        group: whose links each row uses, -1 where only two unknown members of a group do.
-        ends: sender and receiver of each row, -1 where it has none or they are unknown, of shape ``(n, 2)``.
-        row: by number of ``communications``, behind the spans that are joined with no other.
-        n_alone: how many of these there are.
-    """
-
-    rows: pa.Table
-    group: Int64Array
+    rows: pa.Table  # one row per communication, of the schema ``COLLECTIVES``
+    group: Int64Array  # whose links each row uses, -1 where only two unknown members of a group do
+    # sender and receiver of each row, -1 where it has none or they are unknown, of shape ``(n, 2)``
     ends: Int64Array
-    row: Int64Array
-    n_alone: int
+    row: Int64Array  # by number of ``communications``, behind the spans that are joined with no other
+    n_alone: int  # how many of these there are
 
     def parts(self, run: Run) -> Iterator[tuple[Part, Int64Array]]:
         """Yield the communications of each rank, and in which row each of them is."""
@@ -366,7 +361,7 @@ def _said_last(
 
 
 def _averaged(run: Run) -> Int64Array:
-    averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
+    averaged = set(averaged_steps(run))
     stretches: list[list[int]] = []  # time without a hole in which some rank is in such a step
     for window in sorted(windows(run), key=lambda window: window.start_ns):
         if window.step not in averaged:
@@ -389,3 +384,124 @@ def _members(run: Run, group: Int64Array, is_transfer: BoolArray) -> Int64Array:
     each, at = np.unique(group, return_inverse=True)
     count = np.array([sizes.get(number, 1) for number in each.tolist()], np.int64)[at]
     return np.where(is_transfer, 2, count)
+
+
+# Who makes whom wait: the ranks that arrive last at collectives, and what that costs the others.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """One rank as a cause of waiting, along one axis."""
+
+    rank: int  # which arrives last
+    axis: str  # axis of the communication
+    n_last: int  # communications at which it was the last to arrive
+    n_joined: int  # communications of that axis that it took part in as the last or not, of all ranks
+    n_others: int  # most ranks that wait for it at once
+    n_steps: int  # steps in which it was the last at least once
+    caused_ns: int  # waiting of all other members for it, added up
+    longest_ns: int  # longest time between the first arrival and its own
+    worst_kind: str  # kind of communication at which it caused most
+
+
+def stragglers(run: Run) -> list[Straggler]:
+    """Return the ranks that others wait for, those that cause most waiting first.
+
+    Only communication of which at least two members are in the run counts: one rank alone waits for nobody
+    that can be named. So does only what is in the steps that averages are over.
+    """
+    table = in_averaged_steps(run)
+    table = table.take(np.flatnonzero(int64(table, "n_seen") > 1))
+    rank, caused = int64(table, "last_rank"), int64(table, "waiting_ns")
+    skew = int64(table, "last_arrival_ns") - int64(table, "first_arrival_ns")
+    step, members = int64(table, "step"), int64(table, "n_ranks")
+    axes, axis_names = labels(table, "axis")
+    kinds, kind_names = labels(table, "kind")
+    n_joined, key, found = np.bincount(axes), factorized(axes, rank), []
+    order = np.argsort(key, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
+        by_kind = np.bincount(kinds[rows], weights=caused[rows].astype(np.float64))
+        found.append(
+            Straggler(
+                rank=int(rank[rows[0]]),
+                axis=axis_names[axes[rows[0]]],
+                n_last=len(rows),
+                n_joined=int(n_joined[axes[rows[0]]]),
+                n_others=int(members[rows].max()) - 1,
+                n_steps=len(distinct(step[rows])),
+                caused_ns=int(caused[rows].sum()),
+                longest_ns=int(skew[rows].max()),
+                worst_kind=kind_names[int(by_kind.argmax())],
+            )
+        )
+    return sorted(found, key=lambda one: -one.caused_ns)
+
+
+# The highest bus bandwidth of a group, where the run describes its machine or the user states a limit.
+#
+# The bus bandwidth of nccl-tests does not depend on the number of ranks, so that it can be held against what
+# a rank's link carries inside of a node, and against the NICs that the members of a group in one node share
+# between nodes.
+
+_UNITS: Final = {"Gb/s": 1e9 / 8, "GB/s": 1e9, "GiB/s": 2.0**30, "MB/s": 1e6, "TB/s": 1e12}
+
+
+def parse_limit(text: str) -> float:
+    """Return a bandwidth such as ``"400 GB/s"`` in bytes per second; a bare number is refused.
+
+    Raises:
+        RunError: it is no bandwidth.
+
+    >>> parse_limit("400 Gb/s")
+    50000000000.0
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+/s)\s*", text)
+    if found is None or found[2] not in _UNITS or not float(found[1]):
+        raise RunError(f"bandwidth {text!r}: write a number and one of {', '.join(_UNITS)}, e.g. '400 GB/s'")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def bus_limit(run: Run, ranks: Sequence[int]) -> float | None:
+    """Return the bus bandwidth that the links of *ranks* allow, in bytes per second; None if not described.
+
+    Ranks are taken to be on GPUs of their own number. Between nodes, the members of a group in one node share
+    as large a part of its NICs as they are of its GPUs.
+    """
+    cluster = run.info.cluster or {}
+    per_node = cluster.get("gpus_per_node")
+    near = _bandwidth(cluster.get("intra"))
+    if not isinstance(per_node, int) or per_node < 1 or near is None:
+        return None
+    nodes: dict[int, int] = {}
+    for rank in ranks:
+        nodes[rank // per_node] = nodes.get(rank // per_node, 0) + 1
+    if len(nodes) < 2:
+        return near
+    far, n_nics = _bandwidth(cluster.get("nic")), cluster.get("nics_per_node")
+    if far is None or not isinstance(n_nics, int) or n_nics < 1:
+        return None
+    # Members that are few in a node have one NIC at least.
+    return min(near, far * max(n_nics * min(nodes.values()) / per_node, 1.0))
+
+
+def _bandwidth(link: object) -> float | None:
+    value = link.get("bandwidth_bytes_per_s") if isinstance(link, Mapping) else None
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def bus_limits(run: Run, group: Int64Array, ends: Int64Array) -> NDArray[np.float64]:
+    """Return what the links of each *group* allow, or of the two *ends* where they are known; 0 if unknown.
+
+    Args:
+        run: an open run.
+        group: numbers of groups.
+        ends: sender and receiver, -1 where there are none, of shape ``(n, 2)``.
+    """
+    members = {known.id: known.ranks for known in run.info.groups}
+    key = factorized(group, *ends.T)
+    _, first = np.unique(key, return_index=True)
+    limits = []
+    for row in first.tolist():
+        ranks = ends[row].tolist() if ends[row].min() >= 0 else members.get(int(group[row]), ())
+        limits.append((bus_limit(run, ranks) if ranks else None) or 0.0)
+    return np.array(limits, np.float64)[key]

@@ -21,31 +21,21 @@ from numpy.typing import NDArray
 from foretrace.traces.columns import BoolArray, Int64Array, distinct, factorized, int64, is_one_of
 from foretrace.traces.run import Run
 
-COMMUNICATION = ("collective", "p2p")
-"""Categories of spans that several ranks take part in."""
+COMMUNICATION = ("collective", "p2p")  # categories of spans that several ranks take part in
 
 
 class Part(NamedTuple):
-    """The communication spans of one rank, in stored order; arrays have shape ``(n_rows,)``.
+    """The communication spans of one rank, in stored order; arrays have shape ``(n_rows,)``."""
 
-    Attributes:
-        rank: whose they are.
-        rows: their rows in its spans.
-        start_ns, end_ns: when they run.
-        number: the communication that each takes part in, -1 if only it does.
-        slot: channel of each, as the rank counts its own by their first use; -1 where ``number`` is.
-        channels: number of the channel in each slot.
-        is_apart: a transfer that does not say with whom.
-    """
-
-    rank: int
-    rows: NDArray[np.intp]
+    rank: int  # whose they are
+    rows: NDArray[np.intp]  # their rows in its spans
+    # when they run
     start_ns: Int64Array
     end_ns: Int64Array
-    number: Int64Array
-    slot: Int64Array
-    channels: Int64Array
-    is_apart: BoolArray
+    number: Int64Array  # the communication that each takes part in, -1 if only it does
+    slot: Int64Array  # channel of each, as the rank counts its own by their first use; -1 where ``number`` is
+    channels: Int64Array  # number of the channel in each slot
+    is_apart: BoolArray  # a transfer that does not say with whom
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +43,12 @@ class Communications:
     """The communications of the stored ranks.
 
     They are numbered channel by channel and in each by sequence, with numbers in between that nobody has.
-
-    Attributes:
-        n_numbers: numbers are below this.
-        channels: group, sender and receiver of each channel, -1 in collectives; ascending, shape ``(n, 3)``.
-        channel: of each number, shape ``(n_numbers,)``.
     """
 
-    n_numbers: int
+    n_numbers: int  # numbers are below this
+    # group, sender and receiver of each channel, -1 in collectives; ascending, shape ``(n, 3)``
     channels: Int64Array
-    channel: Int64Array
+    channel: Int64Array  # of each number, shape ``(n_numbers,)``
     _run: Run
     _slots: dict[int, _Slots]
     _code: dict[int, Int64Array]
@@ -244,3 +230,58 @@ def _used_alike(known: _Slots, keys: Int64Array, joins: BoolArray) -> bool:
         return True
     same = (found[known.slot] == keys).all(axis=1) | ~joins
     return bool(same.all()) and len(np.unique(found, axis=0)) == len(found)
+
+
+# When each communication really began: the arrival of its last participant, found by joining ranks.
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The last arrival of every communication span of the stored ranks."""
+
+    # by rank, for each span in stored order: time of the last arrival, within the span. For a span that is
+    # not communication, or whose partners are not known, its own start
+    last_ns: dict[int, Int64Array]
+    like: dict[int, int]  # by rank, the first one that does the same and waits for the same times as it does
+    n_joined: int  # number of spans that found at least one partner
+
+
+def arrivals(run: Run) -> Arrivals:
+    """Join the stored ranks of *run*; the result is kept with the run.
+
+    A rank whose span ended before the last arrival did not wait for it, as a buffered send does not: the
+    span counts from its own start. Clocks that differ by no more than their stated uncertainty are forgiven.
+    """
+    return run.derived(_arrivals)
+
+
+def _arrivals(run: Run) -> Arrivals:
+    joined = communications(run)
+    latest, _ = came_last(joined.n_numbers, ((part, _meeting(part)) for part in joined))
+    count = np.zeros(joined.n_numbers, np.int64)
+    # Twice, as both clocks may be off by that much.
+    slack_ns = 2 * max((clock.uncertainty_ns for clock in run.info.clock.values()), default=0)
+    last_ns: dict[int, Int64Array] = {}
+    like: dict[int, int] = {}
+    same: dict[tuple[int, int], list[int]] = {}
+    for part in joined:
+        number = _meeting(part)
+        meets = number >= 0
+        came = part.start_ns.copy()
+        came[meets] = latest[number[meets]]
+        np.add.at(count, number[meets], 1)
+        came = np.where(came <= part.end_ns + slack_ns, np.minimum(came, part.end_ns), part.start_ns)
+        # Ranks of one hash are compared in full below: equal hashes may be chance.
+        ranks = same.setdefault((run.like(part.rank), hash(came.tobytes())), [])
+        first = next((one for one in ranks if np.array_equal(last_ns[one][part.rows], came)), part.rank)
+        if first == part.rank:
+            ranks.append(first)
+            last_ns[first] = int64(run.spans([first], ["start_ns"]), "start_ns").copy()
+            last_ns[first][part.rows] = came
+        last_ns[part.rank], like[part.rank] = last_ns[first], first
+    return Arrivals(last_ns, like, int(count[count > 1].sum()))
+
+
+def _meeting(part: Part) -> Int64Array:
+    """Return the number of each row of *part*; -1 for a transfer that does not say with whom."""
+    return np.where(part.is_apart, -1, part.number)

@@ -17,14 +17,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.communications import Part, came_last, communications
-from foretrace.traces.analysis.windows import windows
-from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
+from foretrace.traces.analysis.windows import extent_ns, windows
+from foretrace.traces.columns import BoolArray, Int64Array, bounds, is_one_of, labels
 from foretrace.traces.errors import RunError
 from foretrace.traces.report.format import called
 from foretrace.traces.run import Run
 
-GAP: Final = "gap"
-"""Kind of a piece in which nothing ran that the next one could have waited for."""
+GAP: Final = "gap"  # kind of a piece in which nothing ran that the next one could have waited for
 
 
 class Piece(NamedTuple):
@@ -39,15 +38,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The critical path of one step.
+    """The critical path of one step."""
 
-    Attributes:
-        step: the optimizer step.
-        pieces: from the start of the step to its end, without holes.
-    """
-
-    step: int
-    pieces: tuple[Piece, ...]
+    step: int  # the optimizer step
+    pieces: tuple[Piece, ...]  # from the start of the step to its end, without holes
 
     @property
     def length_ns(self) -> int:
@@ -91,14 +85,13 @@ class _Ends(NamedTuple):
 def critical_path(run: Run, step: int) -> CriticalPath:
     """Return the critical path of *step* over the stored ranks.
 
-    Raises:
-        RunError: the run has no such step, or nothing happens in it.
+    Raises RunError: the run has no such step, or nothing happens in it.
     """
-    extent = [(w.start_ns, w.end_ns) for w in windows(run) if w.step == step]
-    if not extent:
-        raise RunError(f"no step {step} in {run.path}; it has {', '.join(map(str, _steps(run)))}")
-    first, last = min(a for a, _ in extent), max(b for _, b in extent)
-    happening = _Step(run, first, last)
+    steps = sorted({window.step for window in windows(run)})
+    if step not in steps:
+        raise RunError(f"no step {step} in {run.path}; it has {', '.join(map(str, steps))}")
+    first, length = extent_ns(run, step)
+    happening = _Step(run, first, first + length)
     if happening.ends_on is None:
         raise RunError(f"{run.path}: nothing happens in step {step}")
     return CriticalPath(step, tuple(reversed(_walk(happening, happening.ends_on, _slack_ns(run)))))
@@ -200,13 +193,12 @@ class _Step:
     def _until_ns(self, rank: int) -> int:
         """Return when the last span of *rank* in the step ends; the start of the step if there is none."""
         table, inside = self.run.spans([rank]), self._inside[self.run.like(rank)]
-        end = (int64(table, "start_ns") + int64(table, "duration_ns"))[inside]
-        return min(int(end.max(initial=self.first)), self.last)
+        return min(int(bounds(table)[1][inside].max(initial=self.first)), self.last)
 
     def _ordered(self, rank: int) -> _Ends:
         table, inside = self.run.spans([rank]), self._inside[self.run.like(rank)]
-        start = int64(table, "start_ns")
-        end = np.minimum(start + int64(table, "duration_ns"), self.last)
+        start, end = bounds(table)
+        end = np.minimum(end, self.last)
         begins, last_rank = start.copy(), np.full(len(start), -1, np.int64)
         part = self._joined.of(rank)
         joins = np.flatnonzero((part.number >= 0) & self._happens(part))
@@ -232,8 +224,7 @@ class _Step:
 
 def _inside(table: pa.Table, first: int, last: int) -> BoolArray:
     """Return which spans of a rank are work or communication between *first* and *last*."""
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     happens = is_one_of(table, "category", ("compute", "copy", "collective", "p2p", "host"))
     return happens & (end > first) & (start < last) & (end > start) & ~is_one_of(table, "stream", ("idle",))
 
@@ -246,7 +237,3 @@ def _said(run: Run, rank: int, row: int) -> tuple[str, str]:
 
 def _labels(table: pa.Table) -> list[tuple[NDArray[np.int32], list[str]]]:
     return [labels(table, name) for name in ("kind", "axis", "name")]
-
-
-def _steps(run: Run) -> list[int]:
-    return sorted({window.step for window in windows(run)})

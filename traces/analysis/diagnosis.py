@@ -40,14 +40,9 @@ Track = tuple[int, int, int]
 LONG_NS: Final = 1_000_000_000
 """Time from which on a rank counts as waiting: until then ranks are as far apart as in any training."""
 
-MOST_CLAUSES: Final = 3
-"""Most calls in which ranks wait that a sentence lists."""
-
-MOST_CALLS: Final = 64
-"""Last calls of a rank that are kept (section 8 of docs/timeline-format.md)."""
-
-MOST_LETTERS: Final = 120
-"""Most characters of an exception that a sentence shows."""
+MOST_CLAUSES: Final = 3  # most calls in which ranks wait that a sentence lists
+MOST_CALLS: Final = 64  # last calls of a rank that are kept (section 8 of docs/timeline-format.md)
+MOST_LETTERS: Final = 120  # most characters of an exception that a sentence shows
 
 ONE_SIDED: Final = ("broadcast", "reduce", "gather", "scatter", "send")
 """Communications that a rank may have behind it before all others have come."""
@@ -58,41 +53,25 @@ CRASHES: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGS
 
 @dataclass(slots=True, kw_only=True)
 class Evidence:
-    """What is known of one rank, out of all that it has left.
+    """What is known of one rank, out of all that it has left."""
 
-    Attributes:
-        rank: which.
-        counts: by track, how many communications it has issued.
-        ended: by track, up to which one its spans show that they are over.
-        rows: communications by key, in columns of a timeline.
-        last: the last that it has issued, None if unknown.
-        last_ns: when.
-        seen_ns: its last sign of life, on the clock of the run.
-        noted_ns: when it last said what is under way.
-        is_exact: whether *counts* are those at its end, and not those of its last batch or note.
-        unseen: tracks of which it is not known what it has issued.
-        is_blind: whether nothing is known of its calls, e.g. because the recorder had stopped.
-        under_way: keys of what had not ended when it last said so.
-        place: where its main thread was, "" if unknown.
-        process: its process, as it describes itself.
-        ended_by: how its parent saw it end, None if unknown.
-    """
-
-    rank: int
-    counts: dict[Track, int] = field(default_factory=dict)
+    rank: int  # which
+    counts: dict[Track, int] = field(default_factory=dict)  # by track, how many communications it has issued
+    # by track, up to which one its spans show that they are over
     ended: dict[Track, int] = field(default_factory=dict)
+    # communications by key, in columns of a timeline
     rows: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
-    last: Mapping[str, Any] | None = None
-    last_ns: int = -1
-    seen_ns: int = -1
-    noted_ns: int = -1
-    is_exact: bool = False
-    unseen: frozenset[Track] = frozenset()
-    is_blind: bool = False
-    under_way: tuple[Key, ...] = ()
-    place: str = ""
-    process: Process = field(default_factory=Process)
-    ended_by: Ended | None = None
+    last: Mapping[str, Any] | None = None  # the last that it has issued, None if unknown
+    last_ns: int = -1  # when
+    seen_ns: int = -1  # its last sign of life, on the clock of the run
+    noted_ns: int = -1  # when it last said what is under way
+    is_exact: bool = False  # whether *counts* are those at its end, and not those of its last batch or note
+    unseen: frozenset[Track] = frozenset()  # tracks of which it is not known what it has issued
+    is_blind: bool = False  # whether nothing is known of its calls, e.g. because the recorder had stopped
+    under_way: tuple[Key, ...] = ()  # keys of what had not ended when it last said so
+    place: str = ""  # where its main thread was, "" if unknown
+    process: Process = field(default_factory=Process)  # its process, as it describes itself
+    ended_by: Ended | None = None  # how its parent saw it end, None if unknown
 
     @property
     def was_sent_away(self) -> bool:
@@ -180,31 +159,23 @@ class Wait:
 
     Attributes:
         kind, axis, group, size_bytes, dtype, step: as in the timeline.
-        waiting: ranks that have come.
-        missing: members that have not.
-        silent: members of whom that is not known.
-        sequence: -1 for a receive from whichever rank sends first.
-        age_s: how long the first of them had waited when one of the ranks last gave a sign of life.
-        state: how far the device is with it, "" if nobody says.
-        places: by missing rank, where it is.
-        is_open: whether the group may have members of which nobody tells.
-        late_ns: by missing rank that came once another one had given up, how long after that.
     """
 
     kind: str
     axis: str
     group: int
-    sequence: int
+    sequence: int  # -1 for a receive from whichever rank sends first
     size_bytes: int
     dtype: str
     step: int
-    waiting: tuple[int, ...]
-    missing: tuple[int, ...]
-    silent: tuple[int, ...]
-    age_s: float
-    state: str
-    places: Mapping[int, str]
-    is_open: bool = False
+    waiting: tuple[int, ...]  # ranks that have come
+    missing: tuple[int, ...]  # members that have not
+    silent: tuple[int, ...]  # members of whom that is not known
+    age_s: float  # how long the first of them had waited when one of the ranks last gave a sign of life
+    state: str  # how far the device is with it, "" if nobody says
+    places: Mapping[int, str]  # by missing rank, where it is
+    is_open: bool = False  # whether the group may have members of which nobody tells
+    # by missing rank that came once another one had given up, how long after that
     late_ns: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -247,21 +218,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Why a run hangs or what ended it; false if nothing is known to be wrong.
+    """Why a run hangs or what ended it; false if nothing is known to be wrong."""
 
-    Attributes:
-        mismatches: communications that ranks have called differently.
-        failed: the ranks that failed first, or fell silent.
-        text: who that is, how it ended, and where the others waited, in a sentence; "" if nobody has failed.
-        waits: communications that are waited for, what holds up others first.
-        ranks: what is known of each rank.
-    """
-
-    mismatches: tuple[Mismatch, ...] = ()
-    failed: tuple[int, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()  # communications that ranks have called differently
+    failed: tuple[int, ...] = ()  # the ranks that failed first, or fell silent
+    # who that is, how it ended, and where the others waited, in a sentence; "" if nobody has failed
     text: str = ""
-    waits: tuple[Wait, ...] = ()
-    ranks: tuple[Evidence, ...] = ()
+    waits: tuple[Wait, ...] = ()  # communications that are waited for, what holds up others first
+    ranks: tuple[Evidence, ...] = ()  # what is known of each rank
 
     def __bool__(self) -> bool:
         return bool(self.lines)

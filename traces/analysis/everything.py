@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.traces.analysis.collectives import bandwidths
+from foretrace.traces.analysis.collectives import bandwidths, stragglers
 from foretrace.traces.analysis.critical_path import critical_path
+from foretrace.traces.analysis.device_time import held_memory, launches
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.gaps import gaps, gaps_on_path
 from foretrace.traces.analysis.kernels import kernel_groups, kernels
-from foretrace.traces.analysis.launching import held_memory, launches
 from foretrace.traces.analysis.metrics import typical_step
 from foretrace.traces.analysis.roots import roots
-from foretrace.traces.analysis.stragglers import stragglers
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.whatif import what_if
 from foretrace.traces.run import Run
@@ -22,8 +22,7 @@ from foretrace.traces.run import Run
 WHAT_IF: Final[Mapping[str, float]] = MappingProxyType({"half": 0.5, "none": 0.0})
 """How many times as long a kind of work takes in the questions that are asked of the critical path."""
 
-MOST_ROWS: Final = 20
-"""Rows of each table that are given: the rest is in the Python API."""
+MOST_ROWS: Final = 20  # rows of each table that are given: the rest is in the Python API
 
 
 def analysis(
@@ -57,9 +56,9 @@ def analysis(
     path = critical_path(run, step)
     by_kind, length_ns = path.by_kind(), path.length_ns
     return {
-        "findings": [one.to_dict() for one in said],
+        "findings": [asdict(one) for one in said],
         "collectives": bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)[:MOST_ROWS],
-        "stragglers": [one.to_dict() for one in stragglers(run)[:MOST_ROWS]],
+        "stragglers": [asdict(one) for one in stragglers(run)[:MOST_ROWS]],
         "roots": [one.to_dict() for one in roots(run)[:MOST_ROWS]],
         "gaps": gaps(run)[:MOST_ROWS],
         "kernels": kernel_groups(run)[:MOST_ROWS],
@@ -85,6 +84,6 @@ def analysis(
 
 def _what_if(run: Run) -> dict[str, Any] | None:
     try:
-        return what_if(run).to_dict()
+        return asdict(what_if(run))
     except RunError:
         return None

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from foretrace.traces.analysis.activity import HOST_OPTIMIZER
 from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
+from foretrace.traces.analysis.device_time import launching_share
 from foretrace.traces.analysis.gaps import CAUSES, HELD_BACK, ON_ITS_WAY, UNNAMED, gaps
-from foretrace.traces.analysis.held_up import held_up
-from foretrace.traces.analysis.launching import launching_share
-from foretrace.traces.analysis.metrics import assumptions, breakdown, summarize
-from foretrace.traces.analysis.offloaded import HOST_OPTIMIZER
+from foretrace.traces.analysis.metrics import assumptions, averaged_rows, averaged_steps, summarize
+from foretrace.traces.analysis.roots import held_up
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.whatif import what_if
-from foretrace.traces.report.format import along, format_share, format_si, format_time
+from foretrace.traces.report.format import along, cut, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
-LEAST_SHARE: Final = 0.005
-"""What costs less of a step than this is not worth a sentence."""
+LEAST_SHARE: Final = 0.005  # what costs less of a step than this is not worth a sentence
 
 SMALL_BYTES: Final = 1 << 20
 """Collectives below this take as long as their latency: at 8 H100s bus bandwidth is a tenth of its peak."""
@@ -26,8 +25,7 @@ SMALL_BYTES: Final = 1 << 20
 SLOW_SHARE: Final = 0.5
 """Share of what links allow below which a large collective is called slow. A convention."""
 
-MANY: Final = 100
-"""Small collectives per step that are worth putting together."""
+MANY: Final = 100  # small collectives per step that are worth putting together
 
 SHORT_S: Final = 1e-3
 """Longest collective of unknown size that may be small. A convention: with nobody late, 1 MiB takes less than
@@ -37,11 +35,8 @@ MOST_DOING: Final = 3
 LEAST_DOING: Final = 0.05
 """What the host did in idle time, of one cause: most that a sentence tells, and least share of it."""
 
-LONGEST_DOING: Final = 80
-"""Letters of what the host did that a sentence tells."""
-
-SELF_EVIDENT: Final = ("", ON_ITS_WAY, HELD_BACK)
-"""Names of idle time that say no more than its cause."""
+LONGEST_DOING: Final = 80  # letters of what the host did that a sentence tells
+SELF_EVIDENT: Final = ("", ON_ITS_WAY, HELD_BACK)  # names of idle time that say no more than its cause
 
 VARIATIONS: Final = ("stragglers", "compute_jitter", "network_jitter", "rank_jitter")
 """Settings of a simulated job that make like operations take unlike times."""
@@ -49,27 +44,14 @@ VARIATIONS: Final = ("stragglers", "compute_jitter", "network_jitter", "rank_jit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One cause of lost time.
+    """One cause of lost time."""
 
-    Attributes:
-        what: short name of the cause, for programs.
-        text: one sentence for a person.
-        advice: what to do about it, "" if that is another matter.
-        cost_s: time of a step that it takes on the mean rank.
-        share: the same, of the step.
-        usd_per_hour: the same, of the price of all GPUs; None without a price.
-    """
-
-    what: str
-    text: str
-    cost_s: float
-    share: float
-    advice: str = ""
-    usd_per_hour: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return asdict(self)
+    what: str  # short name of the cause, for programs
+    text: str  # one sentence for a person
+    cost_s: float  # time of a step that it takes on the mean rank
+    share: float  # the same, of the step
+    advice: str = ""  # what to do about it, "" if that is another matter
+    usd_per_hour: float | None = None  # the same, of the price of all GPUs; None without a price
 
 
 def findings(
@@ -94,18 +76,15 @@ def findings(
         return []
     summary = summarize(run)
     step_s = summary["step_time_s"]
-    averaged = {step["step"] for step in summary["steps"] if step["averaged"]}
-    rows = [row for row in breakdown(run) if row.step in averaged]
-    averaged_s = sum(row.window_ns * row.represents for row in rows) / 1e9
-    said = [*_waiting(run, averaged_s), *_exposed(run, summary), *_bubble(summary), *_on_host(summary)]
-    said += _launching(run)
-    said += _unlike(run) if replay else []
+    averaged_s = sum(row.window_ns * row.represents for row in averaged_rows(run)) / 1e9
+    said = [(one.what, one.text, one.cost_ns / 1e9 / averaged_s) for one in held_up(run)]
+    said += [*_exposed(run, summary), *_delayed(run, summary), *(_unlike(run) if replay else ())]
     idle = _idle(run)
     moved = bandwidths(run, averaged=True, limit_bytes_per_s=limit_bytes_per_s)
     said += [
         *idle,
         *_untold(run, summary, sum(share for _, _, share in idle)),
-        *_small(run, moved, averaged_s, len(averaged)),
+        *_small(run, moved, averaged_s, len(averaged_steps(run))),
         *_slow(run, moved, summary, averaged_s),
     ]
     each = " a step" if summary["has_steps"] else ""
@@ -113,7 +92,9 @@ def findings(
     found = [
         Finding(
             what=what,
-            text=f"{text}: {_bound(what)}{format_time(share * step_s)}{each}, {format_share(share)}",
+            # The cost of slow links is a bound, and several may have the same.
+            text=f"{text}: {'at most ' if what.startswith('slow:') else ''}"
+            f"{format_time(share * step_s)}{each}, {format_share(share)}",
             advice=CAUSES[what.removeprefix("idle:")].advice if what.startswith("idle:") else "",
             cost_s=share * step_s,
             share=share,
@@ -123,16 +104,6 @@ def findings(
         if share >= LEAST_SHARE
     ]
     return sorted(found, key=lambda one: -one.share)
-
-
-def _bound(what: str) -> str:
-    """Return what stands before a cost: that of slow links is a bound, and several may have the same."""
-    return "at most " if what.startswith("slow:") else ""
-
-
-def _waiting(run: Run, window_s: float) -> list[tuple[str, str, float]]:
-    """Say whom ranks wait for: those at the root, not those that come last because they wait themselves."""
-    return [(one.what, one.text, one.cost_ns / 1e9 / window_s) for one in held_up(run)]
 
 
 def _unlike(run: Run) -> list[tuple[str, str, float]]:
@@ -179,18 +150,13 @@ def _along(run: Run, axis: str) -> str:
     return along(axis) + (" (assumed: the file names no group)" if assumed else "")
 
 
-def _bubble(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
-    return [("bubble", "pipeline stages wait for one another", summary["bubble_fraction"])]
-
-
-def _on_host(summary: dict[str, Any]) -> list[tuple[str, str, float]]:
+def _delayed(run: Run, summary: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Say what else delays ranks or their devices: other stages, the optimizer on the host, launches."""
+    yield "bubble", "pipeline stages wait for one another", summary["bubble_fraction"]
     share = summary["shares"].get(HOST_OPTIMIZER, 0.0)
-    return [(HOST_OPTIMIZER, "devices wait for the optimizer, which runs on their host", share)]
-
-
-def _launching(run: Run) -> list[tuple[str, str, float]]:
+    yield HOST_OPTIMIZER, "devices wait for the optimizer, which runs on their host", share
     text = "devices wait for their host, which takes longer to launch kernels than they to run them"
-    return [("launch", text, launching_share(run))]
+    yield "launch", text, launching_share(run)
 
 
 def _idle(run: Run) -> list[tuple[str, str, float]]:
@@ -205,10 +171,6 @@ def _idle(run: Run) -> list[tuple[str, str, float]]:
     ]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_DOING else f"{name[: LONGEST_DOING - 1]}…"
-
-
 def _untold(run: Run, summary: dict[str, Any], told: float) -> list[tuple[str, str, float]]:
     """Say how much of a run that other tools traced nothing explains, but for the share that is *told*."""
     if run.info.origin != "ingested":
@@ -221,7 +183,8 @@ def _doing(shares: Mapping[str, float]) -> str:
     """Return what the host did most of the time, of shares of the steps by what it did."""
     total = sum(shares.values())
     said = [
-        f"{format_share(share, '.0f')} {'in code that nothing names' if name == UNNAMED else _short(name)}"
+        f"{format_share(share, '.0f')} "
+        + ("in code that nothing names" if name == UNNAMED else cut(name, LONGEST_DOING))
         for name, share in list(shares.items())[:MOST_DOING]
         if name not in SELF_EVIDENT and share >= max(LEAST_SHARE, total * LEAST_DOING)
     ]

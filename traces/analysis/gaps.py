@@ -17,9 +17,9 @@ import pyarrow as pa
 from foretrace.traces.analysis.activity import covered_by
 from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, represented, step_times_ns
+from foretrace.traces.analysis.metrics import averaged_steps, represented
 from foretrace.traces.analysis.windows import windows_of
-from foretrace.traces.columns import distinct, int64, is_one_of, labels
+from foretrace.traces.columns import bounds, distinct, is_one_of, labels
 from foretrace.traces.run import Run
 
 
@@ -114,7 +114,7 @@ def gaps(run: Run) -> list[dict[str, Any]]:
 
     ``total_s`` adds up to the idle time of the devices exactly, ``share`` to that of the steps.
     """
-    averaged = set(averaged_steps(run, step_times_ns(breakdown(run))))
+    averaged = set(averaged_steps(run))
     weights = represented(run)
     total: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
@@ -123,8 +123,7 @@ def gaps(run: Run) -> list[dict[str, Any]]:
         if not run.once(_has_idle, rank):
             continue
         table = run.spans([rank])
-        start = int64(table, "start_ns")
-        end = start + int64(table, "duration_ns")
+        start, end = bounds(table)
         idle = np.flatnonzero(is_one_of(table, "stream", ("idle",)))
         idle = idle[np.argsort(start[idle], kind="stable")]
         begun, until = start[idle], np.maximum.accumulate(end[idle])
@@ -183,8 +182,7 @@ def gaps_on_path(run: Run, path: CriticalPath) -> dict[str, int]:
         table = run.spans([rank])
         rows = np.flatnonzero(is_one_of(table, "stream", ("idle",)))
         kinds, names = labels(table, "kind")
-        start = int64(table, "start_ns")[rows]
-        end = start + int64(table, "duration_ns")[rows]
+        start, end = (edge[rows] for edge in bounds(table))
         for piece in path.pieces:
             if piece.rank != rank or piece.kind != GAP:
                 continue

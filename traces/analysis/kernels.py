@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.analysis.metrics import averaged_steps, breakdown, step_times_ns
-from foretrace.traces.columns import factorized, int64, is_one_of, labels, summed
+from foretrace.traces.analysis.metrics import averaged_rows, averaged_steps, sums_by_label
+from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.run import Run
 
 GROUPS: Final = (
@@ -144,7 +144,7 @@ def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
         run: an open run.
         copies: only copies, or only what is none.
     """
-    averaged, peaks = averaged_steps(run, step_times_ns(breakdown(run))), peaks_of(run)
+    averaged, peaks = averaged_steps(run), peaks_of(run)
     wanted = {None: ("compute", "copy"), True: ("copy",), False: ("compute",)}[copies]
     # An object that equals others of its kind, so that what it finds is kept with the run.
     own = _OwnKernels(wanted, tuple(averaged))
@@ -152,8 +152,7 @@ def kernels(run: Run, *, copies: bool | None = None) -> list[dict[str, Any]]:
     for rank in run.stored_ranks:
         for key, one in run.once(own, rank).items():
             total[key] = total[key].with_more(one) if key in total else one
-    counted = set(averaged)  # a run has as many as 100,000
-    window_ns = sum(row.window_ns for row in breakdown(run) if row.step in counted)
+    window_ns = sum(row.window_ns for row in averaged_rows(run))
     found = []
     for (name, kind, dtype), one in total.items():
         flops, moved = _rate(one.flops, one.flops_ns), _rate(one.bytes_moved, one.bytes_ns)
@@ -184,11 +183,11 @@ class _Kernel(NamedTuple):
 
     n: int
     total_ns: int
-    longest_ns: int
     flops: int
     flops_ns: int
     bytes_moved: int
     bytes_ns: int
+    longest_ns: int
 
     def with_more(self, other: _Kernel) -> _Kernel:
         """Return both together."""
@@ -207,23 +206,13 @@ class _OwnKernels:
         """Return the calls by name, kind and data type."""
         is_wanted = is_one_of(table, "category", self.categories) & np.isin(int64(table, "step"), self.steps)
         rows = np.flatnonzero(is_wanted)
-        codes, spelled = zip(*(labels(table, name) for name in ("name", "kind", "dtype")), strict=True)
-        key = factorized(*(one[rows] for one in codes))
         duration_ns = int64(table, "duration_ns")[rows]
-        first, count, total_ns = summed(key, duration_ns)
-        longest_ns = np.zeros(len(count), np.int64)
-        np.maximum.at(longest_ns, key, duration_ns)
-        sums = []
+        amounts = [duration_ns]
         for name in ("flops", "bytes_moved"):
             amount = int64(table, name)[rows]
-            is_known = amount > 0
-            sums += [summed(key, np.where(is_known, some, 0))[2] for some in (amount, duration_ns)]
-        return {
-            tuple(said[one[rows[row]]] for one, said in zip(codes, spelled, strict=True)): _Kernel(
-                *(int(column[at]) for column in (count, total_ns, longest_ns, *sums))
-            )
-            for at, row in enumerate(first.tolist())
-        }
+            amounts += [np.where(amount > 0, some, 0) for some in (amount, duration_ns)]
+        found = sums_by_label(table, rows, ("name", "kind", "dtype"), amounts)
+        return {key: _Kernel(*sums) for key, sums in found.items()}
 
 
 def _rate(amount: int, took_ns: int) -> float | None:

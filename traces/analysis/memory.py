@@ -26,19 +26,12 @@ _OUTSIDE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Memory that a rank holds. Arrays have shape ``(n_points,)``; a value holds until the next point.
+    """Memory that a rank holds. Arrays have shape ``(n_points,)``; a value holds until the next point."""
 
-    Attributes:
-        rank: global rank.
-        t_ns: times, ascending.
-        total_bytes: all that is held.
-        categories: bytes by category, for those that make up the total.
-    """
-
-    rank: int
-    t_ns: Int64Array
-    total_bytes: Int64Array
-    categories: Mapping[str, Int64Array]
+    rank: int  # global rank
+    t_ns: Int64Array  # times, ascending
+    total_bytes: Int64Array  # all that is held
+    categories: Mapping[str, Int64Array]  # bytes by category, for those that make up the total
 
     def peak(self, from_ns: int, until_ns: int) -> tuple[int, int]:
         """Return time and bytes of the highest point that holds at any moment of the given interval."""

@@ -8,17 +8,17 @@ counted as often as it stands for a rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import Sweep, covered_by, states, sweep, window_state
-from foretrace.traces.analysis.arrivals import arrivals
+from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.windows import Window, windows, windows_of
 from foretrace.traces.columns import (
     BoolArray,
@@ -34,8 +34,7 @@ from foretrace.traces.columns import (
 from foretrace.traces.errors import RunError
 from foretrace.traces.run import Inside, Run
 
-WARM_STEPS = 3
-"""From this many steps on, a first recorded one that warms up is left out of averages."""
+WARM_STEPS = 3  # from this many steps on, a first recorded one that warms up is left out of averages
 
 WARM_FACTOR = 1.05
 """A first step that takes longer than all others, and so many times their median, fills caches or compiles: a
@@ -48,24 +47,17 @@ AWAITED = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where the time of one step went on one rank.
+    """Where the time of one step went on one rank."""
 
-    Attributes:
-        rank: global rank; it stands for ``represents`` ranks.
-        step: optimizer step, -1 if unnumbered.
-        represents: number of ranks that share these spans, 1 unless the run is folded.
-        window_ns: length of the step.
-        ns: by state, in the order of ``traces.analysis.activity.states``; adds up to ``window_ns``.
-        hidden_ns: by axis, time in which data of that axis moves behind compute; beside ``ns``, not in it.
-        communication_ns: by axis, time in which a communication of that axis runs, waiting included.
-    """
-
-    rank: int
-    step: int
-    represents: int
-    window_ns: int
+    rank: int  # global rank; it stands for ``represents`` ranks
+    step: int  # optimizer step, -1 if unnumbered
+    represents: int  # number of ranks that share these spans, 1 unless the run is folded
+    window_ns: int  # length of the step
+    # by state, in the order of ``traces.analysis.activity.states``; adds up to ``window_ns``
     ns: Mapping[str, int]
+    # by axis, time in which data of that axis moves behind compute; beside ``ns``, not in it
     hidden_ns: Mapping[str, int]
+    # by axis, time in which a communication of that axis runs, waiting included
     communication_ns: Mapping[str, int]
 
     @property
@@ -114,24 +106,23 @@ def headline(run: Run) -> dict[str, Any]:
     if not rows:
         raise RunError(f"{run.path} holds no span with a length: nothing to analyse")
     times_ns = step_times_ns(rows)
-    why_not = unaveraged(run, times_ns)
-    averaged = set(times_ns) - set(why_not)
-    counted = [row for row in rows if row.step in averaged]
-    shares = _mean(counted, [row.shares for row in counted])
+    why_not, counted = unaveraged(run), averaged_rows(run)
+    shares = mean_over_ranks(counted, [row.shares for row in counted])
     return {
         "origin": run.info.origin,
         "name": run.info.name,
         "world_size": run.info.world_size,
         "n_ranks_stored": len(run.stored_ranks),
         "n_spans": sum(
-            (run.once(len, rank) + _n_inside(run, rank)) * n for rank, n in represented(run).items()
+            (run.once(len, rank) + (run.inside[rank].n_more if rank in run.inside else 0)) * n
+            for rank, n in represented(run).items()
         ),
         "has_steps": has_steps(run),
         "assumed": assumptions(run),
-        "step_time_s": median_low([times_ns[step] for step in averaged]) / 1e9,
+        "step_time_s": median_low([times_ns[step] for step in averaged_steps(run)]) / 1e9,
         "steps": [
-            {"step": step, "step_time_s": ns / 1e9, "averaged": step in averaged}
-            | ({} if step in averaged else {"why_not": why_not[step]})
+            {"step": step, "step_time_s": ns / 1e9, "averaged": step not in why_not}
+            | ({"why_not": why_not[step]} if step in why_not else {})
             for step, ns in times_ns.items()
         ],
         "left_out": left_out(run),
@@ -140,7 +131,7 @@ def headline(run: Run) -> dict[str, Any]:
         "exposed_comm_fraction": sum(_by_axis(shares, "exposed").values()),
         "exposed_by_axis": _by_axis(shares, "exposed"),
         "waiting_fraction": sum(_by_axis(shares, "wait").values()),
-        "hidden_by_axis": _mean(
+        "hidden_by_axis": mean_over_ranks(
             counted, [{axis: ns / row.window_ns for axis, ns in row.hidden_ns.items()} for row in counted]
         ),
     }
@@ -154,30 +145,39 @@ def step_times_ns(rows: Iterable[Breakdown]) -> dict[int, int]:
     return dict(sorted(times.items()))
 
 
-def averaged_steps(run: Run, times_ns: Mapping[int, int]) -> list[int]:
+def averaged_steps(run: Run) -> list[int]:
     """Return the steps that averages are over: all but those that ``unaveraged`` says."""
-    return sorted(set(times_ns) - set(unaveraged(run, times_ns)))
+    return sorted(step_times_ns(breakdown(run)).keys() - unaveraged(run).keys())
+
+
+def averaged_rows(run: Run) -> list[Breakdown]:
+    """Return what the steps that averages are over are made of, by rank and step."""
+    averaged = set(averaged_steps(run))
+    return [row for row in breakdown(run) if row.step in averaged]
 
 
 def typical_step(run: Run) -> tuple[int, int]:
     """Return the number of the step of median length, and its length in ns on its slowest rank.
 
-    Raises:
-        RunError: the run has no step with a length.
+    Raises RunError: the run has no step with a length.
     """
-    times_ns = step_times_ns(breakdown(run))
-    steps = averaged_steps(run, times_ns)
+    times_ns, steps = step_times_ns(breakdown(run)), averaged_steps(run)
     if not steps:
         raise RunError(f"{run.path} holds no span with a length: nothing to compare")
     step = sorted(steps, key=lambda step: (times_ns[step], step))[(len(steps) - 1) // 2]
     return step, times_ns[step]
 
 
-def unaveraged(run: Run, times_ns: Mapping[int, int]) -> dict[int, str]:
-    """Return the steps that averages leave out, and why.
+def unaveraged(run: Run) -> dict[int, str]:
+    """Return the steps that averages leave out, and why; kept with the run.
 
     They run nothing, the first one warms up, or other ranks wait in them for one that saves or evaluates.
     """
+    return run.derived(_unaveraged)
+
+
+def _unaveraged(run: Run) -> dict[int, str]:
+    times_ns = step_times_ns(breakdown(run))
     busy = {row.step for row in breakdown(run) if sum(row.ns.values()) > row.ns["other"]}
     found = {step: "runs nothing" for step in times_ns if step not in busy} if busy else {}
     kept = [step for step in sorted(times_ns) if step not in found]
@@ -211,10 +211,6 @@ def in_plural(why: str) -> str:
 
 def _awaiting(run: Run) -> set[int]:
     """Return the steps in which a rank waits in a communication while another is in a phase between steps."""
-    return run.derived(_waiting_beside_phases)
-
-
-def _waiting_beside_phases(run: Run) -> set[int]:
     bounds = np.concatenate([run.once(_phase_bounds, rank) for rank in run.stored_ranks])
     if not len(bounds):
         return set()
@@ -319,87 +315,46 @@ def _represented(run: Run) -> dict[int, int]:
 
 def kinds(run: Run) -> list[dict[str, Any]]:
     """Return sums by category, kind and axis over all spans; folded ranks counted as often as they stand."""
-    found = sums_by_label(run, _own_kinds, represented(run))
+    total: dict[tuple[str, ...], list[int]] = {}
+    for rank, weight in represented(run).items():
+        for key, sums in run.once(_own_kinds, rank).items():
+            before = total.get(key, [0] * len(sums))
+            total[key] = [one + weight * more for one, more in zip(before, sums, strict=True)]
     return [
         {
             "category": category,
             "kind": kind,
             "axis": axis,
-            "count": sums.n_spans,
-            "total_s": sums.total["duration_ns"] / 1e9,
-            "size_bytes": sums.total["size_bytes"],
-            "flops": sums.total["flops"],
+            "count": count,
+            "total_s": ns / 1e9,
+            "size_bytes": size_bytes,
+            "flops": flops,
         }
-        for (category, kind, axis), sums in sorted(found.items())
+        for (category, kind, axis), (count, ns, size_bytes, flops, _) in sorted(total.items())
     ]
 
 
-class Sums(NamedTuple):
-    """How many spans there are, what columns add up to, and the longest duration, in ns."""
-
-    n_spans: int
-    total: dict[str, int]
-    longest_ns: int
-
-
-class Labelled(NamedTuple):
-    """Sums of the spans of one rank by their labels, and in which order it spells each label."""
-
-    sums: dict[tuple[str, ...], Sums]
-    spelled: tuple[list[str], ...]
-
-
-def labelled(
-    table: pa.Table, rows: NDArray[np.intp], names: Sequence[str], columns: Sequence[str]
-) -> Labelled:
-    """Return the sums of *columns* over some *rows* of a rank by the labels in the columns *names*."""
-    codes, spelled = zip(*(labels(table, name) for name in names), strict=True)
-    key = factorized(*(one[rows] for one in codes))
-    sums = {name: summed(key, int64(table, name)[rows]) for name in columns}
-    first, count, _ = sums["duration_ns"]
-    longest = np.zeros(len(count), np.int64)
-    np.maximum.at(longest, key, int64(table, "duration_ns")[rows])
-    found = {
-        tuple(said[one[rows[row]]] for one, said in zip(codes, spelled, strict=True)): Sums(
-            int(count[at]), {name: int(total[at]) for name, (_, _, total) in sums.items()}, int(longest[at])
-        )
-        for at, row in enumerate(first.tolist())
-    }
-    return Labelled(found, spelled)
+def _own_kinds(table: pa.Table) -> dict[tuple[str, ...], list[int]]:
+    amounts = [int64(table, name) for name in ("duration_ns", "size_bytes", "flops")]
+    return sums_by_label(table, np.arange(table.num_rows), ("category", "kind", "axis"), amounts)
 
 
 def sums_by_label(
-    run: Run, own: Callable[[pa.Table], Labelled], weights: Mapping[int, int] | None = None
-) -> dict[tuple[str, ...], Sums]:
-    """Return the sums that *own* finds of each stored rank, added up, in the order in which labels come.
+    table: pa.Table, rows: NDArray[np.intp], names: Sequence[str], amounts: Sequence[Int64Array]
+) -> dict[tuple[str, ...], list[int]]:
+    """Return how many *rows* have the same labels in the columns *names*, by these labels.
 
-    Args:
-        run: an open run.
-        own: returns the sums of one rank.
-        weights: how often each rank counts; None: once.
+    Behind that number stand the sums of *amounts*, which have a value for each row, and the largest of the
+    first amount.
     """
-    total: dict[tuple[str, ...], Sums] = {}
-    order: list[dict[str, int]] = []
-    for rank in run.stored_ranks:
-        one, weight = run.once(own, rank), 1 if weights is None else weights[rank]
-        order = order or [{} for _ in one.spelled]
-        for known, said in zip(order, one.spelled, strict=True):
-            for label in said:
-                known.setdefault(label, len(known))
-        for key, sums in one.sums.items():
-            before = total.get(key, Sums(0, {}, 0))
-            total[key] = Sums(
-                before.n_spans + sums.n_spans * weight,
-                {name: before.total.get(name, 0) + ns * weight for name, ns in sums.total.items()},
-                max(before.longest_ns, sums.longest_ns),
-            )
-    spelled = [[known[label] for known, label in zip(order, key, strict=True)] for key in total]
-    return {key: total[key] for _, key in sorted(zip(spelled, total, strict=True))}
-
-
-def _own_kinds(table: pa.Table) -> Labelled:
-    columns = ("duration_ns", "size_bytes", "flops")
-    return labelled(table, np.arange(table.num_rows), ("category", "kind", "axis"), columns)
+    codes, spelled = zip(*(labels(table, name) for name in names), strict=True)
+    key = factorized(*(one[rows] for one in codes))
+    first, count, _ = summed(key, key)
+    largest = np.zeros(len(count), np.int64)
+    np.maximum.at(largest, key, amounts[0])
+    columns = np.stack([count, *(summed(key, amount)[2] for amount in amounts), largest], axis=1)
+    said = [tuple(of[one[row]] for one, of in zip(codes, spelled, strict=True)) for row in rows[first]]
+    return dict(zip(said, columns.tolist(), strict=True))
 
 
 def _breakdown(run: Run) -> list[Breakdown]:
@@ -474,11 +429,7 @@ def _opened(row: Breakdown, inside: Inside, swept: Sweep, window: Window) -> Bre
     return replace(row, ns=ns, hidden_ns=hidden_ns, communication_ns=communication_ns)
 
 
-def _n_inside(run: Run, rank: int) -> int:
-    return run.inside[rank].n_more if rank in run.inside else 0
-
-
-def _mean(rows: Sequence[Breakdown], values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def mean_over_ranks(rows: Sequence[Breakdown], values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of *values*, one mapping per row, each counted as often as its rank stands for one."""
     weight = np.array([row.represents for row in rows], np.float64)
     names = values[0].keys()

@@ -27,24 +27,18 @@ Call = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """One communication that ranks have called differently.
+    """One communication that ranks have called differently."""
 
-    Attributes:
-        axis, group, sequence: as in the timeline.
-        sender, receiver: ranks of a transfer; -1 for a collective.
-        step: optimizer step of one of them.
-        calls: what was called, and by which ranks.
-        places: by rank, where its main thread was when it last said so.
-    """
-
+    # as in the timeline
     axis: str
     group: int
     sequence: int
+    # ranks of a transfer; -1 for a collective
     sender: int
     receiver: int
-    step: int
-    calls: tuple[tuple[str, tuple[int, ...]], ...]
-    places: Mapping[int, str]
+    step: int  # optimizer step of one of them
+    calls: tuple[tuple[str, tuple[int, ...]], ...]  # what was called, and by which ranks
+    places: Mapping[int, str]  # by rank, where its main thread was when it last said so
 
     @property
     def text(self) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.columns import BoolArray, int64, is_one_of
+from foretrace.traces.columns import BoolArray, bounds, int64, is_one_of
 from foretrace.traces.run import Run
 from foretrace.traces.timeline import MARKS
 
@@ -41,6 +41,13 @@ def windows(run: Run) -> list[Window]:
 def windows_of(run: Run, rank: int) -> Sequence[Window]:
     """Return the windows of the stored *rank*, by step."""
     return run.derived(_by_rank).get(rank, ())
+
+
+def extent_ns(run: Run, step: int) -> tuple[int, int]:
+    """Return when the first rank begins *step*, and how long it is from there to its last end, in ns."""
+    own = [window for window in windows(run) if window.step == step]
+    first = min(window.start_ns for window in own)
+    return first, max(window.end_ns for window in own) - first
 
 
 def _by_rank(run: Run) -> dict[int, list[Window]]:
@@ -76,8 +83,7 @@ def _worked(table: pa.Table) -> dict[int, tuple[int, int]]:
 def _extents(table: pa.Table, chosen: BoolArray) -> dict[int, tuple[int, int]]:
     """Return first start and last end by step of the *chosen* rows."""
     step = int64(table, "step")[chosen]
-    start = int64(table, "start_ns")[chosen]
-    end = start + int64(table, "duration_ns")[chosen]
+    start, end = (edge[chosen] for edge in bounds(table))
     found, group = np.unique(step, return_inverse=True)
     first = np.full(len(found), np.iinfo(np.int64).max)
     last = np.full(len(found), np.iinfo(np.int64).min)

@@ -23,17 +23,13 @@ from typing import BinaryIO, Final
 import numpy as np
 import pyarrow as pa
 
-from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.analysis.communications import COMMUNICATION
-from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
+from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
+from foretrace.traces.columns import Int64Array, bounds, int64, is_one_of, labels
 from foretrace.traces.export.protobuf import message, number, varint
 from foretrace.traces.run import Run
 
-GROUPS: Final = "groups"
-"""Attribute of the metadata with the ranks of each group by its name, in JSON."""
-
-VERSION: Final = "0.0.4"
-"""Version of the schema that files name."""
+GROUPS: Final = "groups"  # attribute of the metadata with the ranks of each group by its name, in JSON
+VERSION: Final = "0.0.4"  # version of the schema that files name
 
 # Node
 _ID, _NAME, _TYPE, _DATA_DEPS, _START, _DURATION, _ATTRIBUTE = 1, 2, 3, 5, 6, 7, 10
@@ -49,8 +45,7 @@ _COLLECTIVES: Final = {
 """CollectiveCommType by kind of the timeline."""
 
 _WRITTEN: Final = ("compute", "copy", "host", *COMMUNICATION)
-_FIRST_DATE: Final = (1980, 1, 1, 0, 0, 0)
-"""Of every file in an archive: the same run gives the same bytes."""
+_FIRST_DATE: Final = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: the same run gives the same bytes
 
 
 def write_chakra(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
@@ -74,8 +69,7 @@ def _graph(run: Run, rank: int) -> Iterator[bytes]:
     groups = message(_ATTRIBUTE_NAME, GROUPS) + message(_STRING, _groups(run))
     yield _sized(message(1, VERSION) + message(2, schema) + message(2, groups))
     table = run.spans([rank])
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     begin = arrivals(run).last_ns[run.source(rank)].clip(start, end)
     rows = np.flatnonzero(is_one_of(table, "category", _WRITTEN))
     rows = rows[np.lexsort((end[rows], begin[rows]))]

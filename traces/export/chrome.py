@@ -31,8 +31,7 @@ _ARROW: Final = '{"ph":"%s","pid":%d,"tid":%d,"ts":%.3f,"id":"%x","name":"transf
 WHOLE: Final = "foretrace"
 """Key in the header of a file that was exported, and of all of the run, for ``ingest``, at its end."""
 
-_FIRST_THREAD: Final = 1 << 24
-"""Added to the numbers of tracks: above every rank."""
+_FIRST_THREAD: Final = 1 << 24  # added to the numbers of tracks: above every rank
 _KINETO: Final = {
     "compute": "kernel",
     "collective": "kernel",
@@ -43,8 +42,7 @@ _KINETO: Final = {
     "phase": "user_annotation",
 }
 """What PyTorch's profiler calls the categories of the timeline; others keep their names."""
-_ON_DEVICE: Final = ("compute", "copy", *COMMUNICATION)
-"""Categories that run on a stream of the device."""
+_ON_DEVICE: Final = ("compute", "copy", *COMMUNICATION)  # categories that run on a stream of the device
 _COUNTER: Final = '{"ph":"C","pid":%d,"ts":%.3f,"name":%s,"args":{"bytes":%d}}'
 
 

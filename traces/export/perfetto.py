@@ -31,23 +31,12 @@ from foretrace.traces.run import Run
 _PACKET: Final = 1
 # TracePacket
 _TIMESTAMP, _SEQUENCE_ID, _TRACK_EVENT, _INTERNED_DATA, _SEQUENCE_FLAGS, _TRACK_DESCRIPTOR = (
-    8,
-    10,
-    11,
-    12,
-    13,
-    60,
-)
+    8, 10, 11, 12, 13, 60,
+)  # fmt: skip
 # TrackDescriptor
 _UUID, _TRACK_NAME, _PARENT_UUID, _COUNTER, _CHILD_ORDERING, _SIBLING_ORDER_RANK, _PROCESS_ORDERING = (
-    1,
-    2,
-    5,
-    8,
-    11,
-    12,
-    19,
-)
+    1, 2, 5, 8, 11, 12, 19,
+)  # fmt: skip
 # CounterDescriptor
 _UNIT: Final = 3
 # TrackEvent

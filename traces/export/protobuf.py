@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 ByteMatrix = NDArray[np.uint8]
 
-VARINT, FIXED64, LENGTH = 0, 1, 2
-"""Wire types."""
+VARINT, FIXED64, LENGTH = 0, 1, 2  # wire types
 
 
 def varint(value: int) -> bytes:

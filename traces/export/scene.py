@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.arrivals import arrivals
-from foretrace.traces.columns import BoolArray, Int64Array, int64, is_one_of, labels
+from foretrace.traces.analysis.communications import arrivals
+from foretrace.traces.columns import BoolArray, Int64Array, bounds, int64, is_one_of, labels
 from foretrace.traces.layout import Coord
 from foretrace.traces.run import Run
 
@@ -24,81 +24,50 @@ STREAMS: Final = ("compute", "tp", "cp", "ep", "dp", "pp.send", "pp.recv", "copy
 """Streams in the order in which they are drawn; others follow by name."""
 
 ARGUMENTS: Final = (
-    "step",
-    "microbatch",
-    "layer",
-    "stage",
-    "size_bytes",
-    "flops",
-    "peer",
-    "group",
-    "sequence",
-)
+    "step", "microbatch", "layer", "stage", "size_bytes", "flops", "peer", "group", "sequence",
+)  # fmt: skip
 """Columns shown with a slice where they say something."""
 
-WAITING: Final = "waiting"
-"""Category of the part of a communication in which its rank waits for others."""
+WAITING: Final = "waiting"  # category of the part of a communication in which its rank waits for others
 
 _NOTHING_IF_ZERO: Final = ("size_bytes", "flops")
 _LANES_PER_RANK: Final = 4096
 
 
 class Track(NamedTuple):
-    """One line of slices.
+    """One line of slices."""
 
-    Attributes:
-        id: number, unique over all ranks; never 0.
-        parent: number of the track of its rank; 0 for that track itself, which holds the compute slices.
-        name: what it is called.
-        order: place below its parent, or among the ranks.
-        is_send: whether its arrows begin here.
-    """
-
-    id: int
-    parent: int
-    name: str
-    order: int
-    is_send: bool
+    id: int  # number, unique over all ranks; never 0
+    parent: int  # number of the track of its rank; 0 for that track itself, which holds the compute slices
+    name: str  # what it is called
+    order: int  # place below its parent, or among the ranks
+    is_send: bool  # whether its arrows begin here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """The slices of one rank, ordered by track and start. Arrays have shape ``(n_slices,)``.
+    """The slices of one rank, ordered by track and start. Arrays have shape ``(n_slices,)``."""
 
-    Attributes:
-        rank: global rank.
-        tracks: the track of the rank first, then its children.
-        track: index into ``tracks``.
-        name: index into ``names``.
-        names: what slices are called.
-        category: index into ``categories``.
-        categories: those of the timeline, and ``WAITING``.
-        start_ns, end_ns: bounds.
-        arguments: by name; -1 where there is nothing to say.
-        arrow: number that a send shares with its receive, 0 if none.
-        arrow_ends: whether the arrow ends at this slice.
-    """
-
-    rank: int
-    tracks: tuple[Track, ...]
-    track: NDArray[np.int64]
-    name: NDArray[np.int64]
-    names: tuple[str, ...]
-    category: NDArray[np.int64]
-    categories: tuple[str, ...]
+    rank: int  # global rank
+    tracks: tuple[Track, ...]  # the track of the rank first, then its children
+    track: NDArray[np.int64]  # index into ``tracks``
+    name: NDArray[np.int64]  # index into ``names``
+    names: tuple[str, ...]  # what slices are called
+    category: NDArray[np.int64]  # index into ``categories``
+    categories: tuple[str, ...]  # those of the timeline, and ``WAITING``
+    # bounds
     start_ns: Int64Array
     end_ns: Int64Array
-    arguments: dict[str, Int64Array]
-    arrow: NDArray[np.uint64]
-    arrow_ends: BoolArray
+    arguments: dict[str, Int64Array]  # by name; -1 where there is nothing to say
+    arrow: NDArray[np.uint64]  # number that a send shares with its receive, 0 if none
+    arrow_ends: BoolArray  # whether the arrow ends at this slice
 
 
 def scene(run: Run, rank: int, drawn: frozenset[int]) -> Scene:
     """Return the slices of *rank*; arrows only to and from the ranks that are *drawn*."""
     table = run.spans([rank])
     stored = run.source(rank)
-    start = int64(table, "start_ns")
-    end = start + int64(table, "duration_ns")
+    start, end = bounds(table)
     moving = arrivals(run).last_ns[stored]
     tracks, track = _tracks(run, rank, table, start, end)
     name, names = _names(table)

@@ -16,15 +16,13 @@ from foretrace.traces.errors import RunError
 from foretrace.traces.info import rank_list
 from foretrace.traces.run import Run
 
-_FIRST_ADDRESS: Final = 0x7F0000000000
-"""Where allocations begin: any address of a GPU; none is used twice."""
+_FIRST_ADDRESS: Final = 0x7F0000000000  # where allocations begin: any address of a GPU; none is used twice
 
 
 def write_snapshot(run: Run, ranks: tuple[int, ...], file: BinaryIO) -> None:
     """Write the pickle that ``torch.cuda.memory._snapshot`` would give: a rank is the device of its number.
 
-    Raises:
-        RunError: the run has no memory over time of these ranks.
+    Raises RunError: the run has no memory over time of these ranks.
     """
     devices = {rank: _Device(rank) for rank in ranks}
     sources = {rank: run.source(rank) for rank in ranks}
@@ -59,16 +57,13 @@ class _Device:
 
     Args:
         rank: the rank, and the device of the snapshot.
-
-    Attributes:
-        events: what was allocated and let go, in turn.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._address = count(_FIRST_ADDRESS)
         self._held: dict[str, list[tuple[int, int]]] = {}
-        self.events: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []  # what was allocated and let go, in turn
 
     def becomes(self, name: str, n_bytes: int, t_ns: int) -> None:
         """Let the category *name* have *n_bytes* from *t_ns* on."""

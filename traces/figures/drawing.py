@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
+from foretrace.traces.analysis.metrics import typical_step
+from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import FigureError
 from foretrace.traces.info import rank_list
-from foretrace.traces.report.colours import fill, mix, palette
+from foretrace.traces.report.kinds import fill, mix, palette
 from foretrace.traces.report.rows import picks, rows_of
 from foretrace.traces.run import Run
 
@@ -26,6 +28,15 @@ def chosen_ranks(run: Run, ranks: Sequence[int] | None) -> list[int]:
     if unknown := [rank for rank in ranks if rank not in stored]:
         raise FigureError(f"rank {unknown[0]} is not stored; {run.path} has {rank_list(stored)}")
     return list(ranks)
+
+
+def chosen_step(run: Run, step: int | None) -> int:
+    """Return the step to draw: the one of median length if *step* is None."""
+    chosen = typical_step(run)[0] if step is None else step
+    steps = {window.step for window in windows(run)}
+    if chosen not in steps:
+        raise FigureError(f"step {chosen}: {run.path} has steps {', '.join(map(str, sorted(steps)))}")
+    return chosen
 
 
 def row_names(run: Run) -> dict[int, str]:
@@ -48,6 +59,12 @@ def marker(entry: Mapping[str, Any], theme: str) -> dict[str, Any]:
     if look.hatch:
         found["pattern"] = {"shape": look.hatch, "fgcolor": look.line, "size": 6, "solidity": 0.2}
     return found
+
+
+def lay_out(figure: go.Figure, rows: Sequence[str]) -> None:
+    """Have the bars of *figure* lie over each other on *rows*, the first at the top, over time in ms."""
+    figure.update_layout(barmode="overlay", xaxis_title="ms")
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(rows))
 
 
 def empty_figure(title: str, theme: str, *, height: int) -> go.Figure:

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 import html
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from foretrace.traces.analysis.memory import curves
 from foretrace.traces.analysis.metrics import breakdown as step_breakdown
-from foretrace.traces.analysis.metrics import step_times_ns, typical_step
-from foretrace.traces.analysis.windows import Window, windows
+from foretrace.traces.analysis.metrics import step_times_ns
+from foretrace.traces.analysis.windows import extent_ns, windows
 from foretrace.traces.errors import FigureError
-from foretrace.traces.figures.drawing import chosen_ranks, empty_figure, heading, marker, row_names
+from foretrace.traces.figures.drawing import (
+    chosen_ranks,
+    chosen_step,
+    empty_figure,
+    heading,
+    lay_out,
+    marker,
+    row_names,
+)
 from foretrace.traces.join import rank_pairs
 from foretrace.traces.report.cells import COMPUTE_LANE, RankStep, rank_step
-from foretrace.traces.report.colours import fill, palette
 from foretrace.traces.report.findings import critical_chain
 from foretrace.traces.report.format import format_si
-from foretrace.traces.report.kinds import Kinds, axis_label
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.kinds import Kinds, Labels, axis_label, fill, palette
 from foretrace.traces.report.lanes import lane_order
-from foretrace.traces.report.naming import run_labels, subtitle, title
-from foretrace.traces.report.overview import NOTHING
-from foretrace.traces.report.overview import overview as report_overview
+from foretrace.traces.report.links import TIERS, links_of, tiers_of, utilisation, way_name
 from foretrace.traces.report.rows import reading_order
-from foretrace.traces.report.view import View
-from foretrace.traces.report.words import memory_limit_bytes
+from foretrace.traces.report.run import NOTHING, View
+from foretrace.traces.report.run import overview as report_overview
+from foretrace.traces.report.words import memory_limit_bytes, run_labels, subtitle, title
 from foretrace.traces.run import Run
 
-MOST_CELLS: Final = 3_000
-"""Cells of a schedule; with 10,000 a zoom takes plotly about a second."""
-
-MOST_LINES: Final = 512
-"""Ranks in the picture of all of them; of more, every n-th is drawn."""
-
-_HEIGHT: Final = 0.8
-"""Height of a row's bars, in rows."""
+MOST_CELLS: Final = 3_000  # cells of a schedule; with 10,000 a zoom takes plotly about a second
+MOST_LINES: Final = 512  # ranks in the picture of all of them; of more, every n-th is drawn
+_HEIGHT: Final = 0.8  # height of a row's bars, in rows
 
 _SHORT_GAP: Final = 1 / 100
 """Share of the step; shorter gaps within one pass over a micro-batch are drawn together, behind its work."""
@@ -103,10 +105,8 @@ def schedule(
     for kind in sorted({cell.kind for _, cell in cells}):
         ours = [(row, cell) for row, cell in cells if cell.kind == kind]
         _add_cells(figure, kinds.entries[kind], ours, theme)
-    figure.update_layout(barmode="overlay", xaxis_title="ms", uniformtext={"minsize": 8, "mode": "hide"})
-    figure.update_yaxes(
-        autorange="reversed", categoryorder="array", categoryarray=[row.label for row in rows]
-    )
+    lay_out(figure, [row.label for row in rows])
+    figure.update_layout(uniformtext={"minsize": 8, "mode": "hide"})
     return figure
 
 
@@ -138,8 +138,7 @@ def breakdown(
 def memory(run: Run, *, ranks: Sequence[int] | None = None, theme: str = "light") -> go.Figure:
     """Draw the memory that each rank holds over time, against what the device has.
 
-    Raises:
-        FigureError: the run has no memory over time, no such rank, or the theme is unknown.
+    Raises FigureError: the run has no memory over time, no such rank, or the theme is unknown.
     """
     found = curves(run, chosen_ranks(run, ranks))
     if not found:
@@ -217,8 +216,7 @@ def lanes(
             },
             hovertemplate="%{y}<br>from %{base:.3f} ms, %{x:.3f} ms",
         )
-    figure.update_layout(barmode="overlay", xaxis_title="ms")
-    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names)
+    lay_out(figure, names)
     return figure
 
 
@@ -235,7 +233,7 @@ def overview(run: Run, *, step: int | None = None, theme: str = "light") -> go.F
         RunError: the run has no step with a length.
     """
     kinds = Kinds((run,))
-    chosen, _ = _step(run, step)
+    chosen = chosen_step(run, step)
     view = View(run=run, rows=(), steps=(chosen,), default_step=0, done={}, lanes=(COMPUTE_LANE,), omitted="")
     described, pixels, _ = report_overview(view, Labels(kinds))
     lines = pixels.reshape(described["n_patterns"], described["bins"])[described["pattern"]]
@@ -271,7 +269,7 @@ def critical_path(run: Run, *, step: int | None = None, theme: str = "light") ->
     Arguments and errors as for ``overview``; also FigureError if the chain is too long for a figure.
     """
     kinds = Kinds((run,))
-    chain, _ = critical_chain(run, _step(run, step)[0], kinds)
+    chain, _ = critical_chain(run, chosen_step(run, step), kinds)
     _check(len(chain))
     names = row_names(run)
     ranks = [rank for rank in reading_order(run) if rank in {one.rank for one in chain}]
@@ -295,10 +293,7 @@ def critical_path(run: Run, *, step: int | None = None, theme: str = "light") ->
         hoverinfo="skip",
         line={"color": palette()[theme]["surface"]["limit"], "width": 1.5},
     )
-    figure.update_layout(barmode="overlay", xaxis_title="ms")
-    figure.update_yaxes(
-        autorange="reversed", categoryorder="array", categoryarray=[names[rank] for rank in ranks]
-    )
+    lay_out(figure, [names[rank] for rank in ranks])
     return figure
 
 
@@ -339,16 +334,6 @@ def _check(n_cells: int) -> None:
         )
 
 
-def _step(run: Run, step: int | None) -> tuple[int, list[Window]]:
-    """Return the step to draw, and its window on each rank."""
-    chosen = typical_step(run)[0] if step is None else step
-    ends = [window for window in windows(run) if window.step == chosen]
-    if not ends:
-        steps = ", ".join(map(str, sorted({window.step for window in windows(run)})))
-        raise FigureError(f"step {chosen}: {run.path} has steps {steps}")
-    return chosen, ends
-
-
 def _rows_of_two(
     runs: tuple[Run, Run], step: int | None, ranks: Sequence[int] | None
 ) -> tuple[Kinds, list[_Row], list[int]]:
@@ -375,15 +360,14 @@ def _rows(
     """Return the kinds of *run*, its rows in *step*, and the start of the step."""
     kinds = kinds or Kinds((run,))
     labels = Labels(kinds)
-    chosen, ends = _step(run, step)
-    names = row_names(run)
-    present = {window.rank for window in ends}
+    chosen, names = chosen_step(run, step), row_names(run)
+    present = {window.rank for window in windows(run) if window.step == chosen}
     rows = [
         _Row(names[rank], rank_step(run, rank, chosen, labels, labels.of_rank(run, rank)))
         for rank in chosen_ranks(run, ranks)
         if rank in present
     ]
-    return kinds, rows, min(window.start_ns for window in ends)
+    return kinds, rows, extent_ns(run, chosen)[0]
 
 
 def _passes(done: RankStep, origin_ns: int) -> Iterator[_Cell]:
@@ -444,3 +428,102 @@ def _add_cells(
         hovertemplate="%{y}%{customdata[1]}<br>%{base:.3f} to %{customdata[0]:.3f} ms (%{x:.3f} ms)"
         f"<extra>{html.escape(entry['label'])}</extra>",
     )
+
+
+# Figures of communication: what hides behind compute, and how full links were.
+
+MOST_LINKS: Final = 512  # lines of the picture of links; of more ways, the fullest are drawn
+
+
+def overlap(
+    run: Run, *, step: int | None = None, ranks: Sequence[int] | None = None, theme: str = "light"
+) -> go.Figure:
+    """Draw how much communication hides behind compute on each rank: pale is hidden, solid is exposed.
+
+    Args:
+        run: the run.
+        step: optimizer step; None: the one of median length.
+        ranks: stored ranks to draw; None: all, or the first pipeline where there are too many for a screen.
+        theme: ``"light"`` or ``"dark"``.
+
+    Raises:
+        FigureError: no such rank, step or theme; or nothing was communicated.
+        RunError: the run has no step with a length.
+    """
+    chosen, wanted = chosen_step(run, step), chosen_ranks(run, ranks)
+    rows = {row.rank: row for row in step_breakdown(run) if row.step == chosen and row.rank in wanted}
+    if not rows:
+        raise FigureError(f"step {chosen}: {run.path} has no such step on these ranks")
+    names = row_names(run)
+    times_ms: dict[tuple[str, bool], dict[int, float]] = defaultdict(dict)
+    for rank, row in rows.items():
+        for axis, ns in row.hidden_ns.items():
+            times_ms[axis, True][rank] = ns / 1e6
+        for state, ns in row.ns.items():
+            if state.startswith("exposed:"):
+                times_ms[state.removeprefix("exposed:"), False][rank] = ns / 1e6
+    shown = {key: value for key, value in times_ms.items() if any(value.values())}
+    if not shown:
+        raise FigureError(f"{run.path}: nothing was communicated in step {chosen}")
+    figure = empty_figure(
+        heading("Communication: hidden and exposed", title(run)), theme, height=180 + 34 * len(rows)
+    )
+    colours = palette()[theme]["axes"]
+    for axis, is_hidden in sorted(shown):
+        said = "hidden behind compute" if is_hidden else "exposed"
+        figure.add_bar(
+            y=[names[rank] for rank in rows],
+            x=[shown[axis, is_hidden].get(rank, 0.0) for rank in rows],
+            orientation="h",
+            name=f"{axis_label(axis)} {said}",
+            marker={"color": colours.get(axis, colours["world"]), "opacity": 0.35 if is_hidden else 1},
+            hovertemplate="%{y}: %{x:.3f} ms<extra>" + f"{axis_label(axis)} {said}</extra>",
+        )
+    figure.update_layout(barmode="stack", xaxis_title="ms per step")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def links(run: Run, *, step: int | None = None, theme: str = "light") -> go.Figure:
+    """Draw how full each link was over one step: a line per way, white is idle, red is full.
+
+    Args:
+        run: a run on disk that was simulated with shared links (``--engine contended``).
+        step: optimizer step; None: the one of median length.
+        theme: ``"light"`` or ``"dark"``.
+
+    Raises:
+        FigureError: the run says nothing of its links, has no such step, or the theme is unknown.
+    """
+    table = links_of(run)
+    if table is None:
+        raise FigureError(f"{run.path} does not say how full links were; simulate with --engine contended -o")
+    origin_ns, length_ns = extent_ns(run, chosen_step(run, step))
+    used, lines = utilisation(table, origin_ns, length_ns)
+    base = empty_figure(heading("Links: share in use", title(run)), theme, height=420)
+    tiers = tiers_of(lines)
+    figure = make_subplots(
+        rows=len(tiers), cols=1, shared_xaxes=True, subplot_titles=[TIERS.get(tier, tier) for tier in tiers]
+    )
+    surface, forward = palette()[theme]["surface"], palette()[theme]["compute"]["forward"]
+    times_ms = np.linspace(0, length_ns / 1e6, used.shape[1])
+    for number, tier in enumerate(tiers, start=1):
+        rows = [row for row, line in enumerate(lines) if line[0] == tier]
+        fullest = sorted(sorted(rows, key=lambda row: -used[row].mean())[:MOST_LINKS])
+        figure.add_heatmap(
+            x=times_ms,
+            y=[way_name(*lines[row]) for row in fullest],
+            z=(100 * used[fullest]).astype(np.float32),
+            zmin=0,
+            zmax=100,
+            colorscale=[[0, surface["grid"]], [0.85, forward], [1, surface["limit"]]],
+            colorbar={"title": "in use", "ticksuffix": " %"},
+            showscale=number == 1,
+            hovertemplate="%{y}, %{x:.2f} ms: %{z:.0f} %<extra></extra>",
+            row=number,
+            col=1,
+        )
+    figure.update_layout(base.layout)
+    figure.update_xaxes(title="ms", row=len(tiers), col=1)
+    figure.update_yaxes(autorange="reversed")
+    return figure

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.traces.columns import Int64Array, distinct, factorized
+from foretrace.traces.columns import Int64Array, distinct, factorized, ranges
 from foretrace.traces.errors import RunError
 
 FloatArray = NDArray[np.float64]
@@ -35,7 +35,7 @@ class Edges(NamedTuple):
     def reduced(self, n: int) -> Edges:
         """Return the edges between *n* spans without those that a way over a span in between implies."""
         count = np.bincount(self.after, minlength=n)
-        further, _ = _Csr(self.after, self.before, n).of(self.before)
+        further = self.before[ranges((np.cumsum(count) - count)[self.before], count[self.before])]
         after, over = (np.repeat(ends, count[self.before]) for ends in self)
         implied = (after * n + further)[(further < over) & (over < after)]  # a circle stays one
         edge = distinct(self.after * n + self.before)
@@ -67,9 +67,6 @@ class Graph:
         chains: whether spans may be put together; with delays they may not.
         apart: whether each chain is a unit of its own, behind its mates in no wave: see ``played_apart``.
 
-    Attributes:
-        head: first span of each chain, ascending.
-
     Raises:
         RunError: spans wait for one another in a circle.
     """
@@ -94,7 +91,7 @@ class Graph:
             head = further
         self._order = np.argsort(head, kind="stable")
         self._bounds = np.flatnonzero(np.diff(head[self._order], prepend=-1))
-        self.head = head[self._order[self._bounds]]
+        self.head = head[self._order[self._bounds]]  # first span of each chain, ascending
         sizes = np.diff(self._bounds, append=n)
         if is_only.any() and (circle := np.isin(self.head, edges.after[is_only])).any():
             raise _circle(int(sizes[circle].sum()))
@@ -227,9 +224,7 @@ def _waves(n: int, before: Int64Array, after: Int64Array) -> Int64Array:
     wave, ready, number = np.full(n, -1), np.flatnonzero(missing == 0), 0
     while len(ready):
         wave[ready] = number
-        own = count[ready]
-        until = own.cumsum()
-        later = after[np.repeat(first[ready] - until + own, own) + np.arange(until[-1])]
+        later = after[ranges(first[ready], count[ready])]
         np.subtract.at(missing, later, 1)
         ready, number = distinct(later[missing[later] == 0]), number + 1
     return wave
@@ -237,18 +232,3 @@ def _waves(n: int, before: Int64Array, after: Int64Array) -> Int64Array:
 
 def _circle(n_spans: int) -> RunError:
     return RunError(f"{n_spans} spans of a step wait for one another in a circle")
-
-
-class _Csr:
-    """Values by key, ``0 .. n - 1``; those of many keys at once."""
-
-    def __init__(self, key: Int64Array, value: Int64Array, n: int) -> None:
-        self._value = value[np.argsort(key, kind="stable")]
-        self._count = np.bincount(key, minlength=n)
-        self._first = np.cumsum(self._count) - self._count
-
-    def of(self, keys: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the values of *keys*, one key after the other, and how many each has."""
-        count = self._count[keys]
-        begin = np.repeat(self._first[keys] - (np.cumsum(count) - count), count)
-        return self._value[begin + np.arange(len(begin))], count

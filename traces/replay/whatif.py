@@ -10,55 +10,37 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from foretrace.traces.columns import Int64Array
 from foretrace.traces.errors import RunError
-from foretrace.traces.replay.parts import Parts
-from foretrace.traces.replay.play import Replay, replay
 from foretrace.traces.replay.waves import FloatArray
+from foretrace.traces.replay.work import Parts, Replay, replay
 from foretrace.traces.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Slowdowns: step time over that of the ideal run, mean over steps. 1.0 costs nothing.
+    """Slowdowns: step time over that of the ideal run, mean over steps. 1.0 costs nothing."""
 
-    Attributes:
-        step_time_s: recorded.
-        undelayed_s: without the delays between operations (launches, data loading).
-        ideal_s: with all operations alike.
-        slowdown: ``undelayed_s / ideal_s``.
-        delay_slowdown: ``step_time_s / undelayed_s``.
-        by_kind: kind of operation to slowdown, worst first; so the others.
-        by_stage: pipeline stage to slowdown.
-        by_replica: data-parallel rank to slowdown.
-        by_worker: rank to slowdown.
-    """
-
-    step_time_s: float
-    undelayed_s: float
-    ideal_s: float
-    slowdown: float
-    delay_slowdown: float
-    by_kind: Mapping[str, float]
-    by_stage: Mapping[int, float]
-    by_replica: Mapping[int, float]
-    by_worker: Mapping[int, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as one JSON object."""
-        return asdict(self)
+    step_time_s: float  # recorded
+    undelayed_s: float  # without the delays between operations (launches, data loading)
+    ideal_s: float  # with all operations alike
+    slowdown: float  # ``undelayed_s / ideal_s``
+    delay_slowdown: float  # ``step_time_s / undelayed_s``
+    by_kind: Mapping[str, float]  # kind of operation to slowdown, worst first; so the others
+    by_stage: Mapping[int, float]  # pipeline stage to slowdown
+    by_replica: Mapping[int, float]  # data-parallel rank to slowdown
+    by_worker: Mapping[int, float]  # rank to slowdown
 
 
 def what_if(run: Run) -> WhatIf:
     """Return how much unlike durations cost a recorded pipeline run, and whose they are; kept with the run.
 
-    Raises:
-        RunError: the run cannot be played again.
+    Raises RunError: the run cannot be played again.
     """
     return run.derived(_what_if)
 

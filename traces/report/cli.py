@@ -26,7 +26,7 @@ def report(run: str, other: str | None, output: Path | None, *, partial: bool, a
     With OTHER, both runs are drawn on one time axis, and their difference is taken apart by cause. Give the
     simulated run first. The page opens in any browser from 2023 on, without a network.
     """
-    from foretrace.traces.opening import open_whole
+    from foretrace.traces.reader import open_whole
     from foretrace.traces.report.html import write_report
 
     first = open_whole(run, partial=partial)

@@ -9,21 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import UNNAMED_AXIS
-from foretrace.traces.analysis.causes import RANK_SPREAD
 from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.columns import Int64Array, factorized, int64, labels
-from foretrace.traces.compare import Cause, Comparison
+from foretrace.traces.compare import RANK_SPREAD, Cause, Comparison
 from foretrace.traces.pack import Pack
-from foretrace.traces.report.format import format_share, format_time
+from foretrace.traces.report.format import format_share, format_signed, format_time
 from foretrace.traces.report.kinds import Kinds, axis_label
 from foretrace.traces.report.lanes import COMPUTE_CATEGORIES
 from foretrace.traces.report.words import figure
 
-_NAMED: Final = 3
-"""Causes that the sentence about a difference names."""
-
-MOST_POINTS: Final = 6_000
-"""Joined operations in the picture; of more, every n-th is drawn."""
+_NAMED: Final = 3  # causes that the sentence about a difference names
+MOST_POINTS: Final = 6_000  # joined operations in the picture; of more, every n-th is drawn
 
 
 def comparison(found: Comparison, names: Sequence[str], kinds: Kinds, pack: Pack) -> dict[str, Any]:
@@ -56,7 +52,7 @@ def comparison_headline(found: Comparison, names: Sequence[str], kinds: Kinds) -
         figure(f"Step time, {names[1]}", format_time(found.b_step_ns / 1e9), found.b_name),
         figure(
             "Difference",
-            _signed(difference),
+            format_signed(difference),
             f"{format_share(share, '+.1f')} of {names[0]}".replace("-", "−", 1),
             "bad" if abs(share) > 0.1 else "good",  # a prediction within 10 % ranks layouts well
         ),
@@ -64,14 +60,14 @@ def comparison_headline(found: Comparison, names: Sequence[str], kinds: Kinds) -
     if faster := found.faster(names):
         figures[-1] = figure("The same work", f"{found.ratio_per_work:.3f}", faster)
     for name, cause in zip(("Largest cause", "Next cause"), _largest(found), strict=False):
-        figures.append(figure(name, cause_name(cause, kinds), _signed(cause.difference_ns)))
+        figures.append(figure(name, cause_name(cause, kinds), format_signed(cause.difference_ns)))
     return figures
 
 
 def _sentence(found: Comparison, names: Sequence[str], kinds: Kinds) -> str:
     """Say in one sentence what makes the difference."""
     difference = found.b_step_ns - found.a_step_ns
-    named = [f"{cause_name(c, kinds)} {_signed(c.difference_ns)}" for c in _largest(found)[:_NAMED]]
+    named = [f"{cause_name(c, kinds)} {format_signed(c.difference_ns)}" for c in _largest(found)[:_NAMED]]
     relation = "longer than" if difference > 0 else "shorter than" if difference < 0 else "as long as"
     text = (
         f"The {names[1]} step takes {format_time(found.b_step_ns / 1e9)}, "
@@ -189,7 +185,3 @@ def _coverage(found: Comparison) -> str:
     text = f"{spans.table.num_rows:,} spans joined one to one on {ranks}, without waiting"
     alone = f"; {spans.a_unjoined:,} and {spans.b_unjoined:,} have no partner" if left else ""
     return f"{text}{alone}.{said}"
-
-
-def _signed(ns: int) -> str:
-    return f"{'+' if ns > 0 else '−' if ns < 0 else '±'}{format_time(abs(ns) / 1e9)}"

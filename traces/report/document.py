@@ -15,30 +15,28 @@ from foretrace.traces.errors import RunError
 from foretrace.traces.join import rank_pairs
 from foretrace.traces.pack import Pack
 from foretrace.traces.report.cells import COMPUTE_LANE
-from foretrace.traces.report.colours import palette
 from foretrace.traces.report.compare import comparison, comparison_headline
-from foretrace.traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry
-from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry, slowest
+from foretrace.traces.report.kinds import Kinds, Labels, palette
 from foretrace.traces.report.links import links_entry
-from foretrace.traces.report.memory import held_where
-from foretrace.traces.report.naming import run_labels, subtitle, title
 from foretrace.traces.report.rows import MOST_ROWS, picks
-from foretrace.traces.report.run import overview_entry, run_entry
-from foretrace.traces.report.slowest import slowest
+from foretrace.traces.report.run import View, held_where, overview_entry, run_entry, view_of
 from foretrace.traces.report.tables import tables
-from foretrace.traces.report.view import View, view_of
-from foretrace.traces.report.words import LEGEND_NOTE, basis, headline, memory_limit_bytes, story
+from foretrace.traces.report.words import (
+    LEGEND_NOTE,
+    basis,
+    headline,
+    memory_limit_bytes,
+    run_labels,
+    story,
+    subtitle,
+    title,
+)
 from foretrace.traces.run import Run
 
-FORMAT: Final = 1
-"""Version of the document, for programs that read a report."""
-
-MOST_FINDINGS_OF_TWO: Final = 4
-"""Findings of each of two runs: what makes the difference stands above them."""
-
-KEYS: Final = ("a", "b")
-"""What the document calls its runs."""
+FORMAT: Final = 1  # version of the document, for programs that read a report
+MOST_FINDINGS_OF_TWO: Final = 4  # findings of each of two runs: what makes the difference stands above them
+KEYS: Final = ("a", "b")  # what the document calls its runs
 
 
 TABLE_ROWS: Final = 20
@@ -47,17 +45,11 @@ TABLE_ROWS: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The part of a large run that a server sends at once.
+    """The part of a large run that a server sends at once."""
 
-    Attributes:
-        pick: which of the groups of ranks that are shown together.
-        step: which step.
-        most_cells: that are sent.
-    """
-
-    pick: int
-    step: int
-    most_cells: int
+    pick: int  # which of the groups of ranks that are shown together
+    step: int  # which step
+    most_cells: int  # that are sent
 
 
 def document(
@@ -190,8 +182,7 @@ def outlier(run: Run) -> dict[str, Any]:
 def overview_document(run: Run, step: int, pack: Pack) -> dict[str, Any]:
     """Return all ranks in one step, for a page that has a window; pixels go to *pack*.
 
-    Raises:
-        RunError: the run has no such step.
+    Raises RunError: the run has no such step.
     """
     labels = Labels(Kinds((run,)))
     groups, _ = _groups((run,))

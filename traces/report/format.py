@@ -17,14 +17,10 @@ _UNITS: Final = (
 )
 """Units that end a name, longest first; times are formatted apart."""
 
-_DEEPEST: Final = 3
-"""Levels of a description that are shown; what lies deeper is for programs."""
+_DEEPEST: Final = 3  # levels of a description that are shown; what lies deeper is for programs
+_MANY: Final = 1e6  # from here on, a plain number is said with an SI prefix
 
-_MANY: Final = 1e6
-"""From here on, a plain number is said with an SI prefix."""
-
-Line = tuple[str, str, str]
-"""What, its value, and where the value comes from ("" if not said)."""
+Line = tuple[str, str, str]  # what, its value, and where the value comes from ("" if not said)
 
 _PHASES: Final = {"evaluation": "evaluation", "checkpoint": "checkpoint save"}
 """What a phase that is no training is called."""
@@ -74,6 +70,20 @@ def format_si(value: float, unit: str) -> str:
     return f"{_three_digits(value)} {unit}"
 
 
+def cut(text: str, letters: int) -> str:
+    """Return *text*, or its first *letters* less one and an ellipsis."""
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+
+
+def format_signed(ns: int) -> str:
+    """Return a difference of two times in ns with its sign.
+
+    >>> format_signed(-1_500_000)
+    '−1.50 ms'
+    """
+    return f"{'+' if ns > 0 else '−' if ns < 0 else '±'}{format_time(abs(ns) / 1e9)}"
+
+
 def format_share(share: float, form: str = ".1f") -> str:
     """Return a share of 1 as a percentage; *form* is how Python is to format the number.
 
@@ -85,8 +95,7 @@ def format_share(share: float, form: str = ".1f") -> str:
     return f"{100 * share:{form}} %"
 
 
-UNKNOWN: Final = "unknown"
-"""Kind or axis of a communication of which nothing tells it."""
+UNKNOWN: Final = "unknown"  # kind or axis of a communication of which nothing tells it
 
 
 def along(axis: str) -> str:

@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.activity import UNNAMED_AXIS, Activity
+from foretrace.traces.analysis.activity import HOST, UNNAMED_AXIS, Activity
 from foretrace.traces.analysis.communications import COMMUNICATION
-from foretrace.traces.analysis.offloaded import HOST
-from foretrace.traces.columns import Int64Array, int64, is_one_of, labels
+from foretrace.traces.columns import Int64Array, bounds, int64, is_one_of, labels, lanes
 from foretrace.traces.layout import AXES
 
 COMPUTE_CATEGORIES: Final = ("compute", "copy")
@@ -37,27 +36,19 @@ _MOST_STREAMS: Final = 8
 _MOST_LEVELS: Final = 12
 """Lanes that the overlapping spans of one axis may take; what does not fit there is left out."""
 
-_DIRECTIONS: Final = ("send", "recv")
-"""Kinds of point-to-point transfers, which get lanes of their own."""
-
-STATE_ROW: Final = -1
-"""In ``Pieces.row``: nothing ran, or nothing that the timeline names."""
+_DIRECTIONS: Final = ("send", "recv")  # kinds of point-to-point transfers, which get lanes of their own
+STATE_ROW: Final = -1  # in ``Pieces.row``: nothing ran, or nothing that the timeline names
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Intervals of one lane, in order, without overlap. Arrays have shape ``(n_pieces,)``.
+    """Intervals of one lane, in order, without overlap. Arrays have shape ``(n_pieces,)``."""
 
-    Attributes:
-        start_ns, end_ns: bounds.
-        row: row of the rank's timeline that each is a part of, or ``STATE_ROW``.
-        state: index into the states of the run; 0, compute, where ``row`` says what ran.
-    """
-
+    # bounds
     start_ns: Int64Array
     end_ns: Int64Array
-    row: Int64Array
-    state: NDArray[np.int16]
+    row: Int64Array  # row of the rank's timeline that each is a part of, or ``STATE_ROW``
+    state: NDArray[np.int16]  # index into the states of the run; 0, compute, where ``row`` says what ran
 
 
 def compute_lane(spans: pa.Table, activity: Activity) -> Pieces:
@@ -69,8 +60,7 @@ def compute_lane(spans: pa.Table, activity: Activity) -> Pieces:
         spans: the timeline of the rank.
         activity: what the rank does in the step.
     """
-    start = int64(spans, "start_ns")
-    end = start + int64(spans, "duration_ns")
+    start, end = bounds(spans)
     edges = np.append(activity.start_ns, activity.end_ns[-1:])
     low, high = int(edges[0]), int(edges[-1])
     rows = np.flatnonzero(is_one_of(spans, "category", COMPUTE_CATEGORIES) & (end > low) & (start < high))
@@ -92,24 +82,22 @@ def compute_lane(spans: pa.Table, activity: Activity) -> Pieces:
 
 def communication_lanes(spans: pa.Table, low: int, high: int) -> dict[LaneKey, Int64Array]:
     """Return the rows of each communication lane in the window from *low* to *high*, in order of start."""
-    start = int64(spans, "start_ns")
-    end = start + int64(spans, "duration_ns")
+    start, end = bounds(spans)
     inside = (end > low) & (start < high)
-    lanes: dict[LaneKey, Int64Array] = {}
+    found: dict[LaneKey, Int64Array] = {}
     communication = np.flatnonzero(inside & is_one_of(spans, "category", COMMUNICATION))
     host = np.flatnonzero(inside & is_one_of(spans, "category", (HOST,)))
     for rows, axis_of in ((communication, None), (host, HOST)):
         for axis, direction, chosen in _by_axis_and_direction(spans, rows, axis_of):
             ordered = chosen[np.argsort(start[chosen], kind="stable")]
             for level, part in enumerate(_without_overlap(ordered, start, end)):
-                lanes[axis, direction, level] = part
-    return lanes
+                found[axis, direction, level] = part
+    return found
 
 
 def stream_lanes(spans: pa.Table, low: int, high: int) -> dict[LaneKey, Int64Array]:
     """Return the rows of each stream that works in the window, but for the main one of `compute_lane`."""
-    start = int64(spans, "start_ns")
-    end = start + int64(spans, "duration_ns")
+    start, end = bounds(spans)
     inside = is_one_of(spans, "category", COMPUTE_CATEGORIES) & (end > low) & (start < high)
     codes, names = labels(spans, "stream")
     found: dict[LaneKey, Int64Array] = {}
@@ -181,13 +169,5 @@ def _by_axis_and_direction(
 
 def _without_overlap(ordered: NDArray[np.intp], start: Int64Array, end: Int64Array) -> list[Int64Array]:
     """Split rows, in order of start, into as few lanes as keep them from overlapping."""
-    if (end[ordered][:-1] <= start[ordered][1:]).all():
-        return [ordered.astype(np.int64)]
-    levels: list[list[int]] = []
-    for row in ordered:
-        free = next((level for level in levels if end[level[-1]] <= start[row]), None)
-        if free is not None:
-            free.append(row)
-        elif len(levels) < _MOST_LEVELS:
-            levels.append([row])
-    return [np.array(level, np.int64) for level in levels]
+    level, _ = lanes(start[ordered], end[ordered], 0, _MOST_LEVELS)
+    return [ordered[level == number] for number in range(int(level.max(initial=-1)) + 1)]

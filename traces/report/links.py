@@ -13,17 +13,12 @@ from numpy.typing import NDArray
 
 from foretrace.traces.columns import int64, labels
 from foretrace.traces.pack import Pack
-from foretrace.traces.report.view import View
+from foretrace.traces.report.run import View
 from foretrace.traces.run import Run
 
-BINS: Final = 600
-"""Slices of the step."""
-
-MOST_LINES: Final = 192
-"""Ways in the picture; of more, the fullest of each neighbourhood is shown."""
-
-FULL: Final = 250
-"""Value of a pixel whose link is full."""
+BINS: Final = 600  # slices of the step
+MOST_LINES: Final = 192  # ways in the picture; of more, the fullest of each neighbourhood is shown
+FULL: Final = 250  # value of a pixel whose link is full
 
 TIERS: Final = {
     "near": "inside the node",

@@ -11,27 +11,18 @@ from foretrace.traces.analysis.metrics import represented
 from foretrace.traces.columns import int64
 from foretrace.traces.run import Run
 
-MOST_ROWS: Final = 16
-"""Rows on one screen; more ranks than that get an overview and one pipeline at a time."""
-
-_SAID_STAGES: Final = 3
-"""Stages that the name of a row spells out."""
-
-_BLOCK: Final = 8
-"""Ranks shown together where there is no pipeline: a node of most machines."""
+MOST_ROWS: Final = 16  # rows on one screen; more ranks than that get an overview and one pipeline at a time
+_SAID_STAGES: Final = 3  # stages that the name of a row spells out
+_BLOCK: Final = 8  # ranks shown together where there is no pipeline: a node of most machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of one run.
+    """The rows of one run."""
 
-    Attributes:
-        entries: one JSON object per stored rank: rank, stage, pipeline, represents, label, sub.
-        row_of: index rank, value its row, -1 if no span of it is stored.
-    """
-
+    # one JSON object per stored rank: rank, stage, pipeline, represents, label, sub
     entries: tuple[dict[str, Any], ...]
-    row_of: tuple[int, ...]
+    row_of: tuple[int, ...]  # index rank, value its row, -1 if no span of it is stored
 
 
 def rows_of(run: Run, stored: Sequence[int]) -> Rows:

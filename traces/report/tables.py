@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
+from foretrace.traces.analysis.device_time import held_memory, launches
 from foretrace.traces.analysis.gaps import has_idle
 from foretrace.traces.analysis.kernels import kernels
-from foretrace.traces.analysis.launching import held_memory, launches
 from foretrace.traces.analysis.metrics import assumptions
-from foretrace.traces.report.format import called, format_share, format_si, format_time
+from foretrace.traces.report.format import called, cut, format_share, format_si, format_time
 from foretrace.traces.run import Run
 
-SHOWN_LETTERS: Final = 60
-"""Letters of a kernel's name that a person reads; the JSON has all."""
+SHOWN_LETTERS: Final = 60  # letters of a kernel's name that a person reads; the JSON has all
 
 NAMESPACES: Final = re.compile(r"(?:\(anonymous namespace\)|\b\w+)::")
 OUTER: Final = re.compile(rf"{NAMESPACES.pattern}(?={NAMESPACES.pattern})")
@@ -77,19 +76,15 @@ def _names(rows: list[dict[str, Any]]) -> list[str]:
     """Return names that a person reads, without namespaces as far as that leaves them different."""
     said = [(str(row["name"]), f"{row['kind']} {row['dtype']}".strip()) for row in rows]
     ways = [
-        [_cut(NAMESPACES.sub("", name)) for name, _ in said],
-        [_cut(OUTER.sub("", name)) for name, _ in said],
-        [f"{_cut(OUTER.sub('', name), SHOWN_LETTERS - len(kind) - 2)}, {kind}" for name, kind in said],
+        [cut(NAMESPACES.sub("", name), SHOWN_LETTERS) for name, _ in said],
+        [cut(OUTER.sub("", name), SHOWN_LETTERS) for name, _ in said],
+        [f"{cut(OUTER.sub('', name), SHOWN_LETTERS - len(kind) - 2)}, {kind}" for name, kind in said],
     ]
     counts = [Counter(way) for way in ways]
     return [
         next((way[at] for way, n in zip(ways, counts, strict=True) if n[way[at]] == 1), ways[-1][at])
         for at in range(len(rows))
     ]
-
-
-def _cut(name: str, letters: int = SHOWN_LETTERS) -> str:
-    return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
 def _one(row: dict[str, Any], name: str) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from foretrace.traces.analysis.activity import is_pipelined
@@ -24,16 +25,15 @@ from foretrace.traces.report.format import (
     format_time,
     lines,
     number,
+    quantity,
 )
-from foretrace.traces.report.kinds import Kinds, axis_label
-from foretrace.traces.report.likely import likely, likely_section
+from foretrace.traces.report.kinds import AXIS_WORDS, Kinds, axis_label
 from foretrace.traces.run import Run
 
 _LARGE_LOSS: Final = 0.15
 """Share of the step above which a loss is shown as bad: a seventh of the machine and more is idle."""
 
-_CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")
-"""Schedules whose bubble has a closed form."""
+_CLOSED_FORM: Final = ("gpipe", "1f1b", "interleaved-1f1b")  # schedules whose bubble has a closed form
 
 LEGEND_NOTE: Final = (
     "Communication: a thin line while waiting for the last rank, then the transfer, pale behind compute, "
@@ -41,8 +41,7 @@ LEGEND_NOTE: Final = (
 )
 """What a page says below its legend."""
 
-_SAID: Final = 3
-"""Losses that the story of a step names."""
+_SAID: Final = 3  # losses that the story of a step names
 
 
 def figure(name: str, value: str, note: str = "", tone: str = "", likely: str = "") -> dict[str, str]:
@@ -170,7 +169,7 @@ def share_words(parts: Sequence[tuple[int, int]], window_ns: int, kinds: Kinds) 
 def _averaged_over(run: Run) -> str:
     """Say over how many steps the figures are taken."""
     times = step_times_ns(breakdown(run))
-    averaged = averaged_steps(run, times)
+    averaged = averaged_steps(run)
     if not has_steps(run):
         return "from first to last: nothing marks steps"
     if len(times) == 1:
@@ -179,7 +178,7 @@ def _averaged_over(run: Run) -> str:
         f", step {steps[0]} {why}: left out"
         if len(steps) == 1
         else f", steps {rank_list(steps)} {in_plural(why)}: left out"
-        for why, steps in grouped(unaveraged(run, times)).items()
+        for why, steps in grouped(unaveraged(run)).items()
     )
     return f"median of {len(averaged)} step{'s' if len(averaged) > 1 else ''}{left_out}"
 
@@ -248,3 +247,179 @@ def memory_limit_bytes(run: Run) -> float | None:
 
 def _tone(loss: float) -> str:
     return "bad" if loss > _LARGE_LOSS else ""
+
+
+# Between which values a measurement is likely to lie, and how that is known.
+
+_HOW: Final = (
+    "how far predictions of measured runs were off, class by class. Where runs of a class take longer or "
+    "hold more than predicted, or less, the prediction lies near the end of its range, or outside it"
+)
+
+_RANGES: Final[tuple[tuple[str, str, str, Callable[[float], str]], ...]] = (
+    ("step time", "step_time_s", "step_time_from", format_time),
+    ("peak memory", "peak_memory_bytes", "peak_memory_from", lambda size: format_si(size, "B")),
+)
+"""Name, figure, where its range comes from, and how a value of it is written."""
+
+
+def likely(run: Run, key: str, said: Callable[[float], str]) -> str:
+    """Return between which values a measurement of *key* is likely to lie, "" if the writer does not say.
+
+    Args:
+        run: the run; ``info.summary["intervals"]`` has two values by the name of a figure.
+        key: key of the figure; where the run's own value lies outside, the words say on which side.
+        said: writes a value.
+    """
+    ends = _ends(run, key)
+    if ends is None:
+        return ""
+    low, high = ends
+    predicted = number(run.info.summary.get(key))
+    words = f"likely {said(low)} to {said(high)}"
+    if predicted is None or low <= predicted <= high:
+        return words
+    return f"{words}: {'more' if predicted < low else 'less'} than predicted"
+
+
+def likely_section(run: Run) -> dict[str, Any] | None:
+    """Return the part of what a page rests on that says where ranges come from, None if there are none."""
+    lines = [
+        [name, f"{said(ends[0])} to {said(ends[1])}", str(_known(run).get(source, ""))]
+        for name, key, source, said in _RANGES
+        if (ends := _ends(run, key)) is not None
+    ]
+    return {"title": "Likely ranges", "notes": [_HOW], "lines": lines} if lines else None
+
+
+def _known(run: Run) -> Mapping[str, Any]:
+    known = run.info.summary.get("intervals")
+    return known if isinstance(known, Mapping) else {}
+
+
+def _ends(run: Run, key: str) -> tuple[float, float] | None:
+    """Return the two ends of the range of *key*, None if the writer does not say, or says something else."""
+    ends = _known(run).get(key)
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        return None
+    low, high = (number(end) for end in ends)
+    return None if low is None or high is None else (low, high)
+
+
+# What a report calls runs: a title, how they were laid out, and a short word for each of several.
+
+
+def title(run: Run) -> str:
+    """Return what a run is, in one line: its script or its model on its machine, else its name."""
+    model, cluster = _script(run) or _name(run.info.model), _name(run.info.cluster)
+    if not model:
+        return run.info.name or run.path.rstrip("/").rpartition("/")[2]
+    ranks = f"{run.info.world_size} {_device_words(run)}"
+    where = f"{ranks} ({cluster})" if cluster else ranks
+    return f"{model} on {where}"
+
+
+def subtitle(run: Run) -> str:
+    """Return how a run was laid out, in words."""
+    job, model = run.info.job or {}, _name(run.info.model)
+    if _script(run):
+        parts = ["rehearsed", _stages(run) if is_pipelined(run) else model, layout_words(run)]
+    else:
+        parts = [
+            run.info.origin,
+            run.info.name if model and model not in run.info.name else "",
+            layout_words(run),
+        ]
+    if batches := number(job.get("n_microbatches")):
+        each = [quantity("", job[key]) for key in ("micro_batch", "seq_len") if number(job.get(key))]
+        of = f" of {' × '.join(each)} tokens" if len(each) == 2 else ""
+        parts.append(f"{batches:.0f} micro-batch{'es' if batches > 1 else ''}{of}")
+    for key, noun in (("schedule", ""), ("sharding", ""), ("recompute", "recompute "), ("precision", "")):
+        value = job.get(key)
+        if isinstance(value, str) and value not in ("", "none") and (key != "schedule" or is_pipelined(run)):
+            parts.append(f"{noun}{value}")
+    parts += _unusual(job)
+    return " · ".join(part for part in parts if part)
+
+
+def _unusual(job: Mapping[str, Any]) -> list[str]:
+    """Return settings that most jobs leave alone and that change what a step is made of, in words."""
+    said = []
+    if job.get("fp8"):
+        said.append(f"products in fp8{f' ({recipe})' if (recipe := job.get('recipe')) else ''}")
+    if shards := number(job.get("shard_ranks")):
+        said.append(f"shards over {shards:.0f} ranks")
+    if rank := number(job.get("lora_rank")):
+        said.append(f"LoRA of rank {rank:.0f}{', base in 4 bits' if job.get('quantized_base') else ''}")
+    if (offload := job.get("offload", "none")) != "none":
+        n_layers = number(job.get("offload_layers"))
+        of = f" of {n_layers:.0f} layers" if n_layers else ""
+        said.append(f"{'everything' if offload == 'all' else offload}{of} on {job.get('offload_to', 'host')}")
+    return said
+
+
+def _script(run: Run) -> str:
+    """Return the name of the script of which a run is a rehearsal, empty if it is none."""
+    return run.info.name.partition(" on ")[0] if (run.info.job or {}).get("rehearsed") else ""
+
+
+def _stages(run: Run) -> str:
+    """Return how large the model of a pipeline is: the modules that were called are called after stages.
+
+    Empty if stages are missing, whose parameters nobody has seen.
+    """
+    layout, model = run.info.layout, run.info.model or {}
+    n_params, structure = model.get("n_params"), model.get("structure")
+    if layout is None or len(run.stored_ranks) < layout.pp or not isinstance(structure, Mapping):
+        return ""
+    layers = {layer for part in structure.values() for layer in part.get("layers", ())}
+    return f"{quantity('', n_params)} parameters in {len(layers)} layers" if n_params and layers else ""
+
+
+def layout_words(run: Run) -> str:
+    """Return the parallel degrees above 1 in words, and the number of ranks."""
+    layout = run.info.layout
+    ranks = f"{run.info.world_size} rank{'s' if run.info.world_size > 1 else ''}"
+    if layout is None:
+        return ranks
+    axes = [axis for axis in ("tp", "cp", "ep", "pp", "dp") if layout.degrees[axis] > 1]
+    return ranks + "".join(f" · {AXIS_WORDS[axis]} {layout.degrees[axis]}" for axis in axes)
+
+
+def run_labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return a short word for each run: where it comes from, or, if that is the same, its name or folder.
+
+    Of names, what they have in common in front is left out.
+    """
+    origins = tuple(run.info.origin for run in runs)
+    if len(set(origins)) == len(runs):
+        return origins
+    names = tuple(run.info.name for run in runs)
+    folders = tuple(Path(run.path).name for run in runs)
+    apart = (one for one in (names, folders) if len(set(one)) == len(runs) and all(one))
+    return _own_parts(next(apart, ("first", "second")))
+
+
+def _own_parts(names: Sequence[str]) -> tuple[str, ...]:
+    """Return *names* from the first word on in which they differ, if every one of them has such a word.
+
+    >>> _own_parts(["8b on 64 dgx-h100, tp8 dp8", "8b on 64 dgx-h100, tp4 dp16"])
+    ('tp8 dp8', 'tp4 dp16')
+    >>> _own_parts(["8b on 64", "8b"])
+    ('8b on 64', '8b')
+    """
+    words = [name.split() for name in names]
+    same = next((at for at, column in enumerate(zip(*words, strict=False)) if len(set(column)) > 1), 0)
+    return tuple(" ".join(each[same:]) for each in words) if same else tuple(names)
+
+
+def _name(description: Mapping[str, Any] | None) -> str:
+    """Return the name that a description gives itself, "" if none."""
+    name = (description or {}).get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _device_words(run: Run) -> str:
+    device = (run.info.cluster or {}).get("device")
+    name = device.get("name") if isinstance(device, Mapping) else None
+    return f"× {name}" if isinstance(name, str) and name else "ranks"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -21,54 +19,40 @@ from foretrace.traces.analysis.metrics import summarize, typical_step
 from foretrace.traces.analysis.windows import windows
 from foretrace.traces.errors import RunError, TraceError, reason
 from foretrace.traces.info import RunInfo, read_info
-from foretrace.traces.opening import open_whole
 from foretrace.traces.pack import Pack
+from foretrace.traces.reader import open_whole
 from foretrace.traces.report.document import Window, document, findings_document, outlier, overview_document
 from foretrace.traces.report.format import format_share, format_time, number
-from foretrace.traces.report.html import served_page
-from foretrace.traces.report.naming import layout_words, title
+from foretrace.traces.report.html import filled, served_page
+from foretrace.traces.report.words import layout_words, title
 from foretrace.traces.run import Run
 from foretrace.traces.serving.server import JSON, Answer, Query, Route, document_answer, page
 from foretrace.traces.timeline import MEMORY
 
-MOST_DEEP: Final = 4
-"""Folders below the one that is served in which runs are looked for."""
-
-MOST_RUNS: Final = 500
-"""Runs that the list shows."""
+MOST_DEEP: Final = 4  # folders below the one that is served in which runs are looked for
+MOST_RUNS: Final = 500  # runs that the list shows
 
 WHOLE_SPANS: Final = 400_000
 """Spans up to which a page gets a run at once; of a longer one it gets a step and some ranks."""
 
-WINDOW_CELLS: Final = 250_000
-"""Cells that a part of a long run holds: 6 MB, and more rows than a screen has."""
+WINDOW_CELLS: Final = 250_000  # cells that a part of a long run holds: 6 MB, and more rows than a screen has
 
 SUMMED_BYTES: Final = 20_000_000
 """Spans on disk up to which the list works out the figures of a run that does not say them itself."""
 
-MOST_HISTORY: Final = 40
-"""Runs that the chart of a run's page can show."""
-
-MOST_HISTORY_STEPS: Final = 5_000
-"""Steps of a run on that chart."""
-
-KEPT: Final = 4
-"""Runs that stay open."""
+MOST_HISTORY: Final = 40  # runs that the chart of a run's page can show
+MOST_HISTORY_STEPS: Final = 5_000  # steps of a run on that chart
+KEPT: Final = 4  # runs that stay open
 
 
-Build = Callable[[Run, Run | None, Query], Answer]
-"""Works out an answer to a query about one run or two."""
+Build = Callable[[Run, Run | None, Query], Answer]  # works out an answer to a query about one run or two
 
 
 @dataclass(slots=True)
 class Runs:
-    """The runs below *root*.
+    """The runs below *root*."""
 
-    Attributes:
-        root: the folder; nothing outside it is read.
-    """
-
-    root: Path
+    root: Path  # the folder; nothing outside it is read
     _open: dict[Path, tuple[int, Run]] = field(default_factory=dict)
     _documents: dict[tuple[Any, ...], Answer] = field(default_factory=dict)
     _building: dict[tuple[Any, ...], threading.Lock] = field(default_factory=dict)
@@ -86,17 +70,18 @@ class Runs:
         return {
             "/": lambda _: page(self.listing()),
             "/run": self._page,
-            "/document": self._document,
-            "/overview": self._overview,
-            "/findings": self._findings,
+            "/document": lambda query: self._kept("document", query, self._built),
+            "/overview": lambda query: self._kept("overview", query, _overview_of),
+            "/findings": lambda query: self._kept(
+                "findings", query, lambda run, *_: document_answer(findings_document(run))
+            ),
             "/history": lambda _: Answer(json.dumps({"runs": self.history()}).encode("utf-8"), JSON),
         }
 
     def path_of(self, name: str) -> Path:
         """Return the run that *name*, a path below the root, names.
 
-        Raises:
-            RunError: it lies elsewhere, or is no run.
+        Raises RunError: it lies elsewhere, or is no run.
         """
         path = (self.root / name.replace("\0", "")).resolve()
         if "\0" in name or not path.is_relative_to(self.root) or not _is_run(path):
@@ -132,7 +117,9 @@ class Runs:
     def listing(self) -> str:
         """Return the page that lists the runs with their headlines."""
         rows = "\n".join(_row(self, path) for path in self.found())
-        return _filled("runs.html", root=html.escape(str(self.root)), rows=rows or _NOTHING)
+        return filled(
+            (), "runs.html", title="", mode="", root=html.escape(str(self.root)), rows=rows or _NOTHING
+        )
 
     def history(self) -> list[dict[str, Any]]:
         """Return how long each step of each run took, of those changed last; large ones are left out."""
@@ -173,15 +160,6 @@ class Runs:
         path = self.path_of(query.get("run", ""))
         return page(served_page(f"{path.name} - foretrace", "run", _BACK))
 
-    def _document(self, query: Query) -> Answer:
-        return self._kept("document", query, self._built)
-
-    def _overview(self, query: Query) -> Answer:
-        return self._kept("overview", query, _overview_of)
-
-    def _findings(self, query: Query) -> Answer:
-        return self._kept("findings", query, lambda run, *_: document_answer(findings_document(run)))
-
     def _kept(self, what: str, query: Query, build: Build) -> Answer:
         """Return the answer to *query*, worked out once for as long as the run does not change.
 
@@ -214,17 +192,12 @@ class Runs:
     def _built(self, run: Run, other: Run | None, query: Query) -> Answer:
         pack = Pack()
         window = None
-        if other is None and n_spans(run) > WHOLE_SPANS:
+        if other is None and run.n_stored > WHOLE_SPANS:
             step = _whole(query, "step", typical_step(run)[0])
             pick = _whole(query, "pick", outlier(run).get("pick", 0))
             window = Window(pick=pick, step=step, most_cells=WINDOW_CELLS)
         contents = document(run, other, pack, window=window)
         return document_answer({**contents, "columns": pack.columns}, pack.raw())
-
-
-def n_spans(run: Run) -> int:
-    """Return how many spans are stored."""
-    return sum(run.spans([rank], []).num_rows for rank in run.stored_ranks)
 
 
 def _overview_of(run: Run, _: Run | None, query: Query) -> Answer:
@@ -319,14 +292,6 @@ def _figures(runs: Runs, name: str, info: RunInfo) -> list[str]:
         "–" if busy is None else format_share(busy),
         "–" if mfu is None else format_share(mfu),
     ]
-
-
-def _filled(name: str, **parts: str) -> str:
-    """Return a page of the viewer with its parts filled in, in one pass."""
-    home = files("foretrace.traces.viewer")
-    parts["style"] = (home / "style.css").read_text("utf-8")
-    text = (home / name).read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
 
 
 _BACK: Final = '<p class="help"><a href="/">all runs</a> · <a href="/plan">what if …</a></p>\n'

@@ -61,15 +61,12 @@ class Query(dict[str, str]):
     Args:
         values: the query.
         connection: of the browser that asks; None where nobody does.
-
-    Attributes:
-        begun: what of the answer has been sent already.
     """
 
     def __init__(self, values: Mapping[str, str], connection: socket.socket | None = None) -> None:
         super().__init__(values)
         self._connection = connection
-        self.begun = b""
+        self.begun = b""  # what of the answer has been sent already
 
     def check(self) -> None:
         """Raise Gone if who asked has closed the connection; ask often in long work.
@@ -112,8 +109,7 @@ class Answer(NamedTuple):
     status: int = HTTPStatus.OK
 
 
-Route = Callable[[Query], Answer]
-"""Takes the query; it may give up with Gone."""
+Route = Callable[[Query], Answer]  # takes the query; it may give up with Gone
 
 
 def page(text: str, status: int = HTTPStatus.OK) -> Answer:

@@ -14,9 +14,7 @@ import pytest
 from foretrace.simulator.config import job_from
 from foretrace.simulator.simulate import simulate
 from foretrace.traces.report.cells import rank_step
-from foretrace.traces.report.colours import fill, mix, palette
-from foretrace.traces.report.kinds import Kinds
-from foretrace.traces.report.labels import Labels
+from foretrace.traces.report.kinds import Kinds, Labels, fill, mix, palette
 from foretrace.traces.run import Run
 
 POINTS = 0.02
