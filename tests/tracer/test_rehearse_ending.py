@@ -114,6 +114,8 @@ if number < best:
 kept = torch.tensor([number, 1.0])
 told = told_last = kept.sum().item() + number
 words.append(float(told))
+made = [loss.new([number]), torch.Tensor([number]), loss.new_tensor([number]), torch.full((2,), number)[:1]]
+print(*(one.item() for one in made))
 """
 NEEDS = {
     "a comparison": "number < 0.5",
