@@ -15,6 +15,9 @@ from foretrace.tracer.wrapped import cutting_sequences
 from foretrace.traces.info import joined_models
 from foretrace.traces.layout import AXES
 
+WHOLE: Final = {*AXES, "world"} - {"tp", "ep"}
+"""Axes over whose groups a model is not built in parts that have the same layers."""
+
 UNNAMED: Final = (
     "matrices are cut by columns over a mesh whose dimensions have no names: its ranks are taken for those "
     "of tensor parallelism"
@@ -59,12 +62,13 @@ class Training(Generic[_AnyLane]):
     def whole_model(self) -> dict[str, Any] | None:
         """Return the description of the model; ``n_params`` is None where a rank may hold parts of it.
 
-        That is so if groups of tensor or expert parallelism are in use, and no distributed parameter is cut
-        over them: the model was built in parts, and only its author knows of which matrices.
+        That is so if groups of tensor or expert parallelism, or groups of which nothing tells the axis, are in
+        use, and no distributed parameter is cut over them: the model was built in parts, and only its author
+        knows of which matrices.
         """
         known = {group.axis for group in self._cut}
         used = {one.axis for one in self.groups.known() if one.n_collectives and len(one.ranks) > 1}
-        if self.model is None or not (used - known) & {"tp", "ep"}:
+        if self.model is None or used - known <= WHOLE:
             return self.model
         return {**self.model, "n_params": None}
 

@@ -98,8 +98,11 @@ def test_a_refusal_of_one_rank_is_not_that_of_the_next() -> None:
     try:
         failures = Failures(Telling())
         failures.step_ended()
-        own = RehearsalError("of this one")
-        assert failures.refusal() is own
+        RehearsalError("that torch has asked for, and taken away before it came to a line of Python")
+        assert failures.refusal() is None
+        with pytest.raises(RehearsalError) as own:
+            raise RehearsalError("of this one")
+        assert failures.refusal() is own.value
         with pytest.raises(Finished):
             failures.step_ended()
     finally:

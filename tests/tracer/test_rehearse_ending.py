@@ -1,6 +1,7 @@
 """A check that would end the script is told to hold; what else needs a number ends the rehearsal."""
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,14 +103,19 @@ PRINTS = """
 print(f"{loss:.2f}", "%d %.1f" % (number, loss), float(loss), 2 * number // 3, round(number, 2), -number)
 print(math.ceil(loss), math.trunc(number))
 print(math.exp(loss), np.float64(2) / number, abs(number) ** 0.5, json.dumps(number))
-print(loss.numpy(), np.array(loss, copy=True), max([number]))
+print(loss.numpy(), np.array(loss, copy=True), max([number]), max(number, 1.0), max(1.0, number, told_last))
+print(min(float("inf"), number), min((one for one in [1e9, number]), default=None), min(number, -float(loss)))
+if max(number, float("inf")) < float("inf") or loss > torch.tensor(float("inf")):
+    sys.exit(3)
 if not math.isfinite(loss) or number != number or np.isnan(number) or loss > float("inf"):
     sys.exit(3)
 if number < best:
     pass
 kept = torch.tensor([number, 1.0])
-told = kept.sum().item() + number
+told = told_last = kept.sum().item() + number
 words.append(float(told))
+made = [loss.new([number]), torch.Tensor([number]), loss.new_tensor([number]), torch.full((2,), number)[:1]]
+print(*(one.item() for one in made))
 """
 NEEDS = {
     "a comparison": "number < 0.5",
@@ -118,7 +124,9 @@ NEEDS = {
     "a whole number": "range(int(number))",
     "an index": "words[number]",
     "a shape": "torch.zeros(number)",
-    "the larger of two": "max(number, 1.0)",
+    "the larger by another measure": "max(number, 1.0, key=abs)",
+    "an order": "sorted([number, 1.0])",
+    "what the larger of two decides": "max(number, 1.0) > 2 and print()",
     "a comparison with what was made of it": "math.exp(told / 2) > 1",
     "a comparison of arrays": "(loss.numpy() * 2 > 1).any()",
     "a plain number that decides": "float(loss) > 3",
@@ -133,7 +141,7 @@ warnings.simplefilter("ignore", DeprecationWarning)  # of an ``__array__`` witho
 
 model = torch.nn.Linear(4, 4).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-best, words = float("inf"), []
+best, words, told_last = float("inf"), [], 0.0
 for _ in range(2):
     rows = model(torch.ones(2, 4, device="cuda"))
     rows.sum().backward()
@@ -162,6 +170,28 @@ def test_a_number_that_is_needed_ends_in_a_line(tmp_path: Path, loaded: Loaded, 
     """It names the line of the script, and what to do."""
     with pytest.raises(RehearsalError, match=r"reading\.py:\d+.*rehearsal does not.*--stub"):
         _numbers(tmp_path, NEEDS[what], loaded)
+
+
+BEST = """
+    lowest = min(lowest, number)
+    if number < best or loss < kept:
+        best, kept = number, loss
+        torch.save(model.state_dict(), "best.pt")
+"""
+
+
+def test_who_keeps_the_best_is_helped_by_the_stub_of_the_page(tmp_path: Path, loaded: Loaded) -> None:
+    script, stub = tmp_path / "reading.py", tmp_path / "stub.py"
+    script.write_text(
+        NUMBERS.replace("for _ in range(2):", "lowest, kept = 9.0, torch.tensor(1e9)\nfor _ in range(9):")
+        + BEST
+    )
+    asked = Asked(command=(str(script),), world_size=1, steps=3)
+    with pytest.raises(RehearsalError, match=r"reading\.py:\d+ needs a number.*rehearsal does not.*--stub"):
+        rehearse(asked, tmp_path / "run", on=loaded)
+    page = (Path(__file__).parents[2] / "docs" / "rehearse.md").read_text(encoding="utf-8")
+    stub.write_text("import torch\n" + page[page.index("read = torch.") : page.index("@torch.library")])
+    assert rehearse(replace(asked, stub=str(stub)), tmp_path / "run", on=loaded).job["steps"] == 3
 
 
 def test_parameters_of_a_class_of_their_own_end_in_a_line(tmp_path: Path, loaded: Loaded) -> None:

@@ -11,6 +11,7 @@ from tests.processes import Runner
 
 from foretrace import cli
 from foretrace.tracer.record import RUN_VARIABLE
+from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.verify import with_processes
 
 pytest.importorskip("torch")
@@ -40,10 +41,29 @@ dist.destroy_process_group()
 """
 
 
-def verified(folder: Path, more: str = "pass", *flags: str) -> Any:
-    """Return how the command ended on a script with *more* in its loop."""
+SPAWNS = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, n, port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=n)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(main, args=(2, sys.argv[1]), nprocs=2)
+"""
+
+
+def verified(folder: Path, more: str = "pass", *flags: str, whole: str = "") -> Any:
+    """Return how the command ended on a script with *more* in its loop, or on the *whole* of another."""
     script = folder / "train.py"
-    script.write_text(SCRIPT.format(more=more))
+    script.write_text(whole or SCRIPT.format(more=more))
     words = [
         sys.executable,
         "-m",
@@ -55,8 +75,8 @@ def verified(folder: Path, more: str = "pass", *flags: str) -> Any:
         "-o",
         str(folder / "run"),
     ]
-    torchrun = ["torchrun", "--master-port", "{port}", str(script)]
-    (done,) = Runner.launch([*words, "--", *torchrun], fresh=folder / "run")
+    command = [str(script), "{port}"] if whole else ["torchrun", "--master-port", "{port}", str(script)]
+    (done,) = Runner.launch([*words, "--", *command], fresh=folder / "run")
     return done
 
 
@@ -104,6 +124,27 @@ def test_a_command_that_fails_is_one_line_and_status_2(tmp_path: Path) -> None:
     done = verified(tmp_path, "assert not is_real, 'nothing works'")
     assert done.returncode == 2
     assert "it fails on processors" in done.stderr.splitlines()[-1]
+    assert not done.stdout
+
+
+def test_a_script_that_starts_its_own_ranks_is_started_once(tmp_path: Path) -> None:
+    """Behind torchrun each rank would start all of them, and wait for the others without an end."""
+    done = verified(tmp_path, "", "--json", whole=SPAWNS)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["agrees"]
+    assert found["communication"]["a"]["all_reduce"] == 4
+    with pytest.raises(
+        RehearsalError, match=r"starts a process per rank itself.*leave the launcher out: -- a"
+    ):
+        with_processes(("torchrun", "a.py"), 2, starts_ranks=True)
+
+
+def test_ranks_that_never_communicate_agree_in_nothing(tmp_path: Path) -> None:
+    lonely = SCRIPT.replace("DistributedDataParallel(", "torch.nn.Sequential(").format(more="pass")
+    done = verified(tmp_path, "", whole=lonely + "# {port}")
+    assert done.returncode == 2
+    assert "has nothing to compare" in done.stderr.splitlines()[-1]
     assert not done.stdout
 
 

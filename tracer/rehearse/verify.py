@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +18,8 @@ from foretrace.tracer.launch import launch
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.tracer.rehearse.world.acting import Progress
+from foretrace.tracer.rehearse.world.launchers import launchers_of, script_of
+from foretrace.tracer.rehearse.world.started import STARTS_RANKS
 from foretrace.tracer.run_directory import no_empty_folders
 from foretrace.traces.communicated import Channels, Communicated, channels, compared, issued
 from foretrace.traces.info import read_info
@@ -28,6 +32,9 @@ MOST_STEPS: Final = 8
 
 PER_NODE: Final = ("--nproc-per-node", "--nproc_per_node")
 """Flags of torchrun that say how many processes it starts."""
+
+INTERPRETERS: Final = {"python", "python3"}
+"""What starts a script once, not once per rank."""
 
 
 class Row(NamedTuple):
@@ -81,10 +88,11 @@ def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Veri
     # First the rehearsal, which leaves no checkpoints: a script that finds some goes on from there.
     wanted = replace(asked, ranks=tuple(range(n)), warmup=0, steps=MOST_STEPS, local_world_size=n)
     found = rehearse(wanted, folder / "rehearsed", progress)
+    command = with_processes(asked.command, n, starts_ranks=STARTS_RANKS in found.job)
     if progress is not None:
         progress(f"recording on {n} processes")
     with no_empty_folders(recorded):
-        status = launch(with_processes(asked.command, n), recorded, quiet=True, n_gpus_on_cpu=n)
+        status = launch(command, recorded, quiet=True, n_gpus_on_cpu=n)
         summary = finish(recorded.absolute()) if recorded.is_dir() else None
         if status or summary is None:
             why = [*why_it_failed(recorded), f"exit status {status}"] if status else [why_nothing(recorded)]
@@ -95,17 +103,33 @@ def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Veri
             f"--verify {n}: the command started {run.info.world_size} processes; give it as many, such as "
             f"torchrun --nproc-per-node {n}"
         )
-    return _verified(run, found, folder)
+    verified = _verified(run, found, folder)
+    if verified.agrees and not verified.communicated.a:
+        raise RehearsalError(
+            f"--verify {n} has nothing to compare: neither the recording nor the rehearsal communicates within "
+            "a step; give a command whose ranks train together"
+        )
+    return verified
 
 
-def with_processes(command: Sequence[str], n: int) -> tuple[str, ...]:
+def with_processes(command: Sequence[str], n: int, *, starts_ranks: bool = False) -> tuple[str, ...]:
     """Return *command* so that torchrun starts *n* processes of a script, unless it says how many itself.
+
+    A script that *starts_ranks* itself is started once.
+
+    Raises:
+        RehearsalError: the command would start such a script once per rank.
 
     >>> with_processes(("torchrun", "train.py"), 2) == with_processes(("train.py",), 2)
     True
     """
+    if starts_ranks and {*launchers_of(command)} - INTERPRETERS:
+        raise RehearsalError(
+            f"{shlex.join(command)}: the script starts a process per rank itself, so each rank would start all; "
+            f"leave the launcher out: -- {shlex.join(script_of(command)[0])}"
+        )
     if command and command[0].endswith(".py"):
-        command = ("torchrun", *command)
+        command = ((sys.executable if starts_ranks else "torchrun"), *command)
     is_silent = not any(word.partition("=")[0] in PER_NODE for word in command)
     if command and Path(command[0]).name == "torchrun" and is_silent:
         return (command[0], PER_NODE[0], str(n), *command[1:])

@@ -84,7 +84,9 @@ HINTS: Final[Mapping[str, str]] = {
     "'nvidia-smi'": "nvidia-smi is not here: leave out what asks it, by an argument of the script or in a "
     f"stub file ({STUB})",
     "type torch.cuda.": OLD_TYPES,
-    **dict.fromkeys(("numpy.object_", "not supported for the input types", "type Unknown"), UNCOMPUTED),
+    **dict.fromkeys(
+        ("numpy.object_", "not supported for the input types", "type Unknown", "not Unknown"), UNCOMPUTED
+    ),
     **dict.fromkeys(("SparseTensorImpl", "SparseCsrTensorImpl"), SPARSE),
 }
 """What to say of errors of torch by what stands in them."""
@@ -438,7 +440,8 @@ class Failures:
     def refusal(self) -> Exception | None:
         """Return the first error that a real run would not have, whether or not the script has caught it."""
         refused = [error for error in self._of_operators if is_of_fakes(error)]
-        found = next(iter([*RehearsalError.raised[self._n_before :], *refused]), None)
+        raised = (error for error in RehearsalError.raised[self._n_before :] if not _is_asked_in_c(error))
+        found = next(iter([*raised, *refused]), None)
         if found is not None:
             RehearsalError.most = float("inf")  # it is about to be said
         return found
@@ -455,6 +458,11 @@ class Failures:
             said = f"{place(error)}: {type(error).__name__}: {_short(error)}"
             self._session.warn(CAUGHT.format(said[:200]))
         self._of_operators.clear()
+
+
+def _is_asked_in_c(error: Exception) -> bool:
+    """Whether *error* has come to no line of Python: torch finds out what an argument is by asking it."""
+    return all(frame.f_code.co_filename.startswith(OURS) for frame, _ in _frames(error))
 
 
 def _is_for_the_script(error: Exception) -> bool:

@@ -189,8 +189,10 @@ class Stated:
 
     def _is_truth(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
         """Follow a check of finite numbers, and what is made of its truths; return whether it is one."""
-        truth = truth_of(name, args)
-        if truth is not None and self.numbers.of(args[0]) is not None:
+        tensors = [one for one in args[:2] if hasattr(one, "untyped_storage")]
+        known = [self.of(one).mean if hasattr(one, "untyped_storage") else one for one in args[:2]]
+        truth = truth_of(name, args, known)
+        if truth is not None and all(self.numbers.of(one) is not None for one in tensors):
             return True  # they are computed
         if truth is not None:
             self.tell(f"{asker()} asks whether numbers are finite: told that they are")

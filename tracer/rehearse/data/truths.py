@@ -11,6 +11,8 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
+from types import CodeType
 from typing import Any, Final
 
 # Checks whether unknown numbers are finite: they are, as in a training that goes well.
@@ -34,10 +36,11 @@ JOINS: Final = NEGATES | BOTH | EITHER
 CHECKS: Final = NEVER | frozenset(COMPARED)
 
 
-def truth_of(name: str, args: Sequence[Any]) -> float | None:
+def truth_of(name: str, args: Sequence[Any], known: Sequence[Any]) -> float | None:
     """Return whether the check *name* of *args* is true (1) or false (0) for finite numbers.
 
-    None if it is no such check. Comparing a number with itself, or with infinity, is such a check.
+    None if it is no such check. Comparing a number with itself, or with infinity, is such a check: *known* is
+    what each of *args* is, or what all elements of a tensor are.
     """
     if name in NEVER:
         return 0.0
@@ -46,7 +49,8 @@ def truth_of(name: str, args: Sequence[Any]) -> float | None:
     one, other = args[:2]
     if one is other or are_same(one, other):
         return float(COMPARED[name](0.0, 0.0))
-    return float(COMPARED[name](0.0, other)) if isinstance(other, float) and math.isinf(other) else None
+    ends = [value if isinstance(value, float) and math.isinf(value) else 0.0 for value in known]
+    return float(COMPARED[name](*ends)) if any(ends) else None
 
 
 def joined(name: str, truths: Sequence[float | None]) -> float | None:
@@ -137,6 +141,25 @@ def _truths(test: ast.expr, line: int, *, wanted: bool) -> Iterator[bool]:
             yield from _truths(one, line, wanted=wanted)
     elif _covers(test, line):
         yield wanted
+
+
+PICKS: Final = {"min": operator.lt, "max": operator.gt}
+"""Functions that pick one of their arguments, and how each is compared with the one to be picked before."""
+
+
+@lru_cache(maxsize=1024)
+def picking(code: CodeType, at: int) -> Callable[[Any, Any], bool] | None:
+    """Return by what comparison a number is picked where instruction *at* of *code* calls ``PICKS``.
+
+    None if it calls nothing of these, or picks by another key.
+    """
+    where = next(islice(code.co_positions(), at // 2, None))
+    for node in ast.walk(_tree(code.co_filename)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PICKS:
+            is_it = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == where
+            if is_it and not any(one.arg == "key" for one in node.keywords):
+                return PICKS[node.func.id]
+    return None
 
 
 @lru_cache(maxsize=1024)

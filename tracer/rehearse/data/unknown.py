@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, Self
 from foretrace.tracer import internals
 from foretrace.tracer.internals import compile_as
 from foretrace.tracer.rehearse.data.stated import Stated
-from foretrace.tracer.rehearse.data.truths import HOLDS, may_decide, passing
+from foretrace.tracer.rehearse.data.truths import HOLDS, may_decide, passing, picking
 from foretrace.tracer.rehearse.replacing import replaces
 from foretrace.tracer.rehearse.words import asked_at, asker
 
@@ -58,6 +58,8 @@ class Unknown(float):
     def truth(self, compare: Callable[[Any, Any], bool], other: Any) -> Any:
         """Return how the number compares with *other*, which follows only of itself and of infinity.
 
+        Of others the smallest and the largest are as unknown as this one, so it is taken to be those.
+
         Raises:
             RehearsalError: it does not follow, and the script needs it.
         """
@@ -65,6 +67,9 @@ class Unknown(float):
             return NotImplemented
         if other is self or (isinstance(other, float) and math.isinf(other)):
             return compare(0.0, 0.0 if other is self else other)
+        caller = sys._getframe(1)
+        if (picks := picking(caller.f_code, caller.f_lasti)) is not None:
+            return compare is picks
         if (holds := passing(*asked_at())) is None:
             self.need()
         self._stated.tell(f"{asker()} compares a number: told {holds} ({HOLDS})")

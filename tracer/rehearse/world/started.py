@@ -40,6 +40,9 @@ from foretrace.tracer.rehearse.world.launchers import (
     told_by_fabric,
 )
 
+STARTS_RANKS: Final = "starts_ranks"
+"""Key in the description of a job whose script starts the processes of its ranks itself."""
+
 # The start of a script, in a process that has loaded torch, as of a process that has not.
 
 
@@ -277,6 +280,7 @@ class _Trainings:
         self._session.warn(
             f"{asker()} starts {Path(command[0]).name} on {Path(script[0]).name}, which is run in its place"
         )
+        self._session.job[STARTS_RANKS] = True
         flags = accelerate_flags(command)
         with _surroundings({**(env or {}), **told}, cwd, launchers.words_of(spec), is_module=is_module):
             if flags is not None:
@@ -296,6 +300,7 @@ class _Trainings:
             if code is None:
                 raise RehearsalError(_unclear(words))
             return sys.exit(code) if code else None
+        self._session.job[STARTS_RANKS] = True
         name = getattr(entrypoint, "__name__", "a function")
         self._session.warn(f"{asker()} starts {name} once per GPU, which is run in its place")
         with _own(told):
@@ -466,6 +471,7 @@ def install_children(session: State) -> None:
 
 def _number(session: State, *, whole: bool) -> int:
     """Return the number of this rank's process among those of the *whole* world, or else of a node."""
+    session.job[STARTS_RANKS] = True
     return session.rank if whole else on_node()[0]
 
 
