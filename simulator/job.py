@@ -488,7 +488,9 @@ def check_layout(job: Job) -> None:
     if layout.pp > model.n_layers and not job.layers_per_stage:
         raise JobError(f"pp={layout.pp} stages for {model.n_layers} layers of {model.name}: at most one each")
     if layout.ep > 1 and not model.n_experts:
-        raise JobError(f"ep={layout.ep}: {model.name} is dense, it has no experts to deal out; ep 1 would work")
+        raise JobError(
+            f"ep={layout.ep}: {model.name} is dense, it has no experts to deal out; ep 1 would work"
+        )
     if layout.ep > 1 and model.n_experts % layout.ep:
         raise JobError(
             f"ep={layout.ep} does not divide the {model.n_experts} experts of {model.name}; "

@@ -163,9 +163,7 @@ def _check_model(settings: Mapping[str, Any], readings: Sequence[Reading], where
     missing = [name for name in _NEEDED if name not in settings.get(SHAPE, _NEEDED)]
     if not missing:
         return
-    unknown = [
-        one.key for reading in readings for one in reading.ignored if one.reason.startswith(UNKNOWN)
-    ]
+    unknown = [one.key for reading in readings for one in reading.ignored if one.reason.startswith(UNKNOWN)]
     beside = f"; of these keys none is known: {', '.join(unknown)}" if unknown else ""
     titles = " and ".join(dict.fromkeys(TOOLS[reading.tool].title for reading in readings))
     raise ConfigError(

@@ -171,9 +171,7 @@ _NORMALISED: Final = {"norms_per_layer": 4}
 
 _GLM4: Final = of(_GLM, **_NORMALISED)
 # An activation with two weights of its own instead of a gate.
-_APERTUS: Final = of(
-    qwen3, gated=False, extra_params=lambda config: 2 * config.integer("num_hidden_layers")
-)
+_APERTUS: Final = of(qwen3, gated=False, extra_params=lambda config: 2 * config.integer("num_hidden_layers"))
 
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
@@ -185,7 +183,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "arcee": of(llama, gated=False),  # squared ReLU instead of a gate
         "cohere": _COHERE,
         "cohere2": _local_and_global(4, "sliding_window_pattern", _COHERE),
+        "cosmos3_edge_text": of(llama, gated=False),
         "cwm": _listed(4),
+        "emu3_text_model": llama,
         "ernie4_5": _ERNIE,
         # files of checkpoints call their layers otherwise than transformers does
         "exaone": of(
@@ -201,6 +201,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "glm4v_text": of(_GLM, **_NORMALISED, qkv_bias=True),  # which cannot be switched off
         "glm_ocr_text": _GLM4,
         "granite": llama,
+        "granite_docling_text": llama,
         "granite_swa": of(_listed(4), extra_params=sinks),
         "helium": llama,
         "hunyuan_v1_dense": qwen3,
