@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("suite", derandomize=True, deadline=None)
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("suite")
 
 # The processes that tests start would compile all of foretrace, each of them, where bytecode is not kept.

@@ -38,7 +38,7 @@ def step_ns(job: Job) -> int:
     return int(compiled.times(program)[1].max())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(p=st.integers(1, 6), m=st.integers(1, 16), v=st.integers(1, 4))
 def test_pairs_never_wait_for_themselves(p: int, m: int, v: int) -> None:
     """Neither half of a pair needs the other: not its own micro-batch, and no rank waits for ever."""

@@ -89,7 +89,7 @@ def in_turn(
     return [(1, members, cost) for _, members, cost in meetings]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(meetings=MEETINGS, work_ns=st.integers(0, 100))
 def test_without_loads_it_is_the_event_engine(
     meetings: list[tuple[int, tuple[int, ...], Transfer]], work_ns: int
@@ -102,7 +102,7 @@ def test_without_loads_it_is_the_event_engine(
         np.testing.assert_array_equal(ours, theirs)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(meetings=MEETINGS, work_ns=st.integers(0, 100))
 def test_sharing_never_makes_a_transfer_shorter(
     meetings: list[tuple[int, tuple[int, ...], Transfer]], work_ns: int

@@ -96,7 +96,7 @@ def longest_path(tasks: list[Task], costs: list[int]) -> tuple[list[int], list[i
     return [when["start", at] for at in range(len(tasks))], ends
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(drawn=runnable(), damaged=st.booleans())
 def test_both_engines_agree_to_the_nanosecond(drawn: tuple[list[Task], list[int]], *, damaged: bool) -> None:
     """Also where a program cannot run to its end: the same error, word for word."""
@@ -112,7 +112,7 @@ def test_both_engines_agree_to_the_nanosecond(drawn: tuple[list[Task], list[int]
     assert results[0] == results[1]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(drawn=runnable(), data=st.data())
 def test_running_again_with_other_durations_is_running_another_program(
     drawn: tuple[list[Task], list[int]], data: st.DataObject
@@ -130,7 +130,7 @@ def test_running_again_with_other_durations_is_running_another_program(
     assert last_ns == found[1].max()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(drawn=runnable(), data=st.data())
 def test_both_contended_engines_agree_to_the_nanosecond(
     drawn: tuple[list[Task], list[int]], data: st.DataObject

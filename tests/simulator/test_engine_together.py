@@ -105,7 +105,7 @@ def outcome(engine: Any, program: Program, changes: list[Change | Throttle]) -> 
         return str(error)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(program=programs(), slow=st.lists(throttles, max_size=3), broken=st.lists(link_changes, max_size=4))
 def test_engines_agree_to_the_nanosecond_whatever_happens(
     program: Program, slow: list[Throttle], broken: list[Change]
@@ -119,7 +119,7 @@ def test_engines_agree_to_the_nanosecond_whatever_happens(
 switches = st.builds(Way, st.integers(0, 2), st.sampled_from(SWITCHES), st.sampled_from([IN, OUT]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(program=programs(), data=st.data())
 def test_engines_agree_on_links_between_switches_and_on_how_full_all_were(
     program: Program, data: st.DataObject
@@ -142,7 +142,7 @@ def test_engines_agree_on_links_between_switches_and_on_how_full_all_were(
     np.testing.assert_allclose(one[1].used, other[1].used, rtol=0, atol=1e-8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(program=programs())
 def test_a_link_carries_what_its_transfers_bring(program: Program) -> None:
     """Used width times time, over a whole run, is the wire time of each transfer times its share."""
@@ -168,7 +168,7 @@ def test_a_link_carries_what_its_transfers_bring(program: Program) -> None:
         assert wanted - 1e-6 <= used.get(way, 0.0) <= wanted + slack
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(program=programs(), data=st.data())
 def test_running_again_with_other_durations_is_running_another_program(
     program: Program, data: st.DataObject
@@ -185,7 +185,7 @@ def test_running_again_with_other_durations_is_running_another_program(
         assert [x.tolist() for x in found] == [x.tolist() for x in wanted]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(program=programs(), slow=st.lists(throttles, max_size=2))
 def test_nothing_is_slower_for_a_gpu_that_is_not_shared_or_throttled(
     program: Program, slow: list[Throttle]
@@ -198,7 +198,7 @@ def test_nothing_is_slower_for_a_gpu_that_is_not_shared_or_throttled(
             assert (with_it >= without).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(program=programs())
 def test_what_takes_nothing_of_the_gpus_leaves_the_times_alone(program: Program) -> None:
     """The pass without a queue and the one with it are the same where nobody holds anybody up."""

@@ -22,6 +22,9 @@ AT_ONCE: Final = 9
 TRIES: Final = 30
 """Choices among which the one that brings most new pairs is taken."""
 
+AGAIN: Final = 5
+"""Of so many jobs one is predicted twice, with its timeline and without."""
+
 USUAL: Final[Mapping[str, Any]] = {
     **{name: values[0] for name, values in OPTIONS.items()},
     "framework": "megatron",
@@ -61,6 +64,7 @@ class Settled:
         self.open = {pair for pair in pairs_of(CHOICES) if len({name for name, _ in pair}) == 2}
         self.ran: set[Pair] = set()
         self.refused: dict[Pair, str] = {}
+        self.n_tried = 0
 
     def job(self, draw: random.Random) -> list[Choice]:
         """Return choices with many open pairs and none that is refused, the first pair being open."""
@@ -84,7 +88,8 @@ class Settled:
         pairs = pairs_of(choices) & self.open
         if not pairs:
             return
-        why = outcome(settings(choices))
+        self.n_tried += 1
+        why = outcome(settings(choices), again=self.n_tried % AGAIN == 0)
         if not why:
             self.ran |= pairs
             self.open -= pairs

@@ -262,7 +262,7 @@ def refusal(make: Callable[[], object]) -> str:
     return ""
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(products())
 def test_any_product_runs_or_is_refused_in_one_line(make: Callable[[], Job]) -> None:
     took: list[float] = []
@@ -271,7 +271,7 @@ def test_any_product_runs_or_is_refused_in_one_line(make: Callable[[], Job]) -> 
     assert reason or took[0] > 0
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(products())
 def test_shards_of_parameters_sum_to_the_whole(make: Callable[[], Job]) -> None:
     """What the ranks of a shard group own is at least all they share, and less than a rank's worth more."""

@@ -117,7 +117,7 @@ TWO_WAITED_FOR: Final[list[Event]] = [
 ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(issued())
 @example(TWO_WAITED_FOR)
 def test_everything_starts_when_the_clocks_of_its_stream_say(events: list[Event]) -> None:

@@ -30,7 +30,7 @@ def said_to_work(message: str, p: int, v: int | None) -> list[tuple[int, int, in
     return [(int(found[3] or p), int(m), v) for m in found.groups()[:2] if m]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(name=names, p=ranks, m=microbatches, v=stages)
 def test_every_size_runs_or_the_nearest_that_does_is_named(name: str, p: int, m: int, v: int | None) -> None:
     try:
@@ -49,7 +49,7 @@ def test_every_size_runs_or_the_nearest_that_does_is_named(name: str, p: int, m:
     assert len(done) == len(set(done))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(name=names, p=st.integers(1, 8), m=st.integers(1, 24), v=stages)
 def test_what_makes_a_plan_makes_a_program_that_ends(name: str, p: int, m: int, v: int | None) -> None:
     try:
@@ -61,7 +61,7 @@ def test_what_makes_a_plan_makes_a_program_that_ends(name: str, p: int, m: int, 
     assert (end_ns >= start_ns).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(name=names, p=st.integers(1, 8), m=st.integers(1, 24))
 def test_a_plan_comes_back_from_a_file(
     name: str, p: int, m: int, tmp_path_factory: pytest.TempPathFactory
