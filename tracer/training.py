@@ -62,8 +62,8 @@ class Training(Generic[_AnyLane]):
     def whole_model(self) -> dict[str, Any] | None:
         """Return the description of the model; ``n_params`` is None where a rank may hold parts of it.
 
-        That is so if groups of tensor or expert parallelism, or groups of which nothing tells the axis, are in
-        use, and no distributed parameter is cut over them: the model was built in parts, and only its author
+        That is so if groups of tensor or expert parallelism, or groups of which nothing tells the axis, are
+        in use, and no distributed parameter is cut over them: the model was built in parts, and only its author
         knows of which matrices.
         """
         known = {group.axis for group in self._cut}

@@ -40,7 +40,7 @@ def comma_list(value: Any) -> str:
 
 
 def _moe_layers(value: Any) -> Any:
-    """Return how often a layer has experts, every so many or as ``([0]*3+[1]*58)`` lists it, 1 for such a layer."""
+    """Return which layers have experts: every so many, or a 1 for each, as ``([0]*3+[1]*58)`` lists them."""
     if str(value).isdigit():
         return whole(value)
     try:

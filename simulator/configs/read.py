@@ -159,7 +159,7 @@ def read_documents(documents: Sequence[Document], given: Mapping[str, Any]) -> I
 
 
 def _check_model(settings: Mapping[str, Any], readings: Sequence[Reading], where: str) -> None:
-    """Raise ConfigError if the files describe a model, but not all of it; keys not known may be the others."""
+    """Raise ConfigError if the files describe a part of a model; keys not known may be the others."""
     missing = [name for name in _NEEDED if name not in settings.get(SHAPE, _NEEDED)]
     if not missing:
         return

@@ -65,9 +65,9 @@ def list_(words: tuple[str, ...], *, seq_len: int | None, as_json: bool) -> None
     print_table(table)
     click.echo(
         "params and active ones (those that a token meets) in billions. GFLOPs: of a token, forward and\n"
-        f"backward, with the whole attention matrix of {seq_len or USUAL_LEN:,} tokens per sequence, or of as\n"
-        "many as a model has positions for. model show NAME has ids and sources; --model also takes such\n"
-        "an id, a config.json, or a .toml file."
+        f"backward, with the whole attention matrix of {seq_len or USUAL_LEN:,} tokens per sequence, or\n"
+        "of as many as a model has positions for. model show NAME has ids and sources; --model also\n"
+        "takes such an id, a config.json, or a .toml file."
     )
 
 

@@ -98,7 +98,7 @@ def _phi(config: Config) -> Shape:
 
 
 def _persimmon(config: Config) -> Shape:
-    """Persimmon: as GPT-NeoX one block after the other, layer norms of queries and keys alike in all heads."""
+    """Persimmon: one block after the other, layer norms of queries and keys alike in all heads."""
     shape = _sized(tied=False)(config)
     is_normed = config.flag("qk_layernorm", default=True)
     # Those norms have biases beside their weights.

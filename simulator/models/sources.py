@@ -68,7 +68,7 @@ def other_names() -> Mapping[str, str]:
 
 @cache
 def _known() -> Mapping[str, str]:
-    """Return the preset that each name means, in lower case: its own, its ids, and those without their owner."""
+    """Return the preset that each name means, in lower case: its own, its ids, with and without owner."""
     owned = {other.lower(): name for other, name in other_names().items()}
     tails = Counter((other.rpartition("/")[2], name) for other, name in owned.items())
     means = Counter(tail for tail, _ in tails)

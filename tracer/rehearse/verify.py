@@ -106,8 +106,8 @@ def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Veri
     verified = _verified(run, found, folder)
     if verified.agrees and not verified.communicated.a:
         raise RehearsalError(
-            f"--verify {n} has nothing to compare: neither the recording nor the rehearsal communicates within "
-            "a step; give a command whose ranks train together"
+            f"--verify {n} has nothing to compare: neither the recording nor the rehearsal communicates "
+            "within a step; give a command whose ranks train together"
         )
     return verified
 
@@ -125,8 +125,8 @@ def with_processes(command: Sequence[str], n: int, *, starts_ranks: bool = False
     """
     if starts_ranks and {*launchers_of(command)} - INTERPRETERS:
         raise RehearsalError(
-            f"{shlex.join(command)}: the script starts a process per rank itself, so each rank would start all; "
-            f"leave the launcher out: -- {shlex.join(script_of(command)[0])}"
+            f"{shlex.join(command)}: the script starts a process per rank itself, so each rank would start "
+            f"all; leave the launcher out: -- {shlex.join(script_of(command)[0])}"
         )
     if command and command[0].endswith(".py"):
         command = ((sys.executable if starts_ranks else "torchrun"), *command)
