@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from tests.simulator.config_files import (
     BESIDE,
+    CALCULON,
     CALCULON_MODEL,
     DEEPSPEED,
     FILES,
@@ -27,7 +28,7 @@ from foretrace.simulator.config import job_from, job_settings, read_config, writ
 from foretrace.simulator.configs.read import TOOLS, read_files
 from foretrace.simulator.configs.rules import SETTLED, Leave, Use, flattened
 from foretrace.simulator.configs.shell import arguments
-from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.errors import ConfigError, JobError, ModelError
 from foretrace.simulator.framework import OVERRIDABLE
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
@@ -261,6 +262,13 @@ def test_what_a_file_of_another_simulator_cannot_say_is_refused(
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=re.escape(said)):
         read_files([tmp_path / name], {"cluster": "dgx-a100", "model": "llama3-8b"})
+
+
+def test_a_model_of_calculon_without_heads_is_refused_as_others_are(tmp_path: Path) -> None:
+    left = {name: value for name, value in CALCULON_MODEL.items() if name != "attn_heads"}
+    (tmp_path / "a.json").write_text(json.dumps(CALCULON | left), encoding="utf-8")
+    with pytest.raises(ModelError, match="no 'n_heads' in it"):
+        job_from(read_files([tmp_path / "a.json"], {"cluster": "dgx-h100"}).settings)
 
 
 def test_files_that_extend_many_are_read_a_bounded_number_of_times(tmp_path: Path) -> None:
