@@ -74,7 +74,9 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
         for name in [name for name in facts if name.startswith(MODEL)]:
             del facts[name]
     elif f"{MODEL}n_layers" in facts:
-        reading.assume("model.n_kv_heads", 1 if one_key else facts["model.n_heads"], "attention_type")
+        # Without a number of heads nothing is assumed, and the model says that it has none.
+        if (n_keys := 1 if one_key else facts.get("model.n_heads")) is not None:
+            reading.assume("model.n_kv_heads", n_keys, "attention_type")
         reading.assume("model.vocab", VOCABULARY, "what Calculon counts for every model")
         reading.assume("model.max_positions", facts.get("seq_len", 0), "learned positions, one per token")
         for name, value in (("norm", "layernorm"), ("gated", False)):

@@ -91,7 +91,7 @@ _TOWERS: Final = ("vision", "audio")
 
 
 def _is_beside(key: str, part: object) -> bool:
-    """Return whether *part* of a config is a network beside the language model; else it says how that runs."""
+    """Return whether *part* of a config is a network beside the language model, not how that is run."""
     name = key.removesuffix("_config")
     if name in (key, "text") or not isinstance(part, Mapping) or not part:
         return False

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from tests.simulator.config_files import (
     BESIDE,
+    CALCULON,
     CALCULON_MODEL,
     DEEPSPEED,
     FILES,
@@ -28,7 +29,7 @@ from foretrace.simulator.configs import write
 from foretrace.simulator.configs.read import TOOLS, read_files
 from foretrace.simulator.configs.rules import SETTLED, Leave, Use, flattened
 from foretrace.simulator.configs.shell import arguments
-from foretrace.simulator.errors import ConfigError, JobError
+from foretrace.simulator.errors import ConfigError, JobError, ModelError
 from foretrace.simulator.framework import OVERRIDABLE
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
@@ -282,6 +283,13 @@ def test_a_part_of_a_model_is_refused_with_what_it_lacks_and_the_keys_that_are_n
     with pytest.raises(ConfigError, match=f"{said} one; of these keys none is known: num_layers, d_kv_c"):
         read_files([tmp_path / "a.json"], {"cluster": "dgx-a100"})
     assert read_files([tmp_path / "a.json"], {"model": "llama3-8b"}).settings["model"] == "llama3-8b"
+
+
+def test_a_model_of_calculon_without_heads_is_refused_as_others_are(tmp_path: Path) -> None:
+    left = {name: value for name, value in CALCULON_MODEL.items() if name != "attn_heads"}
+    (tmp_path / "a.json").write_text(json.dumps(CALCULON | left), encoding="utf-8")
+    with pytest.raises(ModelError, match="no 'n_heads' in it"):
+        job_from(read_files([tmp_path / "a.json"], {"cluster": "dgx-h100"}).settings)
 
 
 def test_files_that_extend_many_are_read_a_bounded_number_of_times(tmp_path: Path) -> None:
