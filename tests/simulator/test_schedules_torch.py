@@ -69,8 +69,8 @@ def ordered(rows: Any) -> Plan:
 def grid(name: str) -> Iterator[tuple[int, int, int]]:
     """Yield ranks, micro-batches and stages per rank that the schedule allows."""
     for p in range(1, 9):
-        for m in [*range(1, 2 * p + 4), 3 * p, 4 * p + 1, 8 * p]:
-            for v in (1, 2, 3, 4) if SCHEDULES[name].is_flexible else (2,):
+        for m in sorted({*range(1, p + 2), 2 * p, 2 * p + 1, 2 * p + 3, 3 * p, 4 * p + 1}):
+            for v in (1, 2, 3) if SCHEDULES[name].is_flexible else (2,):
                 if SCHEDULES[name].fits(p, m):
                     yield p, m, v
 
@@ -78,7 +78,7 @@ def grid(name: str) -> Iterator[tuple[int, int, int]]:
 @pytest.mark.parametrize("name", RUNTIME)
 def test_order_is_that_of_torch(name: str) -> None:
     sizes = list(grid(name))
-    assert len(sizes) > 50
+    assert len(sizes) > 30
     for p, m, v in sizes:
         if name == "dualpipe-v" and p == 1:
             continue  # torch 2.13 overlaps a forward with the backward of the same stage, which it refuses
