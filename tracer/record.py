@@ -19,22 +19,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
 
-from foretrace.tracer import internals, on_cpu
+from foretrace.tracer import internals, on_cpu, run_directory
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.guarded import everywhere, is_interrupt, take_out
 from foretrace.tracer.importing import Expectation
 from foretrace.tracer.optimizing import optimizer_steps
 from foretrace.tracer.process import is_distributed, is_first, is_told_world, own_name
-from foretrace.tracer.run_directory import (
-    AGAIN,
-    REFUSED,
-    RESTART,
-    check_new,
-    folder_alone,
-    set_aside,
-    settle,
-    with_words,
-)
 from foretrace.tracer.window import Window
 
 if TYPE_CHECKING:
@@ -95,7 +85,7 @@ class Recording:
                 return False
             if self._is_alone:
                 self.session.close()
-                set_aside(self.path, self.target, self.session.sink.n_spans)
+                run_directory.set_aside(self.path, self.target, self.session.sink.n_spans)
         self.begin()
         return True
 
@@ -114,9 +104,11 @@ class Recording:
         self._is_alone = not is_distributed()
         internals.check(in_group=not self._is_alone)
         if self._is_alone:
-            self.path = folder_alone(self.target, is_shared=self._is_shared)
+            self.path = run_directory.folder_alone(self.target, is_shared=self._is_shared)
         else:
-            self.path = with_words(self.target, f"{AGAIN}{self._n_groups}" if self._n_groups else "")
+            self.path = run_directory.with_words(
+                self.target, f"{run_directory.AGAIN}{self._n_groups}" if self._n_groups else ""
+            )
             self._n_groups += 1
         rank, world_size, clock = _joined(self.path / "ranks")
         self._window.check_world(world_size)
@@ -167,7 +159,7 @@ class Recording:
         self.leave_group()
         if self._is_alone and self.session is not None:
             self._is_alone = False
-            self.path = settle(self.path, self.target)
+            self.path = run_directory.settle(self.path, self.target)
 
 
 _active: list[Recording] = []  # the recording of this process, if any: hooks are global, so there can be one
@@ -233,7 +225,7 @@ def record(
         yield _active[0]
         return
     recording = Recording(Path(path).absolute(), name=name, flush_s=flush_s, window=window, depth=depth)
-    check_new(recording.path)
+    run_directory.check_new(recording.path)
     _active.append(recording)
     try:
         _enter(recording)
@@ -437,7 +429,7 @@ def begin_now(recording: Recording) -> None:
         why = first_line(error)
         sys.stderr.write(f"foretrace: not recording: {why}\n")
         with contextlib.suppress(OSError):  # for the end of the command, far below that line
-            (recording.target / REFUSED).write_text(why, encoding="utf-8")
+            (recording.target / run_directory.REFUSED).write_text(why, encoding="utf-8")
         return
     atexit.register(recording.end)
 
@@ -485,7 +477,7 @@ def attach(module: Any) -> None:
     path = Path(os.environ[RUN_VARIABLE])
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restart:  # what was recorded before the restart stays as it is
-        path = path.with_name(f"{path.name}{RESTART}{restart}")
+        path = path.with_name(f"{path.name}{run_directory.RESTART}{restart}")
     window = Window.parsed(ranks=os.environ.get(RANKS_VARIABLE, ""), steps=os.environ.get(STEPS_VARIABLE, ""))
     recording = Recording(
         path,

@@ -16,16 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foretrace.traces.analysis.activity import (
-    PASSES,
-    UNNAMED_AXIS,
-    Sweep,
-    covered_by,
-    is_work,
-    states,
-    sweep,
-    window_state,
-)
+from foretrace.traces.analysis import activity
 from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
 from foretrace.traces.analysis.kernels import group_of
 from foretrace.traces.analysis.metrics import left_out, represented, typical_step
@@ -346,14 +337,14 @@ def causes(run: Run, step: int, *, detailed: bool = False) -> dict[str, int]:
 
 def _rank_causes(run: Run, window: Window, *, detailed: bool) -> dict[str, int]:
     """Return the causes of one step on one rank; they add up to its window."""
-    swept = sweep(run, window.rank)
+    swept = activity.sweep(run, window.rank)
     part = swept.inside(window)
     lengths = swept.lengths_ns(part)
-    state = window_state(run, swept, window)
+    state = activity.window_state(run, swept, window)
     kind, kinds = _compute_kinds(run, window.rank, swept)
-    names = [*states(run), *(f"compute:{name}" for name in kinds)]
-    computing = state == states(run).index("compute")
-    cause = np.where(computing, len(states(run)) + kind[part], state)
+    names = [*activity.states(run), *(f"compute:{name}" for name in kinds)]
+    computing = state == activity.states(run).index("compute")
+    cause = np.where(computing, len(activity.states(run)) + kind[part], state)
     if detailed:
         cause = _by_kind_of_communication(run, window, swept, cause, names)
     total = np.bincount(cause, lengths, len(names)).astype(np.int64)  # float sums of ns: exact below 2^53
@@ -361,7 +352,7 @@ def _rank_causes(run: Run, window: Window, *, detailed: bool) -> dict[str, int]:
 
 
 def _by_kind_of_communication(
-    run: Run, window: Window, swept: Sweep, cause: NDArray[np.int64], names: list[str]
+    run: Run, window: Window, swept: activity.Sweep, cause: NDArray[np.int64], names: list[str]
 ) -> NDArray[np.int64]:
     """Return *cause* with exposed communication and waiting split by kind.
 
@@ -376,7 +367,7 @@ def _by_kind_of_communication(
         head, _, axis = name.partition(":")
         if head not in ("exposed", "wait") or not (cause == code).any():
             continue
-        of_axis = is_one_of(table, "axis", ("", axis) if axis == UNNAMED_AXIS else (axis,))
+        of_axis = is_one_of(table, "axis", ("", axis) if axis == activity.UNNAMED_AXIS else (axis,))
         rows = of_axis & is_one_of(table, "category", COMMUNICATION)
         codes, kinds = labels(table, "kind")
         begin, until = (last, end) if head == "exposed" else (start, last)
@@ -384,23 +375,23 @@ def _by_kind_of_communication(
         for kind in sorted({kinds[i] for i in np.unique(codes[rows])}, reverse=True):
             chosen = rows & (codes == kinds.index(kind))
             names.append(f"{name}:{kind}")
-            under_way = covered_by(swept.point_ns, begin[chosen], until[chosen])[part]
+            under_way = activity.covered_by(swept.point_ns, begin[chosen], until[chosen])[part]
             found[under_way & (cause == code)] = len(names) - 1
     return found
 
 
-def _compute_kinds(run: Run, rank: int, swept: Sweep) -> tuple[NDArray[np.int64], list[str]]:
+def _compute_kinds(run: Run, rank: int, swept: activity.Sweep) -> tuple[NDArray[np.int64], list[str]]:
     """Return which kind of compute runs in each interval; of several, the first of the list counts."""
     table = run.spans([rank])
     start, end = bounds(table)
     codes, names = labels(table, "kind")
-    work = is_work(table)
+    work = activity.is_work(table)
     present = sorted({names[code] for code in np.unique(codes[work])}, key=_pass_order)
     kind = np.zeros(len(swept.point_ns) - 1, np.int64)
     # Backwards, so that the first of the list is written last, and stays.
     for number in reversed(range(len(present))):
         rows = work & (codes == names.index(present[number]))
-        kind[covered_by(swept.point_ns, start[rows], end[rows])] = number
+        kind[activity.covered_by(swept.point_ns, start[rows], end[rows])] = number
     return kind, present
 
 
@@ -418,7 +409,7 @@ def _shared_out(total: Mapping[str, int], n_ranks: int) -> dict[str, int]:
 
 def _pass_order(kind: str) -> tuple[int, str]:
     """Sort kinds of compute: forward and backward work first, then by name."""
-    return (PASSES.index(kind) if kind in PASSES else len(PASSES), kind)
+    return (activity.PASSES.index(kind) if kind in activity.PASSES else len(activity.PASSES), kind)
 
 
 def precedence(cause: str) -> tuple[int, tuple[int, str]]:

@@ -10,18 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from foretrace.traces.analysis import metrics
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath, critical_path
 from foretrace.traces.analysis.diagnosis import Diagnosis
 from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
 from foretrace.traces.analysis.gaps import CAUSES, gaps_on_path
-from foretrace.traces.analysis.metrics import (
-    Breakdown,
-    averaged_rows,
-    grouped,
-    in_plural,
-    mean_over_ranks,
-    typical_step,
-)
 from foretrace.traces.batch import batch_in
 from foretrace.traces.compare import Comparison, Pair
 from foretrace.traces.console import stdout
@@ -77,7 +70,7 @@ def show_analysis(run: Run, summary: Mapping[str, Any]) -> None:
         f"bubble [bold]{format_share(summary['bubble_fraction'])}[/]   "
         f"waiting for ranks [bold]{format_share(summary['waiting_fraction'])}[/]"
     )
-    console.print(_shares_table(run, averaged_rows(run), summary["shares"]))
+    console.print(_shares_table(run, metrics.averaged_rows(run), summary["shares"]))
     for what, text in summary["assumed"].items():
         console.print(f"{what} {text}", style="dim", markup=False, soft_wrap=True)
     if n_bounds := summary["n_bounds"]:
@@ -93,7 +86,7 @@ def show_critical_path(run: Run) -> None:
     """Print what the longest chain of the typical step is made of, and what its largest part could save."""
     if run.is_timeless:
         return
-    path = critical_path(run, typical_step(run)[0])
+    path = critical_path(run, metrics.typical_step(run)[0])
     kinds = path.by_kind()
     shown = [(kind, ns / path.length_ns) for kind, ns in list(kinds.items())[:SHOWN_KINDS]]
     gap = _gap(run, path)
@@ -202,17 +195,17 @@ def _steps(summary: Mapping[str, Any]) -> str:
         said += f", median of {len(averaged)} ({format_time(min(averaged))} to {format_time(max(averaged))})"
     took_s = {step["step"]: step["step_time_s"] for step in summary["steps"]}
     whys = {step["step"]: step["why_not"] for step in summary["steps"] if not step["averaged"]}
-    for why, steps in grouped(whys).items():
+    for why, steps in metrics.grouped(whys).items():
         took = format_time(max(took_s[step] for step in steps))
         said += (
             f"; step {steps[0]} {why} ({took}) and is left out"
             if len(steps) == 1
-            else f"; steps {rank_list(steps)} {in_plural(why)} (up to {took}) and are left out"
+            else f"; steps {rank_list(steps)} {metrics.in_plural(why)} (up to {took}) and are left out"
         )
     return "\n".join(filter(None, (said, format_left_out(summary["left_out"]))))
 
 
-def _shares_table(run: Run, rows: Sequence[Breakdown], mean: Mapping[str, float]) -> Table:
+def _shares_table(run: Run, rows: Sequence[metrics.Breakdown], mean: Mapping[str, float]) -> Table:
     """Return one row per rank, or per pipeline stage where there are many, and the mean."""
     shown = [state for state in mean if any(row.shares[state] >= SHOWN_SHARE for row in rows)]
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="dim")
@@ -222,7 +215,7 @@ def _shares_table(run: Run, rows: Sequence[Breakdown], mean: Mapping[str, float]
     table.add_column("sum, %", justify="right", style="dim", min_width=len("100.0"))
     table.add_column("hidden comm", justify="right", style="dim", min_width=len("hidden"))
     for name, members in [*_groups(run, rows), ("mean", rows)]:
-        shares = mean_over_ranks(members, [row.shares for row in members])
+        shares = metrics.mean_over_ranks(members, [row.shares for row in members])
         hidden = [{"": sum(row.hidden_ns.values()) / row.window_ns} for row in members]
         cells = percents([shares[state] for state in shown])
         total = f"{sum(map(float, cells)):.1f}"
@@ -230,7 +223,7 @@ def _shares_table(run: Run, rows: Sequence[Breakdown], mean: Mapping[str, float]
             name,
             *cells,
             total,
-            f"{mean_over_ranks(members, hidden)[''] * 100:.1f}",
+            f"{metrics.mean_over_ranks(members, hidden)[''] * 100:.1f}",
             style="bold" if name == "mean" else "",
         )
     if len(run.stored_ranks) > SHOWN_RANKS:
@@ -240,11 +233,11 @@ def _shares_table(run: Run, rows: Sequence[Breakdown], mean: Mapping[str, float]
     return table
 
 
-def _groups(run: Run, rows: Sequence[Breakdown]) -> list[tuple[str, list[Breakdown]]]:
+def _groups(run: Run, rows: Sequence[metrics.Breakdown]) -> list[tuple[str, list[metrics.Breakdown]]]:
     """Return the rows of the table with their names: ranks if they are few, else pipeline stages."""
     layout = run.info.layout
     few = len(run.stored_ranks) <= SHOWN_RANKS
-    groups: dict[str, list[Breakdown]] = {}
+    groups: dict[str, list[metrics.Breakdown]] = {}
     for row in rows:
         stage = "" if layout is None or layout.pp == 1 else f"stage {layout.coord(row.rank).pp}"
         others = f" ×{row.represents}" if row.represents > 1 else ""

@@ -14,6 +14,7 @@ from foretrace.traces.compare import Comparison, compare
 from foretrace.traces.errors import RunError
 from foretrace.traces.join import rank_pairs
 from foretrace.traces.pack import Pack
+from foretrace.traces.report import words
 from foretrace.traces.report.cells import COMPUTE_LANE
 from foretrace.traces.report.compare import comparison, comparison_headline
 from foretrace.traces.report.findings import MOST_FINDINGS, critical_entry, findings_entry, slowest
@@ -22,16 +23,6 @@ from foretrace.traces.report.links import links_entry
 from foretrace.traces.report.rows import MOST_ROWS, picks
 from foretrace.traces.report.run import View, held_where, overview_entry, run_entry, view_of
 from foretrace.traces.report.tables import tables
-from foretrace.traces.report.words import (
-    LEGEND_NOTE,
-    basis,
-    headline,
-    memory_limit_bytes,
-    run_labels,
-    story,
-    subtitle,
-    title,
-)
 from foretrace.traces.run import Run
 
 FORMAT: Final = 1  # version of the document, for programs that read a report
@@ -75,7 +66,7 @@ def document(
         RunError: a run has no step with a length.
     """
     runs = (run,) if other is None else (run, other)
-    kinds, names = Kinds(runs), names or run_labels(runs)
+    kinds, names = Kinds(runs), names or words.run_labels(runs)
     labels = Labels(kinds)
     groups, partner = _groups(runs)
     views = _views(runs, labels, groups, window)
@@ -86,7 +77,7 @@ def document(
         "format": FORMAT,
         **(_words(run, kinds) if found is None else _words_of_two(runs, names, found, kinds)),
         "made": f"Made by foretrace {_version()} from {' and '.join(each.path for each in runs)}.",
-        "legend_note": LEGEND_NOTE,
+        "legend_note": words.LEGEND_NOTE,
         "warnings": _warnings(views, found, window),
         "palette": palette(),
         "kinds": kinds.entries,
@@ -96,7 +87,7 @@ def document(
         **_explained(views, shown, kinds, pack, window=window, quick=quick),
         **({} if window is None else _of_window(run, window)),
         "memory_held": held_where(runs, names),
-        "memory_limit_bytes": next(filter(None, map(memory_limit_bytes, runs)), None),
+        "memory_limit_bytes": next(filter(None, map(words.memory_limit_bytes, runs)), None),
         "comparison": None if found is None else comparison(found, names, kinds, pack),
         "tables": [table._asdict() for each in runs for table in tables(each, TABLE_ROWS) if table.rows],
         "basis": [
@@ -238,10 +229,10 @@ def _words(run: Run, kinds: Kinds) -> dict[str, Any]:
         is_pipelined(run) and run.info.layout is not None and len(run.stored_ranks) == run.info.layout.pp
     )
     return {
-        "title": title(run),
-        "subtitle": subtitle(run),
-        "story": story(run, summary, kinds),
-        "headline": headline(run, summary),
+        "title": words.title(run),
+        "subtitle": words.subtitle(run),
+        "story": words.story(run, summary, kinds),
+        "headline": words.headline(run, summary),
         "schedule_title": f"Schedule: one row per {'pipeline stage' if by_stage else 'rank'}",
     }
 
@@ -251,7 +242,7 @@ def _words_of_two(
 ) -> dict[str, Any]:
     """Return the texts of a report about two runs."""
     return {
-        "title": f"{title(runs[0])}: {names[0]} and {names[1]}",
+        "title": f"{words.title(runs[0])}: {names[0]} and {names[1]}",
         "subtitle": _subtitle_of_two(runs, names),
         "story": "",
         "headline": comparison_headline(found, names, kinds),
@@ -262,7 +253,7 @@ def _words_of_two(
 def _subtitle_of_two(runs: Sequence[Run], names: Sequence[str]) -> str:
     """Return what two runs have in common, and what each has of its own."""
     # Without the first part, which says where a run comes from.
-    said = [subtitle(run).partition(" · ")[2].split(" · ") for run in runs]
+    said = [words.subtitle(run).partition(" · ")[2].split(" · ") for run in runs]
     both = [part for part in said[0] if part in said[1]]
     own = [
         f"{name}: {', '.join(part for part in parts if part not in both)}"
@@ -289,7 +280,7 @@ def _warnings(views: Sequence[View], found: Comparison | None, window: Window | 
 def _basis(run: Run, name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return what the figures of *run* rest on; of two runs, each section says whose it is."""
     ending = f" ({name})" if len(runs) > 1 else ""
-    return [{**section, "title": section["title"] + ending} for section in basis(run)]
+    return [{**section, "title": section["title"] + ending} for section in words.basis(run)]
 
 
 def _version() -> str:

@@ -6,17 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from foretrace.traces.analysis import metrics
 from foretrace.traces.analysis.activity import is_pipelined
 from foretrace.traces.analysis.gaps import CAUSES, gaps
-from foretrace.traces.analysis.metrics import (
-    averaged_steps,
-    breakdown,
-    grouped,
-    has_steps,
-    in_plural,
-    step_times_ns,
-    unaveraged,
-)
 from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import (
     format_left_out,
@@ -67,7 +59,7 @@ def headline(run: Run, summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """
     figures = [
         figure(
-            "Step time" if has_steps(run) else "Window",
+            "Step time" if metrics.has_steps(run) else "Window",
             format_time(summary["step_time_s"]),
             "; ".join(filter(None, (_averaged_over(run), format_left_out(summary.get("left_out", ()))))),
             likely=likely(run, "step_time_s", format_time),
@@ -103,7 +95,7 @@ def story(run: Run, summary: Mapping[str, Any], kinds: Kinds) -> str:
     # what rounds to 0.0 % is not a loss worth naming
     named = [f"{name} {format_share(shares[name])}" for name in largest if shares[name] >= 0.0005]
     text = (
-        f"A {'step' if has_steps(run) else 'window'} takes {format_time(summary['step_time_s'])}. "
+        f"A {'step' if metrics.has_steps(run) else 'window'} takes {format_time(summary['step_time_s'])}. "
         f"Ranks compute for {format_share(summary['shares']['compute'])} of it"
     )
     text += f"; the largest losses: {', '.join(named)}." if named else "."
@@ -168,17 +160,17 @@ def share_words(parts: Sequence[tuple[int, int]], window_ns: int, kinds: Kinds) 
 
 def _averaged_over(run: Run) -> str:
     """Say over how many steps the figures are taken."""
-    times = step_times_ns(breakdown(run))
-    averaged = averaged_steps(run)
-    if not has_steps(run):
+    times = metrics.step_times_ns(metrics.breakdown(run))
+    averaged = metrics.averaged_steps(run)
+    if not metrics.has_steps(run):
         return "from first to last: nothing marks steps"
     if len(times) == 1:
         return "one step"
     left_out = "".join(
         f", step {steps[0]} {why}: left out"
         if len(steps) == 1
-        else f", steps {rank_list(steps)} {in_plural(why)}: left out"
-        for why, steps in grouped(unaveraged(run)).items()
+        else f", steps {rank_list(steps)} {metrics.in_plural(why)}: left out"
+        for why, steps in metrics.grouped(metrics.unaveraged(run)).items()
     )
     return f"median of {len(averaged)} step{'s' if len(averaged) > 1 else ''}{left_out}"
 
