@@ -1,6 +1,7 @@
 """A ``DataLoader`` takes its arguments, and makes its batches, as in a real run."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from tests.rehearsals import rehearse
 
+from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
 
@@ -41,6 +43,18 @@ def test_a_loader_is_told_of_pinned_memory_by_position_or_by_name(tmp_path: Path
     pageable = _rehearsed(tmp_path / "pageable", "rows, 8, False, None, None, 2")
     assert position == by_name
     assert pageable.events.num_rows > by_name.events.num_rows
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    {"persistent_workers": True, "prefetch_factor": 2, "num_workers": -1, "timeout": -1}.items(),
+)
+def test_arguments_that_torch_refuses_are_refused(tmp_path: Path, name: str, value: Any) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    with pytest.raises(ValueError, match=name) as real:
+        data.DataLoader([1], **{name: value})
+    with pytest.raises(RehearsalError, match=re.escape(str(real.value)[:60])):
+        _rehearsed(tmp_path / "refused", f"rows, {name}={value!r}")
 
 
 DRAWING = """

@@ -57,3 +57,13 @@ def test_a_script_that_is_given_by_a_path_of_its_folder_is_told_the_whole_path(
     given, where = ("say.py", folder) if is_started else (named[0].replace("train.py", "say.py"), None)
     real = subprocess.run([sys.executable, given, "a"], cwd=where, check=True, capture_output=True, text=True)
     assert said[0] == real.stdout.strip().replace("say.py", "train.py")
+
+
+def test_a_command_that_says_where_modules_are_is_heard(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "beside.py").write_text("WIDTH = 8\n")
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(SCRIPT.format(trains=True).replace(".parent.parent", ""))
+    command = ("env", f"PYTHONPATH={tmp_path / 'library'}", "torchrun", str(script))
+    assert rehearse(Asked(command=command, world_size=2, ranks=(0,)), tmp_path / "run").job["steps"] == 1

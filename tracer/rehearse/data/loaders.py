@@ -302,11 +302,11 @@ def without_batches(loader: Any) -> str:
 # Batches of ``torch.utils.data.DataLoader`` in a rehearsal: made in this process, then fake.
 
 
-_WORKERS: Final = frozenset(
-    {"num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"}
-    | {"pin_memory", "pin_memory_device"}
-)
-"""Arguments about worker processes, of which a rehearsal has none."""
+_ALONE: Final = {
+    **{"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0},
+    **{"pin_memory": False, "pin_memory_device": ""},
+}
+"""Attributes of a loader without worker processes, of which a rehearsal has none."""
 
 
 class _Worker:
@@ -392,7 +392,9 @@ def _make_loaders(session: State, iterators: _Iterators) -> None:
         # By position, too: else pinned memory that is asked for so would not be pinned.
         names = dict(zip(positions, args, strict=False)) | kwargs
         iterators.pins[self] = bool(names.get("pin_memory"))
-        made(self, **{name: value for name, value in names.items() if name not in _WORKERS})
+        made(self, **names)  # torch checks what goes together
+        vars(self).update(_ALONE)  # of these it refuses some where they are set after that
+        self.multiprocessing_context = None
         if names.get("num_workers"):
             iterators.crowds.add(self)
 

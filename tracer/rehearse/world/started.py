@@ -57,7 +57,9 @@ def begin(words: Sequence[str], *, is_module: bool) -> None:
     if sys.flags.safe_path:
         return
     first = str(Path.cwd() if is_module else Path(words[0]).resolve().parent)
-    sys.path.insert(0, first)
+    # The command may set it: this process began without that.
+    told = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:0] = [first, *(one for one in told if one not in sys.path)]
     kept = {"foretrace", "torch", *sys.builtin_module_names}
     for name in {one.partition(".")[0] for one in sys.modules} - kept:
         own = PathFinder.find_spec(name, [first])
