@@ -63,8 +63,8 @@ class Training(Generic[_AnyLane]):
         """Return the description of the model; ``n_params`` is None where a rank may hold parts of it.
 
         That is so if groups of tensor or expert parallelism, or groups of which nothing tells the axis, are
-        in use, and no distributed parameter is cut over them: the model was built in parts, and only its author
-        knows of which matrices.
+        in use, and no distributed parameter is cut over them: the model was built in parts, and only its
+        author knows of which matrices.
         """
         known = {group.axis for group in self._cut}
         used = {one.axis for one in self.groups.known() if one.n_collectives and len(one.ranks) > 1}
