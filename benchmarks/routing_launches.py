@@ -103,6 +103,8 @@ def main() -> None:
 
     attention = _latent()
     _print("latent attention, products and collectives included", lambda: attention(hidden, None)[0])
+    fused = _fused(layer.router)
+    _print("router, fused", lambda: fused(hidden)[0])
     _print("dispatcher, with 24 sums of counts each way that are none on a GPU", dispatched)
 
 
@@ -149,6 +151,36 @@ def _layer() -> Any:
     )
     spec = specs.get_gpt_layer_local_spec(num_experts=64, moe_grouped_gemm=False, normalization="RMSNorm")
     return build(spec.submodules.mlp, config=config).to(torch.bfloat16)
+
+
+class Scores(torch.autograd.Function):  # type: ignore[misc]  # torch has no types here
+    """One kernel each way, from logits to numbers of a shape."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return numbers of *shape*."""
+        ctx.like = logits
+        return torch.zeros(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        """Return a gradient of the logits."""
+        return torch.zeros_like(ctx.like), None
+
+
+def _fused(router: Any) -> Any:
+    """Return *router* on kernels of Transformer Engine: of scores, of those for the balance, of its loss."""
+    moe_utils: Any = import_module("megatron.core.transformer.moe.moe_utils")
+
+    def scored(logits: torch.Tensor, **_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        return Scores.apply(logits, logits.shape), torch.empty(logits.shape, dtype=torch.bool)
+
+    moe_utils.HAVE_TE = True
+    moe_utils.fused_topk_with_score_function = scored
+    moe_utils.fused_compute_score_for_moe_aux_loss = lambda **given: scored(**given)[::-1]
+    moe_utils.fused_moe_aux_loss = lambda probs, **_: Scores.apply(probs, ())
+    router.config.moe_router_fusion = True
+    return router
 
 
 class Kernel(torch.autograd.Function):  # type: ignore[misc]  # torch has no types here

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
+from foretrace.simulator.configs.megatron_rules import FUSED_ROUTER_LAUNCHES
 from foretrace.simulator.errors import TableError
 from foretrace.simulator.job import RECOMPUTE_MODULES
 from foretrace.simulator.workload.recipes import recipe_of
@@ -380,11 +381,15 @@ NOTED: Final = (
         (("graphed", ("step",)), ("fused_experts", ON)),
     ),
     (r"mixedprecision mode default", (("reduces_in_16_bit", OFF),)),
+    (r"\bin recipes/", (("router_launches", 21),)),
+    (r"\bin model_configs/benchmarking/", (("router_launches", FUSED_ROUTER_LAUNCHES),)),
 )
 """The same for notes, which quote the recipe or the mode that a run was started with, and for frameworks.
 
 A step that is one CUDA graph has no host that looks at the tokens of experts, so that grouped products are
 those of Transformer Engine's fuser: every such recipe in MXFP8 sets ``use_transformer_engine_op_fuser``.
+Recipes of Megatron-Bridge for training set moe_router_fusion to False, those for performance to True, and so
+do all files of yanring/Megatron-MoE-ModelZoo model_configs/benchmarking @ e8650517 (--moe-router-fusion).
 Composer's ``DEFAULT`` reduces gradients in fp32, ``PURE`` in 16 bit (composer/trainer/mosaic_fsdp_utils.py).
 """
 
@@ -532,6 +537,8 @@ SINCE: Final = (
     # NVIDIA/NeMo nemo/collections/nlp/modules/common/megatron/megatron_init.py @ 8cfedd72: unset is tp
     # (configurations of NVIDIA/dgxc-benchmarking have no such key at v25.02, and state 1 from v25.05 on)
     ("nemo", "2025-05", (("expert_tp", "tp"),)),
+    # NVIDIA-NeMo/Megatron-Bridge v0.2.0, scripts/performance/configs: moe_router_fusion
+    ("nemo", "2025-09", (("router_launches", 21),)),
 )
 """Framework, the year or month (ISO) in which a convention came, and what was there before it."""
 

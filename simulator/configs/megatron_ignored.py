@@ -130,7 +130,7 @@ IGNORED: Final[Mapping[str, Rule]] = MappingProxyType(
                 *("moe-grouped-gemm", "moe-router-score-function", "moe-router-pre-softmax"),
                 *("moe-router-enable-expert-bias", "moe-router-bias-update-rate", "moe-z-loss-coeff"),
                 *("moe-permute-fusion", "moe-router-dtype", "moe-router-group-topk", "moe-router-num-groups"),
-                *("moe-router-topk-scaling-factor", "moe-pad-expert-input-to-capacity", "moe-router-fusion"),
+                *("moe-router-topk-scaling-factor", "moe-pad-expert-input-to-capacity"),
                 "moe-token-drop-policy",
             ),
             _ROUTING,

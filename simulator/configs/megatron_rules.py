@@ -13,6 +13,7 @@ from typing import Any, Final
 from foretrace.simulator.configs.megatron_ignored import IGNORED
 from foretrace.simulator.configs.megatron_layout import stage_counts
 from foretrace.simulator.configs.rules import Leave, Rule, Use, one_of, some, whole, words
+from foretrace.simulator.framework import load_framework
 from foretrace.simulator.models.sizes import MOST_LAYERS
 
 VOCABULARIES: Final[Mapping[str, int]] = MappingProxyType(
@@ -69,6 +70,9 @@ def _listed(node: ast.expr) -> list[int] | int:
 def _is_on(value: Any) -> bool:
     return float(value) > 0
 
+
+FUSED_ROUTER_LAUNCHES: Final = load_framework("nemo").router_launches
+"""Of a profile whose recipes fuse the choice of experts; simulator/frameworks/nemo.toml has the source."""
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
@@ -156,6 +160,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             "convention.expert_dispatch", words(alltoall="copies", allgather="copies", flex="once")
         ),
         "activation-func-fp8-input-store": on("convention.fp8_activation_inputs"),
+        "moe-router-fusion": on("convention.router_launches", gives=FUSED_ROUTER_LAUNCHES),
         "moe-enable-deepep": on("convention.expert_dispatch", gives="once"),
         "overlap-moe-expert-parallel-comm": on("schedule", gives="combined-1f1b"),
         "clip-grad": Use("convention.grad_norm", _is_on),

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from foretrace.simulator.builder.stages import stage_layers
 from foretrace.simulator.configs.megatron_layout import layout_word
+from foretrace.simulator.configs.megatron_rules import FUSED_ROUTER_LAUNCHES
 from foretrace.simulator.job import Job, counted_layers
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.schedules import SCHEDULES
@@ -149,6 +150,8 @@ def _overlap(job: Job) -> Iterator[Argument]:
     if job.layout.ep > 1:
         yield "moe-token-dispatcher-type", "flex" if profile.expert_dispatch == "once" else "alltoall"
         yield "overlap-moe-expert-parallel-comm", job.schedule == "combined-1f1b"
+    if job.model.n_experts:
+        yield "moe-router-fusion", profile.router_launches == FUSED_ROUTER_LAUNCHES
     # 4 bytes of fp32 for each element.
     yield "ddp-bucket-size", round(profile.bucket_mib * 2**20 / 4) if profile.bucket_mib else None
     yield "clip-grad", 1.0 if profile.grad_norm else 0.0

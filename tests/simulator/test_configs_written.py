@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.simulator.config import job_from
+from foretrace.simulator.configs.megatron_rules import FUSED_ROUTER_LAUNCHES
 from foretrace.simulator.configs.write import TARGETS, read_back, written
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
@@ -44,7 +45,7 @@ EXPRESSIBLE: list[tuple[str, dict[str, Any]]] = [
             "pp": 2,
             "schedule": "combined-1f1b",
             "virtual_stages": 2,
-            "conventions": {"expert_dispatch": "once"},
+            "conventions": {"expert_dispatch": "once", "router_launches": FUSED_ROUTER_LAUNCHES},
         },
     ),
     ("megatron", {"model": "gpt3-175b", "tp": 8, "pp": 8, "precision": "fp16"}),
