@@ -12,7 +12,7 @@ from foretrace.tracer.flows import Flows, are_gradients
 from foretrace.tracer.groups import GroupInfo, Groups
 from foretrace.tracer.records import Block, Communication
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.traces.layout import Layout
+from foretrace.traces.layout import AXES, Layout
 from foretrace.traces.store import open_run
 
 SCRIPT = """
@@ -288,3 +288,13 @@ def test_tensor_parallelism_by_hand_multiplies_no_rows_and_hides_the_size_of_the
     assert found.layout == (Layout(dp=2, tp=2) if averages else None)
     assert rows_and_tokens(found) == ((2 * 4, 2 * 4 * 16) if averages else (None, None))
     assert [line.split()[1] for line in found.checked] == ["1", "3"]
+
+
+def test_a_group_of_which_nothing_tells_the_axis_hides_the_size_of_the_model_too(tmp_path: Path) -> None:
+    """Its ranks may hold parts of the matrices, as those of tensor parallelism do."""
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND.replace("Copied.apply(x)", "x"))
+    found = rehearse(Asked(command=(str(script), "averages"), world_size=4), tmp_path / "run")
+    (group,) = (group for group in found.groups if group.ranks == (0, 1))
+    assert group.axis not in AXES
+    assert (found.model or {"n_params": 0})["n_params"] is None
