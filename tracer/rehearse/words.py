@@ -84,9 +84,7 @@ HINTS: Final[Mapping[str, str]] = {
     "'nvidia-smi'": "nvidia-smi is not here: leave out what asks it, by an argument of the script or in a "
     f"stub file ({STUB})",
     "type torch.cuda.": OLD_TYPES,
-    **dict.fromkeys(
-        ("numpy.object_", "not supported for the input types", "type Unknown", "not Unknown"), UNCOMPUTED
-    ),
+    **dict.fromkeys(("numpy.object_", "not supported for the input types", "type Unknown"), UNCOMPUTED),
     **dict.fromkeys(("SparseTensorImpl", "SparseCsrTensorImpl"), SPARSE),
 }
 """What to say of errors of torch by what stands in them."""
@@ -437,10 +435,15 @@ class Failures:
             what = f"{type(error).__name__}: {_short(error)}"
             raise RehearsalError(AGAIN.format(n_times=MOST_RAISED, what=what)) from error
 
-    def refusal(self) -> Exception | None:
-        """Return the first error that a real run would not have, whether or not the script has caught it."""
+    def refusal(self, ended_by: BaseException | None = None) -> Exception | None:
+        """Return the first error that a real run would not have, whether or not the script has caught it.
+
+        What torch asked in vain counts where it then refused the argument, which has ended the script.
+        """
+        is_refused = isinstance(ended_by, TypeError)
         refused = [error for error in self._of_operators if is_of_fakes(error)]
-        raised = (error for error in RehearsalError.raised[self._n_before :] if not _is_asked_in_c(error))
+        raised = RehearsalError.raised[self._n_before :]
+        raised = [error for error in raised if is_refused or not _is_asked_in_c(error)]
         found = next(iter([*raised, *refused]), None)
         if found is not None:
             RehearsalError.most = float("inf")  # it is about to be said

@@ -289,7 +289,7 @@ def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
     except BaseException as found:  # as those of distributed checkpoints are
         error = found
     # A refusal comes before what came of it: the script may have caught it and gone on.
-    error = session.failures.refusal() or error
+    error = session.failures.refusal(ended_by=error) or error
     missed = sorted(session.letters.missed)
     if isinstance(error, AwaitedError):
         error.n_left = len(session.letters.left)
