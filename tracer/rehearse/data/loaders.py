@@ -303,8 +303,12 @@ def without_batches(loader: Any) -> str:
 
 
 _ALONE: Final = {
-    "num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0,
-    "pin_memory": False, "pin_memory_device": "",
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "timeout": 0,
+    "pin_memory": False,
+    "pin_memory_device": "",
 }
 """Attributes of a loader without worker processes, of which a rehearsal has none."""
 
