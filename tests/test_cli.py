@@ -326,7 +326,7 @@ def test_ctrl_c_ends_a_command_with_130_and_without_a_word(tmp_path: Path, *, be
         "import os, signal, sys, foretrace.cli as cli\n"
         "from foretrace.__main__ import main\n"
         "stop = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
-        + ("import foretrace.traces.store as at; at.open_run = stop\n" if begun else "cli._module = stop\n")
+        + ("import foretrace.traces.reader as at; at.open_run = stop\n" if begun else "cli._module = stop\n")
         + f"sys.argv[1:] = ['analyze', {str(tmp_path)!r}]\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

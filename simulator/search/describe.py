@@ -145,7 +145,7 @@ def described(
         "step_time_s": step_s,
         **{name: summary[name] for name in ("tokens_per_s_per_gpu", "mfu", "shares")},
         **{name: summary[name] for name in ("peak_memory_bytes", "memory_limit_bytes", "fits")},
-        "step_time_interval_s": [step_s * end / summary["step_time_s"] for end in likely["step_time_s"]]
+        "step_time_interval_s": [end * (step_s / summary["step_time_s"]) for end in likely["step_time_s"]]
         if "step_time_s" in likely
         else None,
         "peak_memory_interval_bytes": likely.get("peak_memory_bytes"),

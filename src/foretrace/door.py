@@ -12,7 +12,6 @@ import math
 import os
 import re
 import stat
-import tomllib
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -181,6 +180,12 @@ def _json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse, object_pairs_hook=_once)
 
 
+def _toml(text: str) -> Any:
+    import tomllib  # noqa: PLC0415 - the recorder, which reads numbers here, is in the process of a script
+
+    return tomllib.loads(text)
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return names and values as a dictionary. Raises ValueError if a name has two values."""
     found = dict(pairs)
@@ -222,7 +227,7 @@ def _yaml(text: str) -> Any:
             loader.dispose()
 
 
-PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"JSON": _json, "TOML": tomllib.loads, "YAML": _yaml}
+PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"JSON": _json, "TOML": _toml, "YAML": _yaml}
 """Kinds of documents, and what reads them."""
 
 

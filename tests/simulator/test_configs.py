@@ -29,7 +29,7 @@ from foretrace.simulator.configs import write
 from foretrace.simulator.configs.read import TOOLS, read_files
 from foretrace.simulator.configs.rules import SETTLED, Leave, Use, flattened
 from foretrace.simulator.configs.shell import arguments
-from foretrace.simulator.errors import ConfigError, JobError, ModelError
+from foretrace.simulator.errors import ConfigError, JobError
 from foretrace.simulator.framework import OVERRIDABLE
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
@@ -288,8 +288,8 @@ def test_a_part_of_a_model_is_refused_with_what_it_lacks_and_the_keys_that_are_n
 def test_a_model_of_calculon_without_heads_is_refused_as_others_are(tmp_path: Path) -> None:
     left = {name: value for name, value in CALCULON_MODEL.items() if name != "attn_heads"}
     (tmp_path / "a.json").write_text(json.dumps(CALCULON | left), encoding="utf-8")
-    with pytest.raises(ModelError, match="no 'n_heads' in it"):
-        job_from(read_files([tmp_path / "a.json"], {"cluster": "dgx-h100"}).settings)
+    with pytest.raises(ConfigError, match="the model lacks n_heads, n_kv_heads: --model may name one"):
+        read_files([tmp_path / "a.json"], {"cluster": "dgx-h100"})
 
 
 def test_files_that_extend_many_are_read_a_bounded_number_of_times(tmp_path: Path) -> None:

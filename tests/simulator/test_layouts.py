@@ -35,7 +35,7 @@ def last_backward_ns(job: Job) -> int:
 
 
 _NO_HOST: Final = {"conventions": {"host_work": 0.0}}
-"""Times of layouts leave out the host, which would wait for the router here."""
+"""Times of layouts leave out the host, which these would wait for."""
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -51,7 +51,7 @@ def test_every_schedule_takes_as_long_as_in_the_whole_program(schedule: str) -> 
 @pytest.mark.parametrize(
     "given",
     [
-        {"pp": 1, "tp": 8},
+        {**_NO_HOST, "pp": 1, "tp": 8},
         {"pp": 2, "cp": 4},
         {"pp": 8, "recompute": "full"},
         {"pp": 4, "tp": 2, "sequence_parallel": False, "recompute": "selective"},
