@@ -103,6 +103,14 @@ class _Intervals:
     step_time_from: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outer:
+    """The ``outer`` of a summary: of outer steps, which several sites share."""
+
+    sites: int
+
+
+_FIGURES: Final = ("step_time_s", "average_step_time_s", "memory_bound_share")
 _COUNTS: Final = (
     *("input_shapes", "beside_params", "n_microbatches", "forwards_per_step", "schedules_per_step"),
     *("global_batch", "seq_len", "tokens_per_step", "shard_ranks", "first_step", "steps"),
@@ -131,7 +139,12 @@ SAID: Final[Mapping[str, Mapping[str, Any]]] = {
         "n_gpus": int,
         "price_usd_per_gpu_hour": float,
     },
-    "summary": {"intervals": _Intervals},
+    "summary": {
+        **dict.fromkeys(_FIGURES, float | None),
+        "ranks_per_node": int,
+        "outer": _Outer | None,
+        "intervals": _Intervals,
+    },
 }
 """Keys of the descriptions that readers count on, where they are given, and their types."""
 

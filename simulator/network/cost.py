@@ -286,9 +286,10 @@ def network_of(
     if not ranks_per_node:
         return Network(cluster, place(n_ranks, cluster, placement), ways)
     full = cluster.gpus_per_node
+    machine = cluster.sized(-(-n_ranks // ranks_per_node) * full)
     # Nodes are filled with so many ranks each; the GPUs behind them stay idle.
     gpus = [rank // ranks_per_node * full + rank % ranks_per_node for rank in range(n_ranks)]
-    return Network(cluster.sized(-(-n_ranks // ranks_per_node) * full), gpus, ways)
+    return Network(machine, gpus, ways)
 
 
 LARGE: Final = 1 << 29

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from foretrace.door import read_text
+from foretrace.door import counted, read_text
 from foretrace.simulator.errors import ScheduleError
 from foretrace.simulator.schedules.actions import Action, Plan, holders
 from foretrace.traces.writer import write_atomically
@@ -93,12 +93,13 @@ def _row(path: str | Path, rank: int, cells: list[str]) -> Iterator[Action]:
             if not text.strip():
                 continue
             match = _ACTION.fullmatch(text.strip())
-            if not match:
+            stage, microbatch = (counted(match[1]), counted(match[3])) if match else (-1, -1)
+            if match is None or stage < 0 or microbatch < 0:
                 raise ScheduleError(
                     f"schedule {path}, rank {rank}: {text!r} is not an action; "
                     "it is stage, one of F B I W, and micro-batch, e.g. 2F0"
                 )
-            yield Action(match[2], int(match[1]), int(match[3]))
+            yield Action(match[2], stage, microbatch)
 
 
 def check(plan: Plan, pairs: Collection[Action] = ()) -> None:

@@ -186,6 +186,7 @@ def test_pairs_survive_a_file_of_torch_and_one_of_ours(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("0F0,0B0\n1F0,1X0\n", r"rank 1: '1X0' is not an action; it is stage, one of F B I W"),
+        (f"0F0,0B{'9' * 5000}\n", r"rank 0: '0B9{5000}' is not an action"),
         ("0F0\n1F0,1B0\n", "stage 0 does F 1 times with micro-batch 0"),
         ("0F0,0B0\n1B0,1F0\n", "rank 0 waits for ever to begin 0B0"),
         ("0F0,0B0\n(1F0;1B0)OVERLAP_F_B\n", "rank 0 waits for ever to begin 0B0"),

@@ -254,8 +254,9 @@ def test_a_stream_of_unknown_purpose_is_named_and_can_be_told(tmp_path: Path) ->
     assert CliRunner().invoke(main, asked).exit_code == 0
     (row,) = rows(open_run(tmp_path / "run"), stream="stream 9")
     assert row["category"] == "collective"
-    wrong = CliRunner().invoke(main, [*asked[:-1], "("])
-    assert "not a regular expression" in wrong.output
+    for pattern in ("(", "[[1]]", "a{99999999999}"):
+        wrong = CliRunner().invoke(main, [*asked[:-1], pattern])
+        assert "not a regular expression" in wrong.output
 
 
 def test_what_a_file_does_not_tell_is_called_assumed_where_the_figure_is(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -145,8 +146,9 @@ def _pattern(communicates: str) -> re.Pattern[str] | None:
     if not communicates:
         return None
     try:
-        pattern = re.compile(communicates)
-    except re.error as error:
+        with warnings.catch_warnings(action="error"):  # of a pattern that a newer Python reads otherwise
+            pattern = re.compile(communicates)
+    except (re.error, FutureWarning, OverflowError) as error:
         raise IngestError(f"{communicates!r} is not a regular expression: {error}") from error
     if pattern.search(""):
         raise IngestError(

@@ -48,7 +48,7 @@ def read(source: Source, progress: Progress | None = None) -> list[Recording]:
         where = f"{source.path.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(where, uri=True)) as database:
             return _read(_Database(database, source.name), source, progress)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise IngestError(f"{source.name} is damaged: {error}") from error
 
 
