@@ -45,7 +45,7 @@ def _moe_layers(value: Any) -> Any:
         return whole(value)
     try:
         found = _listed(ast.parse(str(value).strip(), mode="eval").body)
-    except SyntaxError:
+    except (SyntaxError, RecursionError):
         found = 0
     if not isinstance(found, list) or not set(found) <= {0, 1}:
         raise ValueError("every so many layers, or lists of 0 and 1 such as ([0]*3+[1]*58)")
@@ -53,7 +53,10 @@ def _moe_layers(value: Any) -> Any:
 
 
 def _listed(node: ast.expr) -> list[int] | int:
-    """Return what an expression of whole numbers, lists of them, + and * comes to; 0 if it is another."""
+    """Return what an expression of whole numbers, lists of them, + and * comes to; 0 if it is another.
+
+    Lists of more than ``MOST_LAYERS`` are none.
+    """
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, int) else 0
     if isinstance(node, ast.List):
@@ -62,9 +65,9 @@ def _listed(node: ast.expr) -> list[int] | int:
         return 0
     left, right = _listed(node.left), _listed(node.right)
     if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-        return left + right
+        return left + right if len(left) + len(right) <= MOST_LAYERS else 0
     if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
-        return left * min(right, MOST_LAYERS)
+        return left * right if len(left) * right <= MOST_LAYERS else 0
     return 0
 
 

@@ -251,6 +251,16 @@ def test_a_training_goes_before_the_file_of_its_model_in_either_order(is_first: 
         ("a.sh", "train.py --pipeline-model-parallel-layout 'Et*99999999999|tL'", "a word of at most 65,536"),
         (
             "a.sh",
+            "train.py --moe-layer-freq '[0]*10000*10000*10000'",
+            "every so many layers, or lists of 0 and 1",
+        ),
+        (
+            "a.sh",
+            f"train.py --moe-layer-freq '[0]{'+[0]' * 9000}'",
+            "every so many layers, or lists of 0 and 1",
+        ),
+        (
+            "a.sh",
             "train.py --pipeline-model-parallel-layout 'E(tt|)*30000(t|)*9tL'",
             "a word of at most 65,536",
         ),
