@@ -72,8 +72,9 @@ class Framework:
         host_work: time of the host per operation, over that of Megatron-DeepSpeed, on which the ``launch`` of
             devices was measured.
         graphed: what is captured in CUDA graphs, whose kernels the host launches at once, of ``GRAPHED``: the
-            ``"attention"`` block, the dense ``"mlp"`` block, of experts the ``"router"`` or what prepares
-            ``"dispatch"``, or all of a ``"step"``, in which the host waits for nothing.
+            ``"attention"`` block, the ``"mlp"`` block that is dense or has experts of a fixed capacity, of
+            other experts the ``"router"`` or what prepares ``"dispatch"``, or all of a ``"step"``, in which
+            the host waits for nothing.
         router_launches, dispatch_launches: operations that the host launches, each way, to choose experts for
             tokens; and to find out how many go where, beside what sorts them.
         latent_launches: operations that the host launches, each way, to join latent queries and keys with

@@ -241,7 +241,7 @@ def job_of(row: Row) -> Job:
         TableError: the row does not say enough, or something the simulator does not have.
         SimulationError, TopologyError, TraceError: its layout, batch or model is not possible.
     """
-    notes, model = row.text("notes"), model_of(row)
+    notes, model, said = row.text("notes"), model_of(row), _said(row)
     precision = precision_of(row.text("precision"))
     sharding = sharding_of(row.text("sharding"))
     framework = framework_of(row.text("framework"), "torchtitan" if sharding == "fsdp" else "megatron")
@@ -271,7 +271,7 @@ def job_of(row: Row) -> Job:
         conventions=conventions,
         overlap_p2p=p2p_of(row.text("comm_overlap")),
         counted_ends=counted_ends_of(notes) if layout.pp > 1 else "none",
-        capacity_factor=capacity_of(notes) if model.n_experts else 0.0,
+        capacity_factor=capacity_of(said) if model.n_experts else 0.0,
         **_adapters(row.text("task"), notes),
         **_offloaded(notes, row.text("sharding"), layout.pp),
     )
@@ -329,10 +329,14 @@ def _shard_ranks(row: Row, layout: Layout, sharding: str) -> int:
     return group if fits else 0
 
 
+def _said(row: Row) -> str:
+    """Return the notes of *row*, and what was run with what on what, as one text."""
+    return " ".join(row.text(column) for column in ("notes", "framework", "model", "hardware"))
+
+
 def _conventions(row: Row, framework: str) -> tuple[tuple[str, object], ...]:
     """Return what *row* says in any column about conventions of its *framework*."""
-    said = f"{row.text('notes')} {row.text('framework')}"
-    kernel = attention_kernel(row.text("flash_attention"))
+    said, kernel = _said(row), attention_kernel(row.text("flash_attention"))
     found: dict[str, Any] = dict(conventions_then(framework, row.text("date")))
     found.update(conventions_of(row.text("comm_overlap"), row.text("sharding"), said))
     if kernel:

@@ -370,6 +370,14 @@ Since 0.6 Megatron-Bridge says so in functions that its recipes call, not in the
 (NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes).
 """
 
+FILLED: Final = r"\bnemo\b.* (?:mixtral|grok)"
+"""Models whose experts NeMo's performance scripts fill to a capacity factor of 1, and graph on Blackwell.
+
+``MegatronTokenDropCallback`` in scripts/performance/llm/pretrain_grok1_314b.py @ 7a8f1cc7 and, at v2.3.0,
+nemo/collections/llm/recipes/mixtral_8x7b.py; ``cuda_graphs`` in recommended_model_configs of v2.3.0, and in
+grok1/launch.sh of NVIDIA/dgxc-benchmarking @ 68eaf7e1.
+"""
+
 NOTED: Final = (
     (WHOLE_STEP, (("expert_dispatch", "once"), ("graphed", ("step",)), ("fused_experts", ON))),
     (
@@ -380,6 +388,7 @@ NOTED: Final = (
         r'"cuda_graph_impl": "(?:full_iteration"|local", "cuda_graph_scope": "full_it)',
         (("graphed", ("step",)), ("fused_experts", ON)),
     ),
+    (rf"{FILLED}.*\bg?b[23]00\b", (("graphed", ("attention", "mlp")),)),
     (r"mixedprecision mode default", (("reduces_in_16_bit", OFF),)),
     (r"\bin recipes/", (("router_launches", 21),)),
     (r"\bin model_configs/benchmarking/", (("router_launches", FUSED_ROUTER_LAUNCHES),)),
@@ -480,13 +489,15 @@ def expert_tp_of(notes: str) -> int:
 
 
 def capacity_of(notes: str) -> float:
-    """Return the capacity factor of experts in *notes*; 0, as many tokens as come, if they have none.
+    """Return the capacity factor of experts that *notes* say or mean; 0, as many tokens as come, if none.
 
     >>> capacity_of("top-2, capacity factor 1.25 with padding"), capacity_of("dropless")
     (1.25, 0.0)
+    >>> capacity_of("recompute not stated NeMo 25.04 mixtral-8x7b GB200-NVL72")
+    1.0
     """
     found = CAPACITY.search(notes.lower())
-    return float(found[1]) if found else 0.0
+    return float(found[1]) if found else float(re.search(FILLED, notes.lower()) is not None)
 
 
 def counted_ends_of(notes: str) -> str:

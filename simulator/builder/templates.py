@@ -148,7 +148,9 @@ class Templates:
         self._job = job
         self._world = groups.size("world")
         self._compute = compute
-        self._chains = Chains(compute, host_work(job), waits="step" not in job.profile.graphed)
+        # Experts that are filled to their capacity get as many tokens whatever the router says.
+        waits = "step" not in job.profile.graphed and not job.capacity_factor
+        self._chains = Chains(compute, host_work(job), waits=waits)
         self._data_parallel = DataParallel(job, groups)
         self._offload = Offload(job)
         amax_ranks = groups.size(scope) if (scope := amax_scope(job)) else 1

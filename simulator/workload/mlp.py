@@ -316,7 +316,8 @@ def mlp_block(job: Job, layer: int) -> Block:
     if model.norms_per_layer > 2:
         pieces.append(norm(job, name, name="post_norm"))
     pieces.append(residual_out(job, name))
-    if "mlp" in job.profile.graphed and name == "mlp":
+    # A graph has fixed shapes: of experts too where they are filled to their capacity.
+    if "mlp" in job.profile.graphed and (name == "mlp" or job.capacity_factor):
         pieces = replayed(pieces)
     needed = pieces[: len(pieces) - _n_unneeded(job, layer)]
     full = tuple(op for piece in needed for op in piece.forward)
