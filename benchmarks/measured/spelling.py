@@ -370,12 +370,13 @@ Since 0.6 Megatron-Bridge says so in functions that its recipes call, not in the
 (NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes).
 """
 
-FILLED: Final = r"\bnemo\b.* (?:mixtral|grok)"
-"""Models whose experts NeMo's performance scripts fill to a capacity factor of 1, and graph on Blackwell.
+FILLED: Final = r"\bnemo\b.* (?:mixtral|grok)|\btoken-?drop\b"
+"""Runs whose experts are filled to a capacity factor of 1 by scripts, which also graph them on Blackwell.
 
-``MegatronTokenDropCallback`` in scripts/performance/llm/pretrain_grok1_314b.py @ 7a8f1cc7 and, at v2.3.0,
-nemo/collections/llm/recipes/mixtral_8x7b.py; ``cuda_graphs`` in recommended_model_configs of v2.3.0, and in
-grok1/launch.sh of NVIDIA/dgxc-benchmarking @ 68eaf7e1.
+NeMo's ``MegatronTokenDropCallback`` in scripts/performance/llm/pretrain_grok1_314b.py @ 7a8f1cc7 and, at
+v2.3.0, nemo/collections/llm/recipes/mixtral_8x7b.py; ``cuda_graphs`` in recommended_model_configs of v2.3.0,
+and in grok1/launch.sh of NVIDIA/dgxc-benchmarking @ 68eaf7e1. ``apply_moe_token_drop`` of Megatron-Bridge,
+scripts/performance/run_script.py and configs/qwen3 at v0.1.0.
 """
 
 NOTED: Final = (
@@ -493,8 +494,8 @@ def capacity_of(notes: str) -> float:
 
     >>> capacity_of("top-2, capacity factor 1.25 with padding"), capacity_of("dropless")
     (1.25, 0.0)
-    >>> capacity_of("recompute not stated NeMo 25.04 mixtral-8x7b GB200-NVL72")
-    1.0
+    >>> capacity_of("token-drop MoE (capacity)"), capacity_of("recompute not stated NeMo 25.04 mixtral-8x7b")
+    (1.0, 1.0)
     """
     found = CAPACITY.search(notes.lower())
     return float(found[1]) if found else float(re.search(FILLED, notes.lower()) is not None)
