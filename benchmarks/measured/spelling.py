@@ -370,7 +370,7 @@ Since 0.6 Megatron-Bridge says so in functions that its recipes call, not in the
 (NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes).
 """
 
-FILLED: Final = r"\bnemo\b.* (?:mixtral|grok)|\btoken-?drop\b"
+FILLED: Final = r"(?:\bnemo\b.* (?:mixtral|grok)|\btoken-?drop\b)"
 """Runs whose experts are filled to a capacity factor of 1 by scripts, which also graph them on Blackwell.
 
 NeMo's ``MegatronTokenDropCallback`` in scripts/performance/llm/pretrain_grok1_314b.py @ 7a8f1cc7 and, at
