@@ -221,7 +221,10 @@ def _identified(job: Job, design: Floats, seen: Floats) -> Compute:
         elif not told:
             said.append(f"{COLUMNS[at]}: told to +- {error:.2f} only, hardly better than it was expected")
     if COLUMNS.index("copies") not in there:
-        said.append("copies: the run does not gather parameters; the catalogue is used")
+        # They are memory traffic: nearer to what the run tells of it than to the catalogue.
+        value = factors["memory"].value if "memory" in factors else 1.0
+        factors["copies"] = Factor(value, value * math.log(EXPECTED["copies"]))
+        said.append("copies: the run does not gather parameters; the factor on memory is used")
     if job.cluster.device.kind == "gpu":
         said.append("launch: the device is not seen waiting for the host; the catalogue is used")
     return Compute(factors, said)

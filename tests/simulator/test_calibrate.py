@@ -62,6 +62,16 @@ def test_the_factors_of_a_run_are_found_again(layout: dict[str, Any], kind: str)
     assert abs(step.after_s / step.measured_s - 1) < 0.01 < abs(step.before_s / step.measured_s - 1)
 
 
+def test_copies_that_a_run_does_not_make_are_as_its_memory_traffic() -> None:
+    """Gathered parameters are copied: where memory was seen slow, nobody takes that to be fast."""
+    job = job_of(dp=2, sharding="ddp")
+    known = truth({"memory": 1.8}, {})
+    found = calibrate(simulate(replace(job, cluster=known.applied(job.cluster))).run, job).calibration
+    copies, memory = (found.compute[name] for name in ("copies", "memory"))
+    assert copies.value == memory.value == pytest.approx(1.8, rel=0.03)
+    assert copies.error > memory.error
+
+
 def test_layers_of_a_single_block_are_calibrated_on() -> None:
     """As in hybrids, of which a layer is a mixer or an MLP."""
     plain = job_of()
