@@ -89,14 +89,18 @@ def made(rows: Sequence[Row]) -> dict[str, Any]:
 
     The spread is a quantile of errors over factors, by groups, half a group higher because few of them are
     known (Hazen 1914: the k-th of n lies at (k - 1/2) / n). A factor is the quantile of the rows that it is
-    of over that of others.
+    of over that of others, each as much higher as their own groups are few.
     """
     weight = _weights(rows)
-    plain = [(abs(row["off"]), weight[row["family"]]) for row in rows if not row["wider"]]
+    plain = [row for row in rows if not row["wider"]]
     wider = {}
     for name in sorted({name for row in rows for name in row["wider"]}):
-        own = [(abs(row["off"]), weight[row["family"]]) for row in rows if name in row["wider"]]
-        wider[name] = max(1.0, quantile(own, LEVEL) / quantile(plain, LEVEL)) if plain else 1.0
+        own = [row for row in rows if name in row["wider"]]
+        far, near = (
+            quantile([(abs(row["off"]), weight[row["family"]]) for row in some], _level(some))
+            for some in (own, plain or own)
+        )
+        wider[name] = max(1.0, far / near)
     known = {"spread": 1.0, "wider": wider}
     scaled = [(abs(row["off"]) / half_width(known, row["wider"]), weight[row["family"]]) for row in rows]
     inherited = [
@@ -104,16 +108,20 @@ def made(rows: Sequence[Row]) -> dict[str, Any]:
         for row in rows
         for off in row["elsewhere"]
     ]
-    n_groups = len({(row["source"], row["device"]) for row in rows})
     if inherited:
         wider["device"] = max(1.0, quantile(inherited, LEVEL) / quantile(scaled, LEVEL))
     return {
-        "spread": quantile(scaled, min(LEVEL + 0.5 / n_groups, 1.0)),
+        "spread": quantile(scaled, _level(rows)),
         "rows": len(rows),
         "sources": len({row["source"] for row in rows}),
         "devices": sorted({row["device"] for row in rows}),
         "wider": wider,
     }
+
+
+def _level(rows: Sequence[Row]) -> float:
+    """Return of what share of *rows* the error is looked for that ``LEVEL`` of all runs stay below."""
+    return min(LEVEL + 0.5 / len({(row["source"], row["device"]) for row in rows}), 1.0)
 
 
 def shares(rows: Sequence[Row], table: Mapping[str, Any], *, elsewhere: bool = False) -> list[float]:
