@@ -147,7 +147,7 @@ class Chains:
                 template.synchronized = ()
                 if launch.rest:
                     template.add(lead._replace(duration_ns=launch.rest), ())
-            if template.launches and task.stream == EP and phase in ROUTES:
+            if template.launches and task.stream == EP and line.waits_for_routes:
                 template.synchronized = tuple(after)
             numbers.append(template.add(task, after))
         template.tails = tuple(placed(line.tails))

@@ -224,16 +224,17 @@ def elementwise(forward: tuple[Op, ...], backward: tuple[Op, ...]) -> Piece:
 def replayed(pieces: list[Piece]) -> list[Piece]:
     """Return *pieces* as one CUDA graph each way: with the first operation the host launches all."""
 
-    def one(phase: Phase, *, first: bool) -> Phase:
-        at = next((i for i, op in enumerate(phase) if isinstance(op, Op)), -1) if first else -1
-        return tuple(replace(op, launches=int(i == at)) for i, op in enumerate(phase))
+    def once(in_order: list[Phase]) -> list[Phase]:
+        waiting = iter((1,))  # for the first operation
+        return [
+            tuple(replace(op, launches=next(waiting, 0) if isinstance(op, Op) else 0) for op in phase)
+            for phase in in_order
+        ]
 
-    last = len(pieces) - 1
-    return [
-        # Backward begins with the last piece.
-        Piece(one(piece.forward, first=i == 0), *(one(phase, first=i == last) for phase in piece[1:]))
-        for i, piece in enumerate(pieces)
-    ]
+    forward, *back = zip(*pieces, strict=True)
+    # Backward begins with the last piece.
+    ways = [once([*forward]), *(once([*phase[::-1]])[::-1] for phase in back)]
+    return [Piece(*phases) for phases in zip(*ways, strict=True)]
 
 
 def phases(pieces: list[Piece], recompute: Phase) -> Mapping[str, Phase]:

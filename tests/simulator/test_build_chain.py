@@ -192,14 +192,18 @@ def test_more_work_for_the_host_or_the_device_never_makes_a_step_shorter() -> No
     """Also not where it decides which of the two is the slower one."""
     where = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "ep": 8, "global_batch": 8}
     times: list[float] = []
-    for host in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5):
-        for capacity in (0.0, 1.05):
+    capacities = (0.0, 1.0, 1.05)
+    for host in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 6.0):
+        for capacity in capacities:
             given = {**where, "capacity_factor": capacity, "conventions": {"host_work": host}}
             times.append(simulate(job_from(given)).summary["step_time_s"])
-    plain, padded = times[::2], times[1::2]
-    assert plain == sorted(plain)
-    assert padded == sorted(padded)
-    assert all(a <= b for a, b in zip(plain, padded, strict=True))
+    dropless, filled, padded = (times[at :: len(capacities)] for at in range(len(capacities)))
+    for own in (dropless, filled, padded):
+        assert own == sorted(own)
+    assert all(a <= b for a, b in zip(filled, padded, strict=True))
+    # Of experts that are filled the host knows how many tokens they have: it waits for no router.
+    assert filled[0] == dropless[0]
+    assert filled[-1] < dropless[-1]
 
 
 GRAPHED = {
@@ -207,6 +211,22 @@ GRAPHED = {
     "router": ("moe", "forward"),
     "dispatch": ("moe", "forward"),
 }
+
+
+def test_experts_that_are_filled_are_a_graph_of_their_own() -> None:
+    """Shapes of a graph are fixed, as are those of experts with a capacity; of others it is left out."""
+    where = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "ep": 8, "global_batch": 8}
+    jobs = [job_from({**where, "capacity_factor": capacity}) for capacity in (0.0, 1.0)]
+    launches = [
+        [
+            sum(op.n_launches for op in layer_blocks(one, 0)[1].phases["forward"] if isinstance(op, Op))
+            for one in (job, replace(job, conventions=(("graphed", ("mlp",)),)))
+        ]
+        for job in jobs
+    ]
+    (eager, same), (filled, graph) = launches
+    assert same == eager == filled
+    assert graph == 1
 
 
 @pytest.mark.parametrize("part", GRAPHED)
