@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from foretrace.simulator.errors import ConfigError, JobError, SimulationError
 from foretrace.simulator.goodput.training import parse_count
+from foretrace.simulator.price import usd_per_1b_tokens, usd_per_gpu_hour
 from foretrace.simulator.rehearsed.notes import elsewhere
 from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.simulator.search.what_if import half_as_fast
@@ -18,7 +19,6 @@ from foretrace.simulator.simulate import Progress
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import TopologyError
-from foretrace.topologies.units import parse_price
 from foretrace.traces.batch import batch_in
 from foretrace.traces.rehearsal import read_rehearsal
 
@@ -104,12 +104,11 @@ def _cost(
     row: Mapping[str, Any], cluster: Cluster, price: str | None, tokens: str | None
 ) -> dict[str, float | None]:
     """Return dollars per billion tokens, and days and dollars of the budget, None for what is not known."""
-    usd_per_hour = cluster.mean_price_usd_per_gpu_hour if price is None else parse_price(price)
+    usd_per_hour = usd_per_gpu_hour(price, cluster.mean_price_usd_per_gpu_hour)
     per_s, budget = row["tokens_per_s"], None if tokens is None else parse_count(tokens)
     usd = None
     if usd_per_hour is not None and per_s:
-        # Seconds to hours, and a billion tokens.
-        usd = usd_per_hour * row["gpus"] / 3600 / per_s * 1e9
+        usd = usd_per_1b_tokens(usd_per_hour, per_s / row["gpus"])
     return {
         "usd_per_1b_tokens": usd,
         "days": budget / per_s / 86_400 if budget is not None and per_s else None,

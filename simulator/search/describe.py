@@ -18,6 +18,7 @@ from foretrace.simulator.memory.ranks import peak_bytes
 from foretrace.simulator.memory.remedies import NOT_POSSIBLE
 from foretrace.simulator.network.advice import across
 from foretrace.simulator.network.cost import job_network
+from foretrace.simulator.price import usd_per_1b_tokens
 from foretrace.simulator.schedules import plan
 from foretrace.simulator.search.found import Counts, Ranked
 from foretrace.simulator.search.space import ONE_STAGE, SHARED, Space
@@ -122,8 +123,7 @@ def described(
     job, summary = one.job, one.summary
     n_gpus, step_s = job.cluster.n_gpus, summary["average_step_time_s"]
     price = prices[job.cluster.name, n_gpus]
-    # Seconds to hours, and a billion tokens.
-    usd = None if price is None else step_s / 3600 * n_gpus * price / job.tokens_per_step * 1e9
+    usd = None if price is None else usd_per_1b_tokens(price, job.tokens_per_step / step_s / n_gpus)
     budget = None if tokens is None else parse_count(tokens)
     likely = summary.get("intervals", {})
     return {

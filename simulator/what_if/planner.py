@@ -22,6 +22,7 @@ from foretrace.simulator.memory.remedies import NOT_POSSIBLE
 from foretrace.simulator.models.hf import model_from_config
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import names as model_names
+from foretrace.simulator.price import usd_per_1b_tokens
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.search.best import Search
 from foretrace.simulator.search.found import best_of
@@ -111,8 +112,7 @@ def _figures_of(planned: Planned) -> list[tuple[dict[str, str], float | None]]:
         (one, numbers.get(one["name"])) for one in headline(planned.run, summary)
     ]
     if planned.price is not None:
-        usd_per_s = planned.price * planned.job.layout.world_size / 3600
-        per_billion = usd_per_s / summary["tokens_per_s"] * 1e9
+        per_billion = usd_per_1b_tokens(planned.price, summary["tokens_per_s_per_gpu"])
         note = f"per billion tokens at ${planned.price:g} per GPU-hour"
         found.append((figure("Cost", f"${per_billion:,.0f}", note), per_billion))
     return found
