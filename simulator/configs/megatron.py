@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from foretrace.simulator.configs.deepspeed import shares_states
 from foretrace.simulator.configs.megatron_rules import VOCABULARIES
-from foretrace.simulator.configs.rules import MODEL, Assumed, Ignored, Reading
+from foretrace.simulator.configs.rules import MODEL, Assumed, Reading
 from foretrace.simulator.errors import ConfigError
 from foretrace.simulator.models.hf_llama import pattern
 from foretrace.simulator.models.model import Model
@@ -40,6 +40,7 @@ def finish(reading: Reading, given: Mapping[str, Any]) -> None:
     if facts["sharding"] == "ddp":
         facts.pop("convention.overlap_param_gather", None)
     _recompute(reading)
+    _capacity(reading)
     _stages(facts, reading.where)
     if facts.get("virtual_stages", 1) > 1 or "layers_per_virtual_stage" in facts:
         reading.assume("schedule", "interleaved-1f1b", "several stages per rank")
@@ -59,6 +60,14 @@ def _recompute(reading: Reading) -> None:
     n_layers, method = facts.pop("recompute_num_layers", None), facts.pop("form", None)
     if facts.get("recompute") == "full" and method == "block" and n_layers:
         facts["recompute_layers"] = n_layers
+
+
+def _capacity(reading: Reading) -> None:
+    """Keep the capacity of experts if they are filled to it, or cut: else they compute what they are sent."""
+    facts = reading.facts
+    filled = facts.pop("filled_experts", False) or facts["framework"] == "megatron-deepspeed"
+    if not filled and facts.get("capacity_factor", 0.0) >= 1:
+        reading.ignore(("capacity_factor",), "no expert is sent more, and none is filled up to it")
 
 
 def _stages(facts: dict[str, Any], where: str) -> None:
@@ -155,11 +164,7 @@ def complete_latent(reading: Reading) -> None:
     """
     facts = reading.facts
     if not facts.get("latent_attention"):
-        for used in [one for one in reading.used if one.fact in _OF_LATENT]:
-            reading.used.remove(used)
-            reading.ignored.append(Ignored(used.key, used.value, "attention is not latent"))
-        for name in _OF_LATENT:
-            facts.pop(name, None)
+        reading.ignore(_OF_LATENT, "attention is not latent")
         return
     facts.setdefault("model.kv_lora_rank", 32)
     facts.setdefault("model.rope_head_dim", 64)

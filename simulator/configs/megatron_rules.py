@@ -156,6 +156,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             "flash_attention", words(flash=True, fused=True, auto=True, unfused=False, local=False)
         ),
         "moe-expert-capacity-factor": Use("capacity_factor", float),
+        "moe-pad-expert-input-to-capacity": on("filled_experts"),
         "moe-token-dispatcher-type": Use(
             "convention.expert_dispatch", words(alltoall="copies", allgather="copies", flex="once")
         ),

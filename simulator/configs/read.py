@@ -227,10 +227,8 @@ def _overridden(reading: Reading, above: Reading) -> Mapping[str, Any]:
         if (name in given or (name in assumed and name in above.facts)) and above.facts.get(name) != value
     }
     reading.assumed = [one for one in reading.assumed if one.fact not in gone]
-    for used in [one for one in reading.used if one.fact in gone]:
-        reading.used.remove(used)
-        reading.ignored.append(Ignored(used.key, used.value, f"{above.where} goes before it"))
-    return {name: value for name, value in reading.facts.items() if name not in gone}
+    reading.ignore(gone, f"{above.where} goes before it")
+    return dict(reading.facts)
 
 
 def _yielding(

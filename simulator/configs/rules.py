@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -128,6 +128,14 @@ class Reading:
         if fact not in self.facts:
             self.facts[fact] = value
             self.assumed.append(Assumed(fact, value, reason))
+
+    def ignore(self, facts: Collection[str], reason: str) -> None:
+        """Leave out *facts*, which the file gives, for a *reason*."""
+        for used in [one for one in self.used if one.fact in facts]:
+            self.used.remove(used)
+            self.ignored.append(Ignored(used.key, used.value, reason))
+        for fact in facts:
+            self.facts.pop(fact, None)
 
 
 def text(value: Any) -> str:

@@ -138,6 +138,7 @@ def _memory(job: Job) -> Iterator[Argument]:
     yield "cpu-offloading-num-layers", job.offload_layers or None
     yield "accumulate-allreduce-grads-in-fp32", job.fp32_gradients and job.precision != "fp32"
     yield "moe-expert-capacity-factor", job.capacity_factor or None
+    yield "moe-pad-expert-input-to-capacity", job.capacity_factor > 0
 
 
 def _overlap(job: Job) -> Iterator[Argument]:

@@ -371,6 +371,24 @@ def test_layers_have_experts_as_often_as_arguments_say_and_are_written_so(
     assert [again.model.kinds(layer) for layer in range(4)] == [job.model.kinds(layer) for layer in range(4)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "capacity"),
+    [
+        ("--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity", 1.25),
+        ("--moe-expert-capacity-factor 1.25", 0.0),
+        ("--moe-expert-capacity-factor 0.5", 0.5),
+    ],
+)
+def test_experts_compute_what_they_are_sent_unless_they_are_filled_or_cut(
+    arguments: str, capacity: float, tmp_path: Path
+) -> None:
+    """Megatron-LM pads to the capacity only where it is told to; equal loads are not cut by more than 1."""
+    (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {SPARSE} {arguments}\n")
+    found = read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8})
+    assert job_from(found.settings).capacity_factor == capacity
+    assert ("moe-expert-capacity-factor" in {one.key for one in found.readings[0].ignored}) == (not capacity)
+
+
 @pytest.mark.parametrize("every", ["0", "[0,1]", "[0,2]*2", "print(1)", "[1]*(2"])
 def test_layers_with_experts_that_cannot_be_are_refused(every: str, tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {SPARSE} --moe-layer-freq '{every}'\n")
