@@ -157,11 +157,14 @@ class MainLine:
 
         In the first forward of a step, parameters that others updated may still be on their way *ahead*.
         """
+        if not (reduces or ahead or self._offload.has_activations):
+            self._chains.units(template, order)
+            return
         ready: list[tuple[Unit, Tasks]] = []
         moved: list[Tasks] = []
-        for at, (unit, action) in enumerate(order):
+        for at, (unit, _) in enumerate(order):
             beside = (*ahead.get(at, ()), *self._in_memory(template, order, at, moved))
-            self._chains.unit(template, unit, action, beside)
+            self._chains.units(template, [order[at]], beside)
             self._out_of_memory(template, order, at, moved)
             ready.append((unit, template.tails))
         if reduces:
@@ -196,7 +199,7 @@ class MainLine:
             gather(at)
         # Wrapped as one, the first unit waits for all of them.
         waits = tuple(task for tasks in gathered for task in tasks) if as_one else ()
-        for at, (unit, action) in enumerate(order):
+        for at, (unit, _) in enumerate(order):
             if gathers[at] or reduces:
                 self._wrap(template, unit)
             if len(gathered) == at:
@@ -205,7 +208,7 @@ class MainLine:
             if gathers[at]:
                 beside = self._copied(template, unit, "parameters", beside)
             beside = (*beside, *self._in_memory(template, order, at, moved))
-            self._chains.unit(template, unit, action, beside)
+            self._chains.units(template, [order[at]], beside)
             self._out_of_memory(template, order, at, moved)
             if reduces:
                 # The copy joins the main line, which the reduction below then waits for.
