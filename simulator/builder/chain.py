@@ -126,7 +126,7 @@ class Chains:
         """Return whether the host waits in *action*, and how much longer it launches than is computed."""
         key = self._key(unit), action
         if key not in self._host:
-            lines = [self._line(*phase) for phase in _phases(unit, *action)]
+            lines = [self._line(*phase) for phase in _phases(unit.blocks, *action)]
             waits = any(line.waits_for_routes for line in lines)
             self._host[key] = waits, sum(line.launches_ns - line.busy_ns for line in lines)
         return self._host[key]
@@ -148,7 +148,7 @@ class Chains:
             template.then(one, beside)
             return
         for unit, action in passes:
-            for block, phase in _phases(unit, *action):
+            for block, phase in _phases(unit.blocks, *action):
                 self._write(template, (block, phase, unit.layer), beside)
                 beside = ()  # now behind the tails
 
@@ -178,18 +178,18 @@ class Chains:
         """Return one task for *passes*, where communications take *takes_ns*; None if they are not one."""
         key = tuple((self._key(unit), action) for unit, action in passes), takes_ns
         if key not in self._near:
-            found = [self._whole_unit(unit, action, takes_ns) for unit, action in passes]
-            tasks = [task for some in found if some is not None for task in some]
-            self._near[key] = in_a_row(tasks, takes_ns) if tasks and None not in found else None
+            each = {one: self._whole_unit(*one, takes_ns) for one in dict.fromkeys(key[0])}
+            tasks = [task for one in key[0] for task in each[one] or ()]
+            self._near[key] = in_a_row(tasks, takes_ns) if tasks and None not in each.values() else None
         return self._near[key]
 
-    def _whole_unit(self, unit: Unit, action: Pass, takes_ns: TakesNs) -> list[Task] | None:
-        """Return the one task for *action* in *unit*, if it does anything; None if it takes several."""
-        lines = [self._line(*phase) for phase in _phases(unit, *action)]
+    def _whole_unit(self, blocks: int, action: Pass, takes_ns: TakesNs) -> list[Task] | None:
+        """Return the one task for *action* in *blocks*, if it does anything; None if it takes several."""
+        lines = [self._line(*phase) for phase in _phases(self._blocks[blocks], *action)]
         lines = [line for line in lines if line.tasks]
         # By what its communications take: most pipeline ranks have the same.
         took_ns = (takes_ns(task.message) for line in lines for task in line.tasks if task.message)
-        key = self._key(unit), action, tuple(took_ns)
+        key = blocks, action, tuple(took_ns)
         if key not in self._wholes:
             is_one = all(line.is_apart for line in lines)
             each = [whole(line.tasks, line.waits, takes_ns) for line in lines] if is_one else []
@@ -295,20 +295,20 @@ def host_work(job: Job) -> float:
     return profile.host_work * (1 + profile.host_per_tensor_rank * (layout.tp - 1) * leaves)
 
 
-def _phases(unit: Unit, action: str, recompute: str) -> list[tuple[Block, str]]:
-    """Return the phases of blocks that *action* goes through in *unit*, in order.
+def _phases(blocks: Sequence[Block], action: str, recompute: str) -> list[tuple[Block, str]]:
+    """Return the phases that *action* goes through in *blocks* of a unit, in order.
 
     Forward goes through the blocks in order, backward in reverse. With full recomputation the whole layer is
     computed again before its backward (Megatron-LM ``--recompute-granularity full``, one layer per
     checkpoint); with selective, the core of attention just before the backward of its block.
     """
     if action == "F":
-        return [(block, "forward") for block in unit.blocks]
-    back = [(block, KINDS[action]) for block in reversed(unit.blocks)]
+        return [(block, "forward") for block in blocks]
+    back = [(block, KINDS[action]) for block in reversed(blocks)]
     if action == "W" or recompute == "none":
         return back
     if recompute == "full":
-        return [*((block, "recompute") for block in unit.blocks), *back]
+        return [*((block, "recompute") for block in blocks), *back]
     return [(block, phase) for block, last in back for phase in ("recompute", last)]
 
 

@@ -107,8 +107,8 @@ def block(name: str, **phases: tuple[Op | Comm, ...]) -> Block:
     ],
 )
 def test_order_of_the_phases_of_a_layer(kind: str, recompute: str, expected: list[str]) -> None:
-    unit = Unit(3, (block("a"), block("m")))
-    assert [f"{one.name}.{phase}" for one, phase in _phases(unit, kind, recompute)] == expected
+    blocks = (block("a"), block("m"))
+    assert [f"{one.name}.{phase}" for one, phase in _phases(blocks, kind, recompute)] == expected
 
 
 def test_a_layer_waits_for_what_is_beside_the_main_line() -> None:
