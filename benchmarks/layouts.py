@@ -5,7 +5,8 @@
 Every layout of Llama 3 70B on 512 GPUs with at most 16 pipeline ranks, at most 64 micro-batches and every
 schedule that allows it. ``cold`` includes the layers and schedules that are remembered from then on. By
 schedule: with 16 ranks and 64 micro-batches. By size: one schedule with more and more micro-batches, the cost
-of which should be linear in tasks.
+of which should be linear in tasks. ``summaries``: those of a hundred layouts of a
+dense model and of one with experts, drawn as whoever writes a search of their own would pass them.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
 from statistics import median
 from typing import Final
 
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
+from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.search.layouts import PipelineTimes
 from foretrace.simulator.search.schedule_program import schedule_program
+from foretrace.simulator.simulate import simulate_many
+from foretrace.traces.errors import LayoutError
 from foretrace.traces.layout import Layout
 
 AGAIN: Final = 20
 """Times that the few layouts of one kind are answered for, for the clock to see them."""
+
+SUMMARIES: Final = 100
+"""Layouts that are simulated with all their figures."""
 
 MICROBATCHES: Final = (16, 64, 256, 1024, 4096)
 
@@ -48,6 +57,7 @@ def main() -> None:
     by_pp = {str(pp): rate(times, jobs, pp, args.repeat) for pp in (1, 2, 4, 8, 16)}
     largest = {name: rate_of(times, jobs, name, args.repeat) for name in SCHEDULES}
     sizes = [by_size(times, jobs[0], m, args.repeat) for m in MICROBATCHES]
+    simulated = {model: summaries(model) for model in ("llama3-70b", "qwen3-235b-a22b")}
     found = {
         "layouts": len(jobs),
         "tasks": n_tasks,
@@ -58,6 +68,7 @@ def main() -> None:
         "by_pp": by_pp,
         "by_schedule_pp16_m64": largest,
         "by_microbatches": sizes,
+        "summaries_per_cpu_s": simulated,
     }
     if args.json:
         print(json.dumps(found))
@@ -71,6 +82,8 @@ def main() -> None:
     print("16 ranks, 64 micro-batches, layouts per CPU-second:")
     for name, per_s in largest.items():
         print(f"  {name:18} {per_s:>8,.0f}")
+    for model, per_s in simulated.items():
+        print(f"simulate_many, {model}: {per_s:.1f} layouts per CPU-second")
     print("1f1b on 16 ranks, by micro-batches:")
     for one in sizes:
         print(f"  {one['microbatches']:>5} {one['tasks']:>8,} tasks {one['ns_per_task']:>6.1f} ns per task")
@@ -92,6 +105,31 @@ def layouts() -> Iterator[tuple[Job, int]]:
                             yield job, schedule_program(schedule, pp, job.n_microbatches).program.n_tasks
                     except SimulationError:  # the schedule does not allow it
                         continue
+
+
+def summaries(model: str) -> float:
+    """Return layouts per second of processor time by ``simulate_many``, of a sweep drawn with one seed."""
+    draw, jobs = Random(1), list[Job]()
+    base = {"model": model, "cluster": "dgx-h100", "gpus": 512, "framework": "megatron"}
+    settings = {
+        "global_batch": (1024,),
+        "seq_len": (8192,),
+        "tp": (1, 2, 4, 8),
+        "pp": (1, 2, 4, 8, 16),
+        "cp": (1, 2, 4),
+        "ep": (1, 8, 32) if load_model(model).n_experts else (1,),
+        "micro_batch": (1, 2, 4),
+        "sharding": ("zero1", "zero1", "ddp", "zero3"),
+        "recompute": ("none", "selective", "full"),
+    }
+    while len(jobs) < SUMMARIES:
+        drawn = {name: draw.choice(values) for name, values in settings.items()}
+        with suppress(SimulationError, LayoutError):  # not every product is possible
+            jobs.append(job_from({**base, **drawn}))
+    simulate_many(jobs[:1])  # which loads compiled code
+    start = time.process_time()
+    simulate_many(jobs)
+    return len(jobs) / (time.process_time() - start)
 
 
 def measure(times: PipelineTimes, jobs: list[Job]) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from math import inf
 from typing import Final
@@ -21,7 +22,7 @@ import networkx as nx
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import FabricError
 from foretrace.topologies.rings import ring_bytes_per_s
-from foretrace.topologies.shape import GroupShape, Tier, ways_out
+from foretrace.topologies.shape import GroupShape, Members, Tier, ways_out
 from foretrace.topologies.wiring import fabric
 
 LEVEL: Final = {"gpu": 0, "nic": 1, "leaf": 2, "spine": 3, "core": 4}
@@ -46,17 +47,20 @@ class Reach:
         self._placed = tuple(placed)
         self._flow: dict[tuple[str, str], float] | None = None
         self._ways_up: dict[tuple[str, int], _WayUp] = {}
+        # Thousands of groups of many layouts are made of the same few members of domains.
+        self.climb = cache(self._climb)
+        self.meeting_level = cache(self._meeting_level)
 
     def domain(self, gpu: int) -> int:
         """Return the number of the NVLink domain that *gpu* is in."""
         return self._domain[gpu]
 
-    def _by_domain(self, gpus: Sequence[int]) -> list[list[int]]:
+    def _by_domain(self, gpus: Sequence[int]) -> list[Members]:
         """Return *gpus* by the NVLink domain that they are in, domains in the order of their first member."""
         members: dict[int, list[int]] = defaultdict(list)
         for gpu in gpus:
             members[self._domain[gpu]].append(gpu)
-        return list(members.values())
+        return [tuple(found) for found in members.values()]
 
     def shape(self, gpus: Sequence[int]) -> GroupShape:
         """Return the shape of the group of *gpus*, in the order of their ranks.
@@ -125,7 +129,7 @@ class Reach:
             latency_s = sum(self._inside.edges[hop]["latency_s"] for hop in pairwise(path))
             return Tier(name="node", bytes_per_s=self.ring([a, b]), latency_s=latency_s)
         shape = self.shape([a, b])
-        level = self.meeting_level([a], [b])
+        level = self.meeting_level((a,), (b,))
         # No level means that the two never meet above: their switches are joined side by side.
         name = next((tier for tier, height in LEVEL.items() if height == level), "peer")
         return Tier(name=name, bytes_per_s=shape.inter_bytes_per_s, latency_s=shape.inter_latency_s)
@@ -137,7 +141,7 @@ class Reach:
             self._rings[key] = ring_bytes_per_s(self._inside, key)
         return self._rings[key]
 
-    def _between(self, domains: list[list[int]]) -> dict[str, float]:
+    def _between(self, domains: list[Members]) -> dict[str, float]:
         """Return what a group in *domains* gets between them, and a ring through them."""
         if len(domains) < 2:
             return {}
@@ -149,16 +153,16 @@ class Reach:
             bytes_per_s, latency_s = self._over_peers(domains, pairs)
             one = {"inter_bytes_per_s": bytes_per_s, "inter_latency_s": latency_s}
             return one | {"ring_bytes_per_s": bytes_per_s, "ring_latency_s": latency_s}
-        hops = {(tuple(a), tuple(b)): (level, 1) for (a, b), level in zip(pairs, met, strict=True)}
+        hops = {pair: (level, 1) for pair, level in zip(pairs, met, strict=True)}
         return ways_out(self.climb, hops, LEVEL["core"])
 
-    def climb(self, gpus: Sequence[int], level: int) -> tuple[float, float]:
+    def _climb(self, gpus: Members, level: int) -> tuple[float, float]:
         """Return what *gpus* of one domain send up to *level* together in bytes/s, and the latency in s."""
         ways = [self._way_up(f"gpu:{gpu}", level) for gpu in gpus]
         return sum(way.bytes_per_s for way in ways), max(way.latency_s for way in ways)
 
     def _over_peers(
-        self, domains: list[list[int]], pairs: list[tuple[list[int], list[int]]]
+        self, domains: list[Members], pairs: list[tuple[Members, Members]]
     ) -> tuple[float, float]:
         """Return what the weakest domain can send, and the latency, where switches are joined side by side.
 
@@ -201,7 +205,7 @@ class Reach:
         )
         return found
 
-    def meeting_level(self, a: Sequence[int], b: Sequence[int]) -> int | None:
+    def _meeting_level(self, a: Members, b: Members) -> int | None:
         """Return the lowest level at which every GPU of *a* shares a switch with some GPU of *b*, if any."""
         for level in sorted(set(LEVEL.values()))[1:]:
             theirs = frozenset[str]().union(*(self._way_up(f"gpu:{gpu}", level).nodes for gpu in b))

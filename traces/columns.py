@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -27,8 +27,11 @@ def labels(table: pa.Table, name: str) -> tuple[NDArray[np.int32], list[str]]:
 def is_one_of(table: pa.Table, name: str, wanted: Collection[str]) -> BoolArray:
     """Return which rows of a label column are in *wanted*, shape ``(n_spans,)``."""
     codes, names = labels(table, name)
-    hit = np.fromiter((label in wanted for label in names), np.bool_, len(names))
-    return hit[codes] if len(names) else np.zeros(len(codes), np.bool_)
+    found = np.zeros(len(codes), np.bool_)
+    # Few of few labels are wanted: to compare all codes with each is faster than to look every one up.
+    for code in (code for code, label in enumerate(names) if label in wanted):
+        found |= codes == code
+    return found
 
 
 def int64(table: pa.Table, name: str) -> Int64Array:
@@ -59,6 +62,22 @@ def distinct(values: Int64Array) -> Int64Array:
     is_new = np.ones(len(ordered), np.bool_)
     is_new[1:] = ordered[1:] != ordered[:-1]
     return ordered[is_new]
+
+
+def points(parts: Sequence[Int64Array]) -> tuple[Int64Array, list[Int64Array]]:
+    """Return the different values of all *parts*, ascending, and where among them those of each part are.
+
+    >>> found, places = points([np.array([5, 3]), np.array([3, 7])])
+    >>> found.tolist(), [place.tolist() for place in places]
+    ([3, 5, 7], [[1, 0], [0, 2]])
+    """
+    values = np.concatenate(parts)
+    order = np.argsort(values, kind="stable")  # which is fast where parts are nearly in order, as times are
+    ordered, place = values[order], np.empty(len(values), np.int64)
+    is_new = np.ones(len(values), np.bool_)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    place[order] = np.cumsum(is_new) - 1
+    return ordered[is_new], np.split(place, np.cumsum([len(part) for part in parts[:-1]]))
 
 
 def factorized(*keys: NDArray[np.integer]) -> Int64Array:

@@ -366,7 +366,7 @@ def check_world(world_size: int, groups: Sequence[Group]) -> None:
     if not 1 <= world_size <= door.MOST_RANKS:
         raise RunError(f"world_size={world_size}: a run has from 1 to {door.MOST_RANKS:,} ranks")
     for group in groups:
-        if any(not 0 <= rank < world_size for rank in group.ranks):
+        if group.ranks and not 0 <= min(group.ranks) <= max(group.ranks) < world_size:
             raise RunError(f"group {group.id} has ranks outside of the world of {world_size}")
 
 

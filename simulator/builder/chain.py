@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from foretrace.simulator.builder.groups import axis_of
 from foretrace.simulator.builder.instances import Message
-from foretrace.simulator.builder.merged import TakesNs, merges, whole
+from foretrace.simulator.builder.merged import TakesNs, in_a_row, merges, whole
 from foretrace.simulator.builder.program_builder import COMPUTE, HOST, STREAMS, Task, Template
 from foretrace.simulator.builder.stages import Unit
 from foretrace.simulator.compute.timing import ComputeModel
@@ -102,7 +102,11 @@ class Chains:
         self._waits = waits
         self._lines: dict[tuple[str, str, Phase], _Line] = {}
         self._found: dict[tuple[str, str, int], tuple[Phase, _Line]] = {}  # keyed by the identity of a phase
-        self._wholes: dict[tuple[int, TakesNs], tuple[_Line, Task]] = {}
+        # Blocks by identity, here and below: layers of a kind share them.
+        self._blocks: dict[int, tuple[Block, ...]] = {}
+        self._host: dict[tuple[int, Pass], tuple[bool, int]] = {}
+        self._near: dict[tuple[tuple[tuple[int, Pass], ...], TakesNs], Task | None] = {}
+        self._wholes: dict[tuple[int, Pass, tuple[int, ...]], list[Task] | None] = {}
         self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
 
     def is_host_bound(self, passes: Iterable[tuple[Unit, Pass]], beside_ns: int = 0) -> bool:
@@ -111,38 +115,56 @@ class Chains:
         Launching, and what the host does *beside*, takes longer than computing, or the host waits for the
         device to say where tokens go, and is no longer ahead of it then.
         """
-        lines = [self._line(*phase) for unit, action in passes for phase in _phases(unit, *action)]
-        if any(line.waits_for_routes for line in lines):
-            return True
-        return beside_ns + sum(line.launches_ns for line in lines) > sum(line.busy_ns for line in lines)
+        for unit, action in passes:
+            waits, ahead_ns = self._of_host(unit, action)
+            if waits:
+                return True
+            beside_ns += ahead_ns
+        return beside_ns > 0
 
-    def unit(self, template: Template, unit: Unit, action: Pass, beside: Sequence[int] = ()) -> None:
-        """Append what *action* does in *unit* to the main line of *template*.
+    def _of_host(self, unit: Unit, action: Pass) -> tuple[bool, int]:
+        """Return whether the host waits in *action*, and how much longer it launches than is computed."""
+        key = self._key(unit), action
+        if key not in self._host:
+            lines = [self._line(*phase) for phase in _phases(unit.blocks, *action)]
+            waits = any(line.waits_for_routes for line in lines)
+            self._host[key] = waits, sum(line.launches_ns - line.busy_ns for line in lines)
+        return self._host[key]
+
+    def _key(self, unit: Unit) -> int:
+        self._blocks[id(unit.blocks)] = unit.blocks  # kept alive, as their id is in keys
+        return id(unit.blocks)
+
+    def units(
+        self, template: Template, passes: Sequence[tuple[Unit, Pass]], beside: Sequence[int] = ()
+    ) -> None:
+        """Append *passes*, what is done with units in turn, to the main line of *template*.
 
         *template*: where to append; ``template.launches`` says whether the host's launches are written too.
-        *unit*: embedding, layer or head. *beside*: tasks off the main line that the first task waits for too.
+        *beside*: tasks off the main line that the first task waits for too.
         """
-        for block, phase in _phases(unit, *action):
-            self._write(template, block, phase, beside)
-            beside = ()  # now behind the tails
-
-    def _write(self, template: Template, block: Block, phase: str, beside: Sequence[int]) -> None:
-        """Append *phase* of *block* to the main line of *template*."""
-        line, before = self._line(block, phase), (*template.tails, *beside)
-        if template.takes_ns and not template.launches and line.is_apart:
-            template.then(self._whole(line, template.takes_ns), beside)
+        takes_ns = None if template.launches else template.takes_ns
+        if takes_ns and (one := self._whole(passes, takes_ns)):
+            template.then(one, beside)
             return
+        for unit, action in passes:
+            for block, phase in _phases(unit.blocks, *action):
+                self._write(template, (block, phase, unit.layer), beside)
+                beside = ()  # now behind the tails
+
+    def _write(self, template: Template, what: tuple[Block, str, int], beside: Sequence[int]) -> None:
+        """Append *what*, a phase of a block of a layer, to the main line of *template*."""
+        block, phase, layer = what
+        line, before = self._line(block, phase), (*template.tails, *beside)
         numbers: list[int] = []
 
         def placed(relative: tuple[int, ...]) -> list[int]:
             return [other for at in relative for other in (before if at < 0 else (numbers[at],))]
 
-        for task, waits, launch in zip(
-            self._of_layer(line, block.layer), line.waits, line.launches, strict=True
-        ):
+        for task, waits, launch in zip(self._of_layer(line, layer), line.waits, line.launches, strict=True):
             after = placed(waits)
             if template.launches and launch.lead:
-                lead = Task(HOST, Label("host", "launch", block.name), launch.lead, layer=block.layer)
+                lead = Task(HOST, Label("host", "launch", block.name), launch.lead, layer=layer)
                 after.append(template.add(lead, template.synchronized))
                 template.synchronized = ()
                 if launch.rest:
@@ -152,12 +174,27 @@ class Chains:
             numbers.append(template.add(task, after))
         template.tails = tuple(placed(line.tails))
 
-    def _whole(self, line: _Line, takes_ns: TakesNs) -> Task:
-        """Return one task for those of *line*, where communications take *takes_ns*."""
-        key = id(line), takes_ns
+    def _whole(self, passes: Sequence[tuple[Unit, Pass]], takes_ns: TakesNs) -> Task | None:
+        """Return one task for *passes*, where communications take *takes_ns*; None if they are not one."""
+        key = tuple((self._key(unit), action) for unit, action in passes), takes_ns
+        if key not in self._near:
+            each = {one: self._whole_unit(*one, takes_ns) for one in dict.fromkeys(key[0])}
+            tasks = [task for one in key[0] for task in each[one] or ()]
+            self._near[key] = in_a_row(tasks, takes_ns) if tasks and None not in each.values() else None
+        return self._near[key]
+
+    def _whole_unit(self, blocks: int, action: Pass, takes_ns: TakesNs) -> list[Task] | None:
+        """Return the one task for *action* in *blocks*, if it does anything; None if it takes several."""
+        lines = [self._line(*phase) for phase in _phases(self._blocks[blocks], *action)]
+        lines = [line for line in lines if line.tasks]
+        # By what its communications take: most pipeline ranks have the same.
+        took_ns = (takes_ns(task.message) for line in lines for task in line.tasks if task.message)
+        key = blocks, action, tuple(took_ns)
         if key not in self._wholes:
-            self._wholes[key] = line, whole(line.tasks, line.waits, takes_ns)
-        return self._wholes[key][1]
+            is_one = all(line.is_apart for line in lines)
+            each = [whole(line.tasks, line.waits, takes_ns) for line in lines] if is_one else []
+            self._wholes[key] = [in_a_row(each, takes_ns)] if each else each if is_one else None
+        return self._wholes[key]
 
     def _of_layer(self, line: _Line, layer: int) -> tuple[Task, ...]:
         key = id(line), layer
@@ -258,20 +295,20 @@ def host_work(job: Job) -> float:
     return profile.host_work * (1 + profile.host_per_tensor_rank * (layout.tp - 1) * leaves)
 
 
-def _phases(unit: Unit, action: str, recompute: str) -> list[tuple[Block, str]]:
-    """Return the phases of blocks that *action* goes through in *unit*, in order.
+def _phases(blocks: Sequence[Block], action: str, recompute: str) -> list[tuple[Block, str]]:
+    """Return the phases that *action* goes through in *blocks* of a unit, in order.
 
     Forward goes through the blocks in order, backward in reverse. With full recomputation the whole layer is
     computed again before its backward (Megatron-LM ``--recompute-granularity full``, one layer per
     checkpoint); with selective, the core of attention just before the backward of its block.
     """
     if action == "F":
-        return [(block, "forward") for block in unit.blocks]
-    back = [(block, KINDS[action]) for block in reversed(unit.blocks)]
+        return [(block, "forward") for block in blocks]
+    back = [(block, KINDS[action]) for block in reversed(blocks)]
     if action == "W" or recompute == "none":
         return back
     if recompute == "full":
-        return [*((block, "recompute") for block in unit.blocks), *back]
+        return [*((block, "recompute") for block in blocks), *back]
     return [(block, phase) for block, last in back for phase in ("recompute", last)]
 
 

@@ -109,6 +109,8 @@ class DataParallel:
 
     def __init__(self, job: Job, groups: Groups) -> None:
         self._job = job
+        # By the identity of blocks, which layers of a kind share.
+        self._sizes: dict[tuple[int, str], tuple[Unit, tuple[int, ...]]] = {}
         self._scopes = tuple(scope for scope in OF_REPLICAS if groups.size(scope) > 1)
         self._replicas = {scope: groups.size(scope) for scope in OF_REPLICAS}
         self._shards = {scope: groups.size(f"{scope}.shard") for scope in OF_REPLICAS}
@@ -247,7 +249,7 @@ class DataParallel:
         # ones.
         shared = self._job.shards.optimizer and not self.is_fully_sharded
         return sum(
-            -(-sum(len(tensors(self._job, unit, scope)) for unit in units) // (n if shared else 1))
+            -(-sum(len(self._tensors(unit, scope)) for unit in units) // (n if shared else 1))
             for scope, n in self._shards.items()
         )
 
@@ -286,11 +288,17 @@ class DataParallel:
 
     def _buckets(self, scope: str, units: Sequence[Unit]) -> list[Bucket]:
         """Return the buckets of *units*; without the embedding some frameworks have one for all."""
-        sizes = [tensors(self._job, unit, scope) for unit in units]
+        sizes = [self._tensors(unit, scope) for unit in units]
         if self._job.profile.buckets_first_chunk_only and not any(unit.is_embedding for unit in units):
             # A bucket as large as all tensors: one for all of them.
             return buckets(sizes, sum(map(sum, sizes)))
         return buckets(sizes, self._bucket_params(scope))
+
+    def _tensors(self, unit: Unit, scope: str) -> tuple[int, ...]:
+        key = id(unit.blocks), scope
+        if key not in self._sizes:
+            self._sizes[key] = unit, tensors(self._job, unit, scope)
+        return self._sizes[key][1]
 
     def _bucket_params(self, scope: str) -> int:
         if self._job.profile.bucket_mib:

@@ -134,8 +134,9 @@ class Costs:
         key = (pp, message.scope, message.peer_pp, message.kind == "send")
         if key not in self._alike:
             if message.peer_pp >= 0:
-                ends = (self.channel(one, message) for one in self._groups.of_pipeline_rank(pp))
-                self._alike[key] = self._network.unlike([(source, target) for _, source, target in ends])
+                ends = [self._groups.of_pipeline_rank(at) for at in (pp, message.peer_pp)]
+                ways = zip(*(ends if message.kind == "send" else reversed(ends)), strict=True)
+                self._alike[key] = self._network.unlike(list(ways))
             else:
                 groups = self._groups.on_pipeline_rank(message.scope, pp)
                 self._alike[key] = self._network.unlike([group.ranks for group in groups])

@@ -87,6 +87,7 @@ class MainLine:
         self._compute = compute
         self._offload = Offload(job)
         self._amax_ranks = amax_ranks
+        self._wrapping: dict[int, tuple[Unit, int]] = {}  # by the identity of blocks
         self._host_is_device = compute.device.kind == "cpu"
 
     def passes(self, kind: str, units: Sequence[Unit]) -> list[tuple[Unit, Pass]]:
@@ -157,11 +158,14 @@ class MainLine:
 
         In the first forward of a step, parameters that others updated may still be on their way *ahead*.
         """
+        if not (reduces or ahead or self._offload.has_activations):
+            self._chains.units(template, order)
+            return
         ready: list[tuple[Unit, Tasks]] = []
         moved: list[Tasks] = []
-        for at, (unit, action) in enumerate(order):
+        for at, (unit, _) in enumerate(order):
             beside = (*ahead.get(at, ()), *self._in_memory(template, order, at, moved))
-            self._chains.unit(template, unit, action, beside)
+            self._chains.units(template, [order[at]], beside)
             self._out_of_memory(template, order, at, moved)
             ready.append((unit, template.tails))
         if reduces:
@@ -196,7 +200,7 @@ class MainLine:
             gather(at)
         # Wrapped as one, the first unit waits for all of them.
         waits = tuple(task for tasks in gathered for task in tasks) if as_one else ()
-        for at, (unit, action) in enumerate(order):
+        for at, (unit, _) in enumerate(order):
             if gathers[at] or reduces:
                 self._wrap(template, unit)
             if len(gathered) == at:
@@ -205,7 +209,7 @@ class MainLine:
             if gathers[at]:
                 beside = self._copied(template, unit, "parameters", beside)
             beside = (*beside, *self._in_memory(template, order, at, moved))
-            self._chains.unit(template, unit, action, beside)
+            self._chains.units(template, [order[at]], beside)
             self._out_of_memory(template, order, at, moved)
             if reduces:
                 # The copy joins the main line, which the reduction below then waits for.
@@ -239,9 +243,11 @@ class MainLine:
         """Return the time of the host, each way, for what gathers, frees and reduces *unit*."""
         if self._data_parallel.is_alone:
             return 0
-        profile = self._job.profile
-        calls = profile.unit_calls + profile.tensor_calls * self._data_parallel.owned_tensors([unit])
-        return to_ns(calls * self._compute.call_s)
+        if id(unit.blocks) not in self._wrapping:
+            profile = self._job.profile
+            calls = profile.unit_calls + profile.tensor_calls * self._data_parallel.owned_tensors([unit])
+            self._wrapping[id(unit.blocks)] = unit, to_ns(calls * self._compute.call_s)
+        return self._wrapping[id(unit.blocks)][1]
 
     def _wrap(self, template: Template, unit: Unit) -> None:
         """Append that time where the device waits for the host, or is the host."""

@@ -43,14 +43,11 @@ def merged(template: Template, takes_ns: TakesNs) -> Template:
     chains = _chains(template, waits, n_awaiting)
     chain_of = {chain[0]: chain for chain in chains}
     found, number = Template(), dict[int, int]()
-    for at, task in enumerate(template.tasks):
+    for at in range(len(template.tasks)):
         if at not in number:
             chain = chain_of.get(at, [at])
             number.update(dict.fromkeys(chain, len(found.tasks)))
-            tasks = [template.tasks[one] for one in chain]
-            found.tasks.append(
-                task if len(chain) == 1 else whole(tasks, [(at - 1,) for at in range(len(tasks))], takes_ns)
-            )
+            found.tasks.append(in_a_row([template.tasks[one] for one in chain], takes_ns))
     found.waits = [
         (number[waiter], number.get(other, other))
         for waiter, other in template.waits
@@ -96,6 +93,11 @@ def merges(task: Task) -> bool:
     if task.message is None:
         return task.label.category == "compute"
     return task.label.axis in AXES
+
+
+def in_a_row(tasks: Sequence[Task], takes_ns: TakesNs) -> Task:
+    """Return one task for *tasks*, each of which waits for the one before it. Raises as ``whole`` does."""
+    return tasks[0] if len(tasks) == 1 else whole(tasks, [(at - 1,) for at in range(len(tasks))], takes_ns)
 
 
 def whole(tasks: Sequence[Task], waits: Sequence[Sequence[int]], takes_ns: TakesNs) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from foretrace.simulator.builder.stage_layers import ranges, split_by_cost, split_layers
@@ -92,7 +92,7 @@ def stage_layers(job: Job, n_stages: int) -> list[range]:
 class Unit:
     """What a rank goes through, gathers and frees at once: the embedding, a layer, or the head.
 
-    *layer*: transformer layer, -1 for embedding and head.
+    *layer*: transformer layer, -1 for embedding and head. *blocks*: layers of a kind have the same.
     """
 
     layer: int
@@ -141,12 +141,11 @@ def units_by_stage(job: Job, n_stages: int) -> list[tuple[Unit, ...]]:
     """
     alike: dict[tuple[tuple[str, ...], int], tuple[Block, ...]] = {}
 
-    # Layers of a kind share their blocks, which are worked out once; only their number differs.
     def unit(layer: int) -> Unit:
         kind = layer_kind(job, layer)
         if kind not in alike:
             alike[kind] = layer_blocks(job, layer)
-        return Unit(layer, tuple(replace(block, layer=layer) for block in alike[kind]))
+        return Unit(layer, alike[kind])
 
     found = [[unit(layer) for layer in layers] for layers in stage_layers(job, n_stages)]
     found[0].insert(0, Unit(-1, embedding_blocks(job)))

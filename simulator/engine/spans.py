@@ -24,7 +24,9 @@ def spans(program: Program, start_ns: Int64Array, end_ns: Int64Array) -> pa.Tabl
     each task; shape ``(n_tasks,)``.
     """
     tasks = timeline(_task_columns(program, start_ns, end_ns))
-    return pa.concat_tables([tasks, timeline(_step_columns(program, end_ns))]).unify_dictionaries()
+    steps = timeline(_step_columns(program, end_ns))
+    # In one piece, as every label of a column in pieces is looked up again by whoever asks for it.
+    return pa.concat_tables([tasks, steps]).unify_dictionaries().combine_chunks()
 
 
 def insides(program: Program, start_ns: Int64Array) -> dict[int, Inside]:

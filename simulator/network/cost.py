@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import inf
 from typing import Any, Final
 
@@ -21,6 +22,9 @@ from foretrace.topologies.placement import place
 from foretrace.topologies.reach import Reach
 from foretrace.topologies.shape import GroupShape
 from foretrace.topologies.wiring import fabric
+
+KEPT_SETS: Final = 4096
+"""Sets of groups that are remembered to be alike or not: those of some hundreds of layouts."""
 
 
 class Network:
@@ -53,6 +57,8 @@ class Network:
             Network(kind, self.placement, self.choice) for kind in (cluster.kinds if cluster.others else ())
         ]
         self._whole: Reach | None = None
+        # Layouts share most of their groups; the bound is against large machines.
+        self._unlike = lru_cache(KEPT_SETS)(self._unlike_of)
         self._shapes: dict[tuple[int, ...], GroupShape] = {}
         self._transfers: dict[tuple[str, int, GroupShape], Transfer] = {}
 
@@ -111,8 +117,12 @@ class Network:
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""
+        return self._unlike(tuple(groups))
+
+    def _unlike_of(self, groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
         # Later groups take the place of earlier ones that are alike: any of them will do.
-        return list({(self.shape(ranks), *map(self.kind, ranks)): ranks for ranks in groups}.values())
+        kind = self.kind if self.kinds else lambda _: 0
+        return list({(self.shape(ranks), *map(kind, ranks)): ranks for ranks in groups}.values())
 
     def barrier(self, ranks: Sequence[int]) -> Transfer:
         """Return the cost of a barrier of *ranks*: in PyTorch, an all-reduce of a single number."""

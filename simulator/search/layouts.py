@@ -280,7 +280,7 @@ def _kinds(job: Job, units: Sequence[Unit]) -> Iterator[Hashable]:
 def _alone_ns(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> int:
     """Return how long *action* takes in *unit* on rank 0 if nobody is waited for."""
     template = Template()
-    chains.unit(template, unit, action)
+    chains.units(template, [(unit, action)])
     return template_ns(template, costs)
 
 
@@ -703,7 +703,7 @@ def _pair_alone_ns(
             line.then(gather)
         for unit in units if kind == "F" else reversed(units):
             again = recomputes(job, unit.layer, layers)
-            chains.unit(line, unit, Pass(kind, job.recompute if again else "none"))
+            chains.units(line, [(unit, Pass(kind, job.recompute if again else "none"))])
     template = Template()
     write_both(template, *lines)
     return template_ns(template, costs)

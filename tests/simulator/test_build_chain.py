@@ -107,8 +107,8 @@ def block(name: str, **phases: tuple[Op | Comm, ...]) -> Block:
     ],
 )
 def test_order_of_the_phases_of_a_layer(kind: str, recompute: str, expected: list[str]) -> None:
-    unit = Unit(3, (block("a"), block("m")))
-    assert [f"{one.name}.{phase}" for one, phase in _phases(unit, kind, recompute)] == expected
+    blocks = (block("a"), block("m"))
+    assert [f"{one.name}.{phase}" for one, phase in _phases(blocks, kind, recompute)] == expected
 
 
 def test_a_layer_waits_for_what_is_beside_the_main_line() -> None:
@@ -117,7 +117,7 @@ def test_a_layer_waits_for_what_is_beside_the_main_line() -> None:
     template = Template()
     gather = template.add(Task(DP, Label("collective", "all_gather", "parameters", "dp", "bf16")), ())
     unit = Unit(3, (block("a", forward=(OP,)), block("m", forward=(OP, comm(), OP))))
-    Chains(compute).unit(template, unit, Pass("F", "none"), (gather,))
+    Chains(compute).units(template, [(unit, Pass("F", "none"))], (gather,))
     assert template.waits == [(1, Template.BEFORE), (1, gather), (2, 1), (3, 2), (4, 3)]
     assert template.tails == (4,)
     assert {task.layer for task in template.tasks[1:]} == {3}

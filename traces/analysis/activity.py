@@ -30,7 +30,17 @@ from numpy.typing import NDArray
 
 from foretrace.traces.analysis.communications import COMMUNICATION, arrivals
 from foretrace.traces.analysis.windows import Window, windows_of
-from foretrace.traces.columns import BoolArray, Int64Array, bounds, distinct, flags, int64, is_one_of, labels
+from foretrace.traces.columns import (
+    BoolArray,
+    Int64Array,
+    bounds,
+    distinct,
+    flags,
+    int64,
+    is_one_of,
+    labels,
+    points,
+)
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import rank_list
 from foretrace.traces.layout import AXES
@@ -196,20 +206,19 @@ def sweep(run: Run, rank: int) -> Sweep:
     start, end = bounds(table)
     last = arrivals(run).last_ns[rank]
     edges = [edge for w in windows_of(run, rank) for edge in (w.start_ns, w.end_ns)]
-    point = distinct(np.concatenate([start, end, last, np.array(edges, np.int64)]))
+    point, (starts, ends, lasts, _) = points([start, end, last, np.array(edges, np.int64)])
 
-    starts, ends, lasts = (np.searchsorted(point, times) for times in (start, end, last))
-
-    def covered(rows: BoolArray, opens: NDArray[np.intp], closes: NDArray[np.intp]) -> BoolArray:
+    def covered(rows: BoolArray, opens: Int64Array, closes: Int64Array) -> BoolArray:
         return _covered(len(point), opens[rows], closes[rows])
 
     computing = covered(is_work(table), starts, ends)
     communication = is_one_of(table, "category", COMMUNICATION) & ~flags(table, "is_bound")
+    waits = communication & (lasts > starts)
     blocked = is_one_of(table, "category", ("wait",)) & ~is_one_of(table, "axis", ("",))
     of_axis = {axis: _on_axis(table, axis) for axis in axes(run)}
     moving = {axis: covered(communication & rows, lasts, ends) for axis, rows in of_axis.items()}
     waiting = {
-        axis: covered(communication & rows, starts, lasts) | covered(blocked & rows, starts, ends)
+        axis: covered(waits & rows, starts, lasts) | covered(blocked & rows, starts, ends)
         for axis, rows in of_axis.items()
     }
     communicating = {axis: moving[axis] | waiting[axis] for axis in of_axis}
@@ -267,6 +276,8 @@ def covered_by(point: Int64Array, start: Int64Array, end: Int64Array) -> BoolArr
 
 def _covered(n_points: int, opens: NDArray[np.intp], closes: NDArray[np.intp]) -> BoolArray:
     """Return which intervals between points lie in any of the spans that open and close at some of them."""
+    if not len(opens):
+        return np.zeros(n_points - 1, np.bool_)
     opened = np.bincount(opens, minlength=n_points)
     opened -= np.bincount(closes, minlength=n_points)
     return np.cumsum(opened)[:-1] > 0

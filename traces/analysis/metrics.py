@@ -375,12 +375,9 @@ def _steps_of(run: Run, rank: int, represents: int) -> list[Breakdown]:
     swept, windows, names, found = sweep(run, rank), windows_of(run, rank), states(run), []
     lengths = np.diff(swept.point_ns)
     parts = [swept.inside(window) for window in windows]
-    first, last = ([getattr(part, edge) for part in parts] for edge in ("start", "stop"))
 
     def of_steps(mask: BoolArray) -> list[int]:
-        done_ns = np.append(0, np.cumsum(np.where(mask, lengths, 0)))
-        each: list[int] = (done_ns[last] - done_ns[first]).tolist()
-        return each
+        return [int(lengths[part][mask[part]].sum()) for part in parts]
 
     hidden_ns = {axis: of_steps(mask & swept.computing) for axis, mask in swept.moving.items()}
     communication_ns = {axis: of_steps(mask) for axis, mask in swept.communicating.items()}
