@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
 from operator import attrgetter, methodcaller
@@ -199,7 +199,6 @@ without_dispatch = _calling("torch._C._DisableTorchDispatch", "make a fake tenso
 buckets = _calling(
     "torch.distributed._compute_bucket_assignment_by_size", "send buffers of DDP in as many parts as torch"
 )
-fake_mode_in_force = _calling("torch._guards.detect_fake_mode", "load a checkpoint once")
 
 
 schema_of = attrgetter("_schema")  # name, arguments and results of an operator, and which of them it writes
@@ -1048,6 +1047,20 @@ def mode_of_fakes() -> tuple[Callable[[Any], Any], Any]:
     import torch
 
     return torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+
+
+@contextmanager
+def without_cache() -> Iterator[None]:
+    """Inside this context, torch's mode of fake tensors remembers no call of an operator."""
+    mode_of, key = mode_of_fakes()
+    if (mode := mode_of(key)) is None:
+        yield
+        return
+    before, mode.cache_enabled = mode.cache_enabled, False
+    try:
+        yield
+    finally:
+        mode.cache_enabled = before
 
 
 def put_off(tensor: Any, is_conjugate: bool, is_negative: bool) -> None:  # noqa: FBT001 - two bits

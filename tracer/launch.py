@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -37,10 +37,12 @@ def launch(
     steps: str = "",
     depth: str = "light",
     n_gpus_on_cpu: int = 0,
+    is_stuck: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run *command* and record it into the run directory *path*; options as those of ``foretrace record``.
 
-    If *quiet*, what it prints goes to standard error.
+    If *quiet*, what it prints goes to standard error. Once *is_stuck*, which is asked every
+    ``LOOK_S``, it is ended with all that it has started.
 
     Returns:
         Its exit status, or -n if signal n ended it.
@@ -70,7 +72,7 @@ def launch(
             raise LaunchError(f"{path} holds a run already: nothing started; give a new directory")
         watch(str(path))  # the command may be a rank itself, as behind srun
         try:
-            return run(words, env, program=program, output=sys.stderr if quiet else None)
+            return run(words, env, program=program, output=sys.stderr if quiet else None, is_stuck=is_stuck)
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
 
@@ -116,12 +118,18 @@ GRACE_S: Final = 0.1
 
 LATE_S: Final = 1.0  # time after which nobody asks any more for a signal that is pending
 POLL_S: Final = 0.002  # time between two looks of the witness
+LOOK_S: Final = 1.0  # time between two questions whether the command is stuck
 
 
 def run(
-    command: Sequence[str], env: Mapping[str, str], *, program: str, output: IO[str] | None = None
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    program: str,
+    output: IO[str] | None = None,
+    is_stuck: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run *command* in the environment *env* to its end, and pass signals on to it.
+    """Run *command* in the environment *env* to its end, or until it *is_stuck*; pass signals on to it.
 
     Returns:
         Its exit status, or -n if signal n ended it.
@@ -150,7 +158,7 @@ def run(
                 stdout=output,
                 preexec_fn=as_without_us,  # noqa: PLW1509
             )
-            return _ended(process, witness)
+            return _ended(process, witness, is_stuck)
     finally:
         for late in signal.sigpending() & PASSED_ON:  # for a command that has gone
             signal.sigwait({late})
@@ -159,11 +167,16 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _ended(process: subprocess.Popen[bytes], witness: _Witness) -> int:
+def _ended(process: subprocess.Popen[bytes], witness: _Witness, is_stuck: Callable[[], bool]) -> int:
     is_to_stop, stopped_by = False, 0
     while True:
         # A second thread could be given one of these signals, and the process would die of it: there is none.
-        number = signal.sigwait(PASSED_ON | {signal.SIGCHLD})
+        found = signal.sigtimedwait(PASSED_ON | {signal.SIGCHLD}, LOOK_S)
+        if found is None:
+            if is_stuck():
+                _kill_all(process.pid)
+            continue
+        number = found.si_signo
         if number != signal.SIGCHLD:
             is_to_stop = number == signal.SIGTSTP or (is_to_stop and number != signal.SIGCONT)
             if not witness.has_seen(number):
@@ -179,6 +192,16 @@ def _ended(process: subprocess.Popen[bytes], witness: _Witness) -> int:
         if stopped_by and is_to_stop and signal.SIGCONT not in signal.sigpending():
             is_to_stop = False
             _stop(stopped_by)
+
+
+def _kill_all(pid: int) -> None:
+    """Kill process *pid* and what it has started: ranks that wait for each other need not hear a request."""
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in file.read_text().split():
+                _kill_all(int(child))
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _stop(number: int) -> None:

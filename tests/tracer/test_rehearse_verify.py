@@ -60,14 +60,26 @@ if __name__ == "__main__":
 """
 
 
-def verified(folder: Path, more: str = "pass", *flags: str, whole: str = "") -> Any:
+IMPATIENT = """
+from foretrace.cli import main
+from foretrace.tracer.rehearse import verify
+verify.WAITING_S, verify.TIMES_AS_LONG = 8.0, 0.0
+is_stuck = verify._Watched.is_stuck
+verify._Watched.is_stuck = lambda self: self._n_written() > 0 and is_stuck(self)
+main()
+"""
+"""Gives up 8 s after the last that was written, once anything was: ranks may begin as late as they like."""
+
+
+def verified(
+    folder: Path, more: str = "pass", *flags: str, whole: str = "", how: tuple[str, str] = ("-m", "foretrace")
+) -> Any:
     """Return how the command ended on a script with *more* in its loop, or on the *whole* of another."""
     script = folder / "train.py"
     script.write_text(whole or SCRIPT.format(more=more))
     words = [
         sys.executable,
-        "-m",
-        "foretrace",
+        *how,
         "rehearse",
         "--verify",
         "2",
@@ -124,6 +136,18 @@ def test_a_command_that_fails_is_one_line_and_status_2(tmp_path: Path) -> None:
     done = verified(tmp_path, "assert not is_real, 'nothing works'")
     assert done.returncode == 2
     assert "it fails on processors" in done.stderr.splitlines()[-1]
+    assert not done.stdout
+
+
+def test_ranks_that_wait_for_each_other_are_ended_and_said(tmp_path: Path) -> None:
+    """Rank 0 receives what rank 1, which is at its next gradients, never sends."""
+    more = "is_real and dist.get_rank() == 0 and dist.recv(torch.ones(3), 1)"
+    done = verified(tmp_path, more, how=("-c", IMPATIENT))
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert "has done nothing for 8 s" in line
+    assert "rank 1 waits in broadcast" in line
+    assert "rank 0 waits in recv" in line
     assert not done.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.tracer.rehearse.world.acting import Progress
 from foretrace.tracer.rehearse.world.launchers import launchers_of, script_of
 from foretrace.tracer.rehearse.world.started import STARTS_RANKS
+from foretrace.tracer.rehearse.world.stuck import WAITING_S
 from foretrace.tracer.run_directory import no_empty_folders
 from foretrace.traces.communicated import Channels, Communicated, channels, compared, issued
 from foretrace.traces.info import read_info
@@ -29,6 +31,10 @@ from foretrace.traces.store import open_run
 
 MOST_STEPS: Final = 8
 """Steps that are rehearsed at most: those of a small command are alike."""
+
+TIMES_AS_LONG: Final = 3.0
+"""Times that a rehearsal took in which a recording may write nothing: what is slow before a first step, as
+reading data, was slow there, too."""
 
 PER_NODE: Final = ("--nproc-per-node", "--nproc_per_node")
 """Flags of torchrun that say how many processes it starts."""
@@ -86,13 +92,17 @@ def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Veri
     """
     n, recorded = asked.world_size, folder / "recorded"
     # First the rehearsal, which leaves no checkpoints: a script that finds some goes on from there.
+    began_s = time.monotonic()
     wanted = replace(asked, ranks=tuple(range(n)), warmup=0, steps=MOST_STEPS, local_world_size=n)
     found = rehearse(wanted, folder / "rehearsed", progress)
     command = with_processes(asked.command, n, starts_ranks=STARTS_RANKS in found.job)
     if progress is not None:
         progress(f"recording on {n} processes")
+    watched = _Watched(recorded, max(WAITING_S, TIMES_AS_LONG * (time.monotonic() - began_s)))
     with no_empty_folders(recorded):
-        status = launch(command, recorded, quiet=True, n_gpus_on_cpu=n)
+        status = launch(command, recorded, quiet=True, n_gpus_on_cpu=n, is_stuck=watched.is_stuck)
+        if watched.why:
+            raise RehearsalError(watched.why)
         summary = finish(recorded.absolute()) if recorded.is_dir() else None
         if status or summary is None:
             why = [*why_it_failed(recorded), f"exit status {status}"] if status else [why_nothing(recorded)]
@@ -110,6 +120,32 @@ def verify(asked: Asked, folder: Path, progress: Progress | None = None) -> Veri
             "within a step; give a command whose ranks train together"
         )
     return verified
+
+
+class _Watched:
+    """Whether the ranks that record into *path* have written nothing for *limit_s* seconds, and why."""
+
+    def __init__(self, path: Path, limit_s: float) -> None:
+        self._path, self._limit_s = path, limit_s
+        self._n_bytes, self._grew_s = 0, time.monotonic()
+        self.why = ""
+
+    def is_stuck(self) -> bool:
+        """Whether they are; says why if they are so for the first time, while their processes run."""
+        n_bytes, now_s = self._n_written(), time.monotonic()
+        if n_bytes != self._n_bytes:
+            self._n_bytes, self._grew_s = n_bytes, now_s
+        elif not self.why and now_s - self._grew_s > self._limit_s:
+            waits = "; ".join(why_it_failed(self._path)) or "no rank waits for another"
+            self.why = (
+                "the command cannot be verified: on processors it has done nothing for "
+                f"{self._limit_s:.0f} s, and was ended: {waits}"
+            )
+        return bool(self.why)
+
+    def _n_written(self) -> int:
+        """Return the bytes of spans: modules, collectives and steps that are over are written each second."""
+        return sum(file.stat().st_size for file in self._path.glob("spans/*"))
 
 
 def with_processes(command: Sequence[str], n: int, *, starts_ranks: bool = False) -> tuple[str, ...]:

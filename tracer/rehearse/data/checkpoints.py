@@ -96,28 +96,12 @@ def placing(session: RehearsalSession, mapped: Any) -> Iterator[None]:
 
     anywhere._restore_device_fake_mode = restored
     try:
-        with _nothing_remembered():
+        # The operator that puts a tensor on a storage has that as an argument. As a part of a key its memory
+        # would count for ever, also after the script has dropped it.
+        with internals.without_cache():
             yield
     finally:
         anywhere._restore_device_fake_mode = original
-
-
-@contextmanager
-def _nothing_remembered() -> Iterator[None]:
-    """Inside this context, turn off torch's cache of operators on fake tensors.
-
-    Its keys are the arguments of an operator. For the operator that puts a tensor on a storage, the key would
-    hold the storage itself. Its memory would then count forever, also after the script has dropped it.
-    """
-    mode: Any = internals.fake_mode_in_force()
-    before = mode is not None and mode.cache_enabled
-    if before:
-        mode.cache_enabled = False
-    try:
-        yield
-    finally:
-        if before:
-            mode.cache_enabled = True
 
 
 MAGIC: Final = b"foretrace checkpoint\n"

@@ -37,6 +37,14 @@ STAGED_BYTES: Final = 64 * 2**10
 Guide, "Implicit synchronization"): the driver keeps a copy of the data."""
 
 
+def kind_of(tensor: Any) -> str:
+    """Return the kind of the device of *tensor*, or of its local shard, as torch names it."""
+    own = getattr(tensor, "_local_tensor", tensor)
+    # Asked of each operator: ``device`` of a fake tensor is an operator itself.
+    kind: str = (getattr(own, "fake_device", None) or own.device).type
+    return kind
+
+
 class _Doing(threading.local):
     """Whether this thread loads a batch, which worker processes do in a real run."""
 
@@ -78,15 +86,11 @@ class Host:
 
     def on_device(self, tensor: Any) -> bool:
         """Whether *tensor*, or its local shard, is on a GPU."""
-        own = getattr(tensor, "_local_tensor", tensor)
-        return bool(getattr(own, "fake_device", own.device).type == "cuda")
+        return kind_of(tensor) == "cuda"
 
     def holds(self, tensor: Any) -> bool:
         """Whether *tensor* is on the host, once a GPU is used; one of the meta device is nowhere."""
-        if not self.is_used:
-            return False
-        own = getattr(tensor, "_local_tensor", tensor)
-        return bool(getattr(own, "fake_device", own.device).type == "cpu")
+        return self.is_used and kind_of(tensor) == "cpu"
 
     def faked(self, tensor: Any) -> Any:
         """Return a fake tensor on the host for a real one, such as a tensor made from an array."""

@@ -157,7 +157,8 @@ class Memo:
     def _look(
         self, key: Arguments, operands: Sequence[Any], func: Any, args: Arguments, kwargs: dict[str, Any]
     ) -> tuple[Any, Remembered | None]:
-        out = func(*args, **kwargs)
+        with internals.without_cache():  # to look there, and to keep it, takes as long as the call
+            out = func(*args, **kwargs)
         known = None
         if func.namespace in NAMESPACES and self._torch.Tag.inplace_view not in func.tags:
             with suppress(_UnknownError):

@@ -159,8 +159,6 @@ class Streams:
                 self._tape.note(HOST_WAIT)
 
 
-"""Kinds of events."""
-
 _COLUMNS: Final = len(EVENTS)
 
 _PlaceKey = tuple[tuple[str, Block], int, int, int, bool]
