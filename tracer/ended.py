@@ -82,6 +82,8 @@ def _note_end(path: Path, since_s: float, pid: int, status: int) -> None:
                 for one in json.loads(text)["processes"].values():
                     if (one["host"], one["pid"]) == (socket.gethostname(), pid):
                         from foretrace.door import sealed_text  # most children are no ranks
+                        from foretrace.traces.replacing import replacing
 
                         said = json.dumps({"status": status, "signals_sent": sent})
-                        file.with_suffix(".ended.json").write_text(sealed_text(said), encoding="utf-8")
+                        with replacing(file.with_suffix(".ended.json")) as target:
+                            target.write(sealed_text(said).encode())
