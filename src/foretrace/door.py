@@ -48,7 +48,8 @@ def read_bytes(path: str | Path, error: Error, most_bytes: int = MOST_BYTES) -> 
     try:
         with open_regular(path, error) as file:
             # One byte more than allowed tells that there is more, whatever size the file system states.
-            data: bytes = file.read(most_bytes + 1)
+            # Nothing comes of what would wait for somebody to write: files of the system that are no pipes.
+            data: bytes = file.read(most_bytes + 1) or b""
     except OSError as failed:
         raise error(f"{path} cannot be read: {failed.strerror or failed}") from None
     if len(data) > most_bytes:
@@ -58,6 +59,16 @@ def read_bytes(path: str | Path, error: Error, most_bytes: int = MOST_BYTES) -> 
 
 def open_regular(path: str | Path, error: Error) -> IO[bytes]:
     """Open a file for reading. Raises *error* for a device, a pipe or a socket, OSError as ``open``."""
+    try:
+        return open(path, "rb", opener=opener(path, error))
+    except ValueError as failed:
+        if isinstance(failed, error):
+            raise
+        raise error(f"{str(path)!r}: no path holds the character NUL") from None
+
+
+def opener(path: str | Path, error: Error) -> Callable[[str, int], int]:
+    """Return what opens *path* for ``open_regular``, or for a class of files of ``io``."""
 
     def opened(name: str, flags: int) -> int:
         # Before it is opened, as that may do something to a device. And what is open then: others may have
@@ -71,12 +82,7 @@ def open_regular(path: str | Path, error: Error) -> IO[bytes]:
             raise
         return handle
 
-    try:
-        return open(path, "rb", opener=opened)
-    except ValueError as failed:
-        if isinstance(failed, error):
-            raise
-        raise error(f"{str(path)!r}: no path holds the character NUL") from None
+    return opened
 
 
 def _check_regular(found: os.stat_result, path: str | Path, error: Error) -> None:

@@ -13,7 +13,10 @@ import pytest
 from pyarrow import ipc
 from tests.traces.made_runs import info, some
 
-from foretrace.door import read_text, sealed_text
+from foretrace import door
+from foretrace.door import sealed_text
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.memory import write_samples
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import Clock, RunInfo
@@ -306,4 +309,20 @@ def test_a_pipe_put_in_place_of_a_file_as_it_is_opened_is_not_waited_for(
 
     monkeypatch.setattr(os, "open", swapped)
     with pytest.raises(RunError, match="a pipe or a socket"):
-        read_text(path, RunError)
+        door.read_text(path, RunError)
+
+
+def test_what_says_that_it_is_a_file_and_waits_for_a_writer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some files of the system do, such as its log."""
+    path = tmp_path / "log.json"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    monkeypatch.setattr(door, "_check_regular", lambda *_: None)
+    try:
+        assert door.read_text(path, RunError) == ""
+        with pytest.raises(IngestError, match="not a trace of a known kind"):
+            ingest([path], tmp_path / "taken")
+    finally:
+        os.close(writer)
