@@ -320,11 +320,12 @@ def by_framework(
     network: Network | None = None,
     *,
     beside: Job | None = None,
+    engine: str = "auto",
 ) -> list[Reading]:
     """Return what becomes of *job* by the conventions of each framework that can run it, its own included.
 
     *network*: that of the job, if ``job_network`` has already been asked for it. *beside*: the job that is
-    predicted; by default *job*.
+    predicted; by default *job*. *engine*: what runs them.
     """
     possible = {}
     for name in framework_names():
@@ -337,7 +338,7 @@ def by_framework(
             )
         except SimulationError:  # it has no such schedule or sharding
             continue
-    return _read(beside or job, possible, tell, network)
+    return _read(beside or job, possible, tell, network, engine)
 
 
 def _read(
@@ -345,6 +346,7 @@ def _read(
     others: Mapping[str, Job],
     tell: Progress = lambda _: None,
     network: Network | None = None,
+    engine: str = "auto",
 ) -> list[Reading]:
     """Return memory and time of a step of each of *others*; those that cannot run are left out.
 
@@ -362,28 +364,28 @@ def _read(
     for name, peak in peaks.items():
         try:
             network = network or job_network(others[name])
-            step_s = _step_s(others[name], network, len(run), tell) if name in run else None
+            step_s = _step_s(others[name], network, len(run), tell, engine) if name in run else None
             found.append(Reading(name, step_s, peak))
         except SimulationError:
             continue
     return found
 
 
-def _step_s(job: Job, network: Network, n_alike: int, tell: Progress) -> float:
+def _step_s(job: Job, network: Network, n_alike: int, tell: Progress, engine: str) -> float:
     """Return the time of one step of *job*, without its timeline where nothing happens on the way.
 
     *job*: the job; its jitter is left out, which moves no step of the timeline. *n_alike*: how many programs
-    of about this size will run, for which loading an engine has to pay off.
+    of about this size will run, for which loading an engine has to pay off. *engine*: what runs them.
     """
     variation = Variation(stragglers=job.variation.stragglers, link_changes=job.variation.link_changes)
     job = replace(job, n_steps=1, variation=variation)
     slowed = job.overlap_slowdown or job.profile.dispatch_processors
     if job.cluster.others or slowed or job.checkpoint_every or variation != Variation():
-        again = simulate(job, only_figures=True, network=network, covers_unsaid=False)
+        again = simulate(job, engine=engine, only_figures=True, network=network, covers_unsaid=False)
         return float(again.summary["step_time_s"])
     compute = ComputeModel(job.cluster.device, job.precision)
     program = build(job, network, compute, groups=job_groups(job), merges=True)
-    _, end_ns = choose("auto", program.n_tasks * n_alike, tell).times(program)
+    _, end_ns = choose(engine, program.n_tasks * n_alike, tell).times(program)
     return float(end_ns.max()) / 1e9
 
 

@@ -137,14 +137,20 @@ BASES: Final[dict[str, str]] = {
     "topology list": "",
     "topology check": "{corpus}/small.cluster.toml",
     "topology read": "{corpus}/nccl.wiring.xml",
-    **{f"validate {name}": f"{{corpus}}/{name}.table.csv" for name in ("kernels", "collectives", "memory")},
+    **{
+        f"validate {name}": f"{{corpus}}/{name}.table.csv"
+        for name in ("kernels", "collectives", "memory", "steps")
+    },
+    "validate fit": "{corpus}/fits.table.csv",
     "model list": "",
     "model show": "gpt2",
     "model check": "gpt2 124M",
 }
 """Arguments of the verbs whose flags are drawn, which are then run; those of ``PARSED`` are only parsed."""
 
-PARSED: Final = ("record", "rehearse", "serve", "bench kernels", "bench collectives")
+PARSED: Final = (
+    *("record", "rehearse", "serve", "bench kernels", "bench collectives", "bench clock", "topology detect"),
+)
 OF_OTHER_WORK: Final = ("--open", "--workers", "--html")
 """Flags that start processes or browsers, and those that write where the user says."""
 
@@ -198,7 +204,24 @@ PARTS: Final = (b"[", b"{", b'{"a":', b"(", b"\xff", b"\0", b'"', b"\n", b"<!--"
 
 
 MISPLACED: Final = ("endless", "pipe", "folder", "device", "link to itself")
-"""What a file of a run may be in place of one."""
+"""What may be in place of a file that is read."""
+
+OUTPUTS: Final = (
+    *(
+        "",
+        ".",
+        "/",
+        "/dev/null",
+        "/dev/full",
+        "/proc/made",
+        "made/deep/in",
+        "made/",
+        "a" * 300,
+        "é\udcff.html",
+    ),
+    *("run", "file", "link", "nowhere", "-", "made.csv", "made.json"),
+)
+"""What may be written to: in the folder of a case are a file, and links to it and to nothing."""
 
 COMPILED: Final = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 1, "global_batch": 1, "seq_len": 64}
 NOT_FIGURES: Final = {"run", "warnings", "evidence", "failure", "mismatches"}
@@ -310,7 +333,17 @@ def case(number: int, seed: int, folder: Path) -> Case:
     source = luck.choice([*sorted(CORPUS.iterdir()), *sorted(made_folder().iterdir())])
     path = folder / source.name
     path.write_bytes(damaged(source.read_bytes(), luck))
-    return Case(words_of(luck.choice(readers(source)), path))
+    if luck.random() < 0.05:
+        misplace(path, luck.choice(MISPLACED))
+    return Case(elsewhere(words_of(luck.choice(readers(source)), path), luck))
+
+
+def elsewhere(words: list[str], luck: random.Random) -> list[str]:
+    """Return *words*, of which the output is now and then another, perhaps an absurd one."""
+    if "-o" in words and "&&" not in words and luck.random() < 0.3:
+        at = words.index("-o") + 1
+        return [*words[:at], luck.choice(OUTPUTS), *words[at + 1 :]]
+    return words
 
 
 def readers(source: Path) -> tuple[str, ...]:
@@ -339,9 +372,8 @@ def of_run(luck: random.Random, folder: Path) -> Case:
         misplace(file, luck.choice(MISPLACED))
     else:
         file.write_bytes(damaged(file.read_bytes(), luck))
-    return Case(
-        words_of(luck.choice(OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS), path), source.name
-    )
+    words = words_of(luck.choice(OF_REHEARSALS if source.name == "rehearsed" else OF_RUNS), path)
+    return Case(elsewhere(words, luck), source.name)
 
 
 def misplace(file: Path, by: str) -> None:
@@ -382,7 +414,7 @@ def flags(luck: random.Random) -> Case:
         flag = luck.choice([*option.opts, *option.secondary_opts])
         if "output" not in (option.name or "") and flag not in OF_OTHER_WORK:
             words += [flag] if option.is_flag else [flag, value_of(option, luck)]
-    return Case(words, parses=verb in PARSED)
+    return Case(elsewhere(words, luck), parses=verb in PARSED)
 
 
 def with_base(verb: str) -> list[str]:
@@ -496,6 +528,9 @@ def tried(number: int, seed: int) -> Iterator[Fault]:
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        Path("file").write_text("kept")
+        Path("link").symlink_to("file")
+        Path("nowhere").symlink_to("elsewhere")
         one = case(number, seed, Path(folder))
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak of memory
         try:
@@ -553,6 +588,10 @@ def _judged(found: Result, one: Case) -> Iterator[str]:
         yield f"exit status {found.exit_code}: {found.stderr[-300:]}"
     if found.exit_code == 2 and (found.stderr.count("\n") != 1 or not found.stderr.startswith("Error: ")):
         yield f"not one line: {found.stderr[:300]}"
+    if found.exit_code == 2 and (file := Path("file")).exists() and file.read_text() != "kept":
+        yield "a file is changed by what was refused"
+    if left := sorted(Path().glob(".*.tmp")):
+        yield f"left there: {left[0]}"
     if found.exit_code == 0 and "--json" in one.words and not one.parses:
         try:
             document = json.loads(found.stdout, parse_constant=_refuse)

@@ -84,4 +84,6 @@ def _note_end(path: Path, since_s: float, pid: int, status: int) -> None:
                         from foretrace.door import sealed_text  # most children are no ranks
 
                         said = json.dumps({"status": status, "signals_sent": sent})
-                        file.with_suffix(".ended.json").write_text(sealed_text(said), encoding="utf-8")
+                        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+                        with os.fdopen(os.open(file.with_suffix(".ended.json"), flags, 0o666), "w") as target:
+                            target.write(sealed_text(said))

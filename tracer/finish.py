@@ -144,7 +144,7 @@ def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:
     runs = [(path, open_run(path)) for path in paths]
     _check(runs)
     try:
-        with scratch_folder(output) as scratch:
+        with scratch_folder(output) as (scratch, place):
             made = scratch / "run"
             for path in paths:
                 for source, target in _files(path):
@@ -155,9 +155,9 @@ def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:
                 info = read_info(stored)
                 write_info(made, replace(info, name=output.name))
             summary = finish(made)
-            if output.is_dir():
-                output.rmdir()
-            made.replace(output)
+            if place.is_dir():
+                place.rmdir()
+            made.replace(place)
     except OSError as error:
         raise RecordError(f"cannot write {output}: {error.strerror or error}") from error
     return summary

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foretrace.tracer.window import Window
+from foretrace.traces.replacing import replacing_by_name
 
 KINETO: Final = "kineto"  # folder of the run directory that holds the traces
 KERNELS: Final = "kernels"  # folder of the run directory that holds the run made of them
@@ -60,10 +61,8 @@ class KernelTrace:
         profiler.add_metadata_json(N_STEPS, str(n_steps))
         profiler.stop_trace()
         if has_run:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._file.with_name(f".{self._file.name}")  # its end tells torch to compress
-            profiler.export_chrome_trace(str(temporary))
-            temporary.replace(self._file)
+            with replacing_by_name(self._file) as made:  # the end of its name tells torch to compress
+                profiler.export_chrome_trace(str(made))
 
     def _prepare(self) -> None:
         """Do what takes long before the first event: on a GPU it takes seconds, which no step should have."""

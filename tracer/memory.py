@@ -20,6 +20,7 @@ import pyarrow as pa
 from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
 from foretrace.tracer.guarded import Guards, Replacements, between
+from foretrace.traces.replacing import replacing_by_name
 from foretrace.traces.sealed import write_file
 from foretrace.traces.timeline import MEMORY
 
@@ -164,10 +165,5 @@ class MemoryLog:
 
 def write_samples(target: Path, table: pa.Table) -> None:
     """Write *table*, of the columns ``MEMORY``, to *target*, all of it or, raising OSError, nothing."""
-    temporary = target.with_suffix(".arrow.tmp")
-    try:
-        write_file(temporary, MEMORY, [table])
-        temporary.replace(target)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing_by_name(target) as made:
+        write_file(made, MEMORY, [table])

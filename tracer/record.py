@@ -428,8 +428,10 @@ def begin_now(recording: Recording) -> None:
             raise
         why = first_line(error)
         sys.stderr.write(f"foretrace: not recording: {why}\n")
-        with contextlib.suppress(OSError):  # for the end of the command, far below that line
-            (recording.target / run_directory.REFUSED).write_text(why, encoding="utf-8")
+        from foretrace.traces.replacing import replacing
+
+        with contextlib.suppress(OSError), replacing(recording.target / run_directory.REFUSED) as file:
+            file.write(why.encode())  # for the end of the command, far below that line
         return
     atexit.register(recording.end)
 

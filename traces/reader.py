@@ -23,7 +23,7 @@ from foretrace.traces.info import RunInfo, merged, rank_list
 from foretrace.traces.notebook import run_html
 from foretrace.traces.pending import damaged_notes
 from foretrace.traces.run import Part, Run
-from foretrace.traces.sealed import KEY, WAY_OUT, read_batches, read_file, segments
+from foretrace.traces.sealed import KEY, WAY_OUT, mapped, read_batches, read_file, segments
 from foretrace.traces.timeline import FORMAT_VERSION, LINKS, MEMORY, LinkChange, checked
 from foretrace.traces.writer import SPANS
 
@@ -227,11 +227,7 @@ class _Reader:
 
     def _source(self, path: str) -> pa.NativeFile:
         """Open *path* for random access; local files are mapped into memory."""
-        return (
-            pa.memory_map(path)
-            if isinstance(self._fs, fs.LocalFileSystem)
-            else self._fs.open_input_file(path)
-        )
+        return mapped(path) if isinstance(self._fs, fs.LocalFileSystem) else self._fs.open_input_file(path)
 
     def _info(self, path: str) -> RunInfo:
         with self._fs.open_input_file(path) as file:

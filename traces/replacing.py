@@ -17,6 +17,7 @@ from typing import BinaryIO, Final
 
 from foretrace.traces.errors import LeftoverWarning, RunError, reason
 from foretrace.traces.info import Process
+from foretrace.traces.private import held, held_folder, is_held
 
 
 @contextmanager
@@ -34,56 +35,50 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
         with target.open("wb") as file:
             yield file
         return
-    final = _led_to(target)
-    _make_folder(final.parent)
-    fresh = _beside(final)
-    try:
-        # Made and opened in one: who can write to the folder could put a link in place of a name.
-        with fresh.open("xb") as file:
-            yield file
-        fresh.replace(final)
-    except OSError as error:
-        if error.filename is None:  # as where the disk is full
-            error.filename = str(target)
-        raise
-    finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-
-
-def _led_to(target: Path) -> Path:
-    """Return where *target*, perhaps a link, leads; raise OSError if others say where.
-
-    In a folder for all the system follows no link of another user's either.
-    """
-    for _ in range(_MOST_LINKS):
-        if not target.is_symlink():
-            return target
-        if target.lstat().st_uid not in (0, os.getuid()):
-            raise PermissionError(
-                errno.EPERM, "a link of another user's; remove it or give another name", str(target)
-            )
-        target = target.parent / target.readlink()
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
-
-
-_MOST_LINKS: Final = 40  # as the system follows
+    with held(target) as final:
+        fresh = _beside(final)
+        try:
+            # Made and opened in one: who can write to the folder could put a link in place of a name.
+            with fresh.open("xb") as file:
+                yield file
+            fresh.replace(final)
+        except OSError as error:
+            if error.filename in (None, str(fresh)):  # None: as where the disk is full
+                error.filename = str(target)
+            raise
+        finally:
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
 
 
 @contextmanager
-def scratch_folder(target: Path) -> Iterator[Path]:
-    """Give the path of a new folder of this user's alone beside *target*, in which it is made.
+def replacing_by_name(target: Path) -> Iterator[Path]:
+    """Give a path at which what is to take the place of *target* is made, by a library that takes paths.
 
-    Folders on the way to it that do not exist are made. The folder is removed in the end, and so are those of
-    processes that were killed before they could. Raises OSError: the folder cannot be made.
+    As ``replacing`` else, but where *target* is a link, the link is replaced.
     """
-    _make_folder(target.parent)
-    folder = _beside(target)
-    folder.mkdir(mode=0o700)
-    try:
-        yield folder
-    finally:
-        _discard(folder, target)
+    with scratch_folder(target) as (scratch, place):
+        made = scratch / target.name
+        yield made
+        made.replace(place)
+
+
+@contextmanager
+def scratch_folder(target: Path) -> Iterator[tuple[Path, Path]]:
+    """Give a new folder of this user's alone beside *target*, in which it is made, and where that is to go.
+
+    Both are paths that others cannot lead elsewhere (``held``). Folders on the way to *target* that do not
+    exist are made. The folder is removed in the end, and so are those of processes that were killed before
+    they could. Raises OSError: the folder cannot be made.
+    """
+    with held(target, follows=False) as final:
+        folder = _beside(final)
+        folder.mkdir(mode=0o700)
+        with held_folder(folder) as scratch:
+            try:
+                yield scratch, final
+            finally:
+                _discard(folder, scratch, final)
 
 
 NEW: Final = "new"  # the part of a scratch folder that takes the place of its target
@@ -126,18 +121,24 @@ def _complete(scratch: Path, target: Path) -> None:
         entry.rename(target / entry.name)
 
 
-def _discard(scratch: Path, target: Path) -> None:
-    """Remove a scratch folder of *target*; it stays where something of the user's cannot be put back."""
+def _discard(folder: Path, scratch: Path, target: Path) -> None:
+    """Remove *folder*, held as *scratch*; it stays where something of the user's cannot be put back."""
     with suppress(OSError):
-        if scratch.lstat().st_uid == os.getuid():  # what others put there, or lead to, comes nowhere else
-            _complete(scratch, target)
-        shutil.rmtree(scratch, ignore_errors=True)
+        _complete(scratch, target)
+        # What is in it, and then it: by its name others could have another one of this user's removed.
+        for entry in scratch.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
+        folder.rmdir()
 
 
 def _beside(target: Path) -> Path:
     """Return a path beside *target* that nobody has, and remove what killed processes left there.
 
-    What those of other machines, or of this one before it was started anew, have there is only named.
+    What those of other machines, or of this one before it was started anew, have there is only named; so is
+    what others may have given such a name.
     """
     here = Process.here()
     where = hashlib.blake2b(f"{here.host} {here.namespace}".encode(), digest_size=6).hexdigest()
@@ -146,15 +147,27 @@ def _beside(target: Path) -> Path:
     for left in target.parent.glob(f".{glob.escape(name)}.*.tmp"):
         if not (made := _MADE.fullmatch(left.name.removeprefix(f".{name}."))):
             continue
+        path = left.parent.resolve() / left.name
         if made["owner"] != owner:
             there = made["owner"].rpartition("-")[0]
-            said = f"{left} is written on {there}, which cannot be seen from here: remove it if nobody does"
-            with suppress(LeftoverWarning):  # where warnings are errors
-                warnings.warn(LeftoverWarning(said), stacklevel=3)
-        elif not _runs(int(made["pid"])):
+            _name(f"{path} is written on {there}, which cannot be seen from here: remove it if nobody does")
+        elif _runs(int(made["pid"])):
+            continue
+        elif is_held(left):
+            _name(f"{path} is what a killed process has left, if nobody has renamed it: look and remove it")
+        else:
             with suppress(OSError):  # that of another user
-                _discard(left, target) if left.is_dir() and not left.is_symlink() else left.unlink()
+                if left.is_dir() and not left.is_symlink():
+                    with held_folder(left) as scratch:
+                        _discard(left, scratch, target)
+                else:
+                    left.unlink()
     return target.with_name(f".{name}.{owner}-{here.pid}-{secrets.token_hex(4)}.tmp")
+
+
+def _name(leftover: str) -> None:
+    with suppress(LeftoverWarning):  # where warnings are errors
+        warnings.warn(LeftoverWarning(leftover), stacklevel=4)
 
 
 _MADE: Final = re.compile(r"(?P<owner>[A-Za-z0-9_-]*-[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
@@ -188,11 +201,3 @@ def check_can_write(target: Path | None) -> None:
         probe.unlink()
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}; nothing was done") from error
-
-
-def _make_folder(folder: Path) -> None:
-    """Make *folder* and those above it; a file in its place is an error that says so."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error

@@ -7,6 +7,7 @@ the place of its eight digits. So a file has no other file beside it, and can be
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyarrow import ipc
 
-from foretrace.door import check_regular
+from foretrace.door import open_regular
 from foretrace.traces.errors import RunError, reason
 
 KEY: Final = b"foretrace.checksum"  # key of the metadata, of a schema or of a batch, that holds the checksum
@@ -89,6 +90,13 @@ def write_file(
             file.write(digits)
 
 
+def mapped(path: str | Path) -> pa.NativeFile:
+    """Open a file, mapped into memory. Raises RunError if it is no regular file, OSError as ``open``."""
+    with open_regular(path, RunError) as file:
+        is_empty = not os.fstat(file.fileno()).st_size
+        return pa.BufferReader(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
 def read_file(source: str | Path | pa.NativeFile, name: str = "") -> tuple[pa.Table, bool]:
     """Return the rows of an Arrow file, and whether it has a checksum.
 
@@ -101,11 +109,7 @@ def read_file(source: str | Path | pa.NativeFile, name: str = "") -> tuple[pa.Ta
     """
     name = name or str(source)
     try:
-        if isinstance(source, pa.NativeFile):
-            file = source
-        else:
-            check_regular(source, RunError)
-            file = pa.memory_map(str(source))
+        file = source if isinstance(source, pa.NativeFile) else mapped(source)
         file.seek(0)
         data = file.read_buffer()
         if data.slice(max(0, data.size - len(ARROW_MAGIC))).to_pybytes() != ARROW_MAGIC:

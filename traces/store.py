@@ -68,7 +68,7 @@ def write_run(
     if memory is not None:
         memory = _checked_memory(memory)
     try:
-        with scratch_folder(target) as scratch:
+        with scratch_folder(target) as (scratch, place):
             fresh = scratch / NEW
             (fresh / SPANS).mkdir(parents=True)
             (fresh / "run.json").write_text(info.to_json(), encoding="utf-8")
@@ -79,7 +79,7 @@ def write_run(
                 _write_table(fresh / "memory.arrow", memory)
             if links is not None:
                 _write_table(fresh / "links.arrow", links)
-            take_place(scratch, target, RUN_ENTRIES)
+            take_place(scratch, place, RUN_ENTRIES)
     except (OSError, pa.ArrowException, UnicodeEncodeError) as error:
         raise RunError(f"cannot write {path}: {reason(error)}") from error
     return target

@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from foretrace.traces.errors import RunError, reason
-from foretrace.traces.replacing import replacing
-from foretrace.traces.sealed import BLANK, KEY, Pieces, look, segments, write_file
+from foretrace.traces.replacing import replacing, replacing_by_name
+from foretrace.traces.sealed import BLANK, KEY, Pieces, look, mapped, segments, write_file
 from foretrace.traces.timeline import TIMELINE, checked, timeline
 
 SPANS: Final = "spans"  # folder of the run directory that holds one file per rank
@@ -54,8 +54,7 @@ class SpanWriter:
         self._labels = {name: _Labels() for name in _LABELS}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._claim()
-            self._sink = pa.OSFile(str(self._stream_path), "wb")
+            self._sink = self._claimed()
         except OSError as error:
             raise RunError(f"cannot record into {path}: {error}") from error
         # Through memory, where each batch gets its checksum before it goes to the file.
@@ -96,20 +95,22 @@ class SpanWriter:
         # Closed from now on, whatever fails below.
         writer, self._writer = self._writer, None
         try:
-            writer.close()
-            self._sink.write(self._pieces.taken())
-            self._sink.close()
+            try:
+                writer.close()
+                self._put()
+            finally:
+                os.close(self._sink)
             compact(self._stream_path, self._file_path)
         except (OSError, pa.ArrowException) as error:
             raise RunError(
                 f"cannot finish {self._file_path}: {error}; its stream can still be read"
             ) from error
 
-    def _claim(self) -> None:
+    def _claimed(self) -> int:
         """Make the file, of two processes that come at once only in one; raise RunError if there is one."""
         try:
             if not self._file_path.exists():
-                return self._stream_path.touch(exist_ok=False)
+                return os.open(self._stream_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             pass
         taken = self._stream_path.with_suffix("")
@@ -124,12 +125,18 @@ class SpanWriter:
             raise RunError(f"spans of rank {wrong.pop()} given to the writer of rank {self.rank}")
         try:
             self._writer.write_batch(self._batch(table), custom_metadata={KEY: BLANK})
-            self._sink.write(self._pieces.taken())
+            self._put()
             if self._fsync:
-                _sync(self._stream_path)
+                os.fsync(self._sink)
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"cannot write {self._stream_path}: {reason(error)}") from error
         self.n_spans += table.num_rows
+
+    def _put(self) -> None:
+        """Write what has been made; raise OSError for what only a part has room for."""
+        data = memoryview(self._pieces.taken())
+        while data:
+            data = data[os.write(self._sink, data) :]
 
     def _batch(self, table: pa.Table) -> pa.RecordBatch:
         """Return *table* as one batch whose dictionaries extend those of the batch before."""
@@ -170,8 +177,7 @@ def compact(stream: Path, target: Path) -> None:
     Runs through the stream twice, once for the dictionaries and once for the rows, so that memory does not
     grow with the length of the run. Raises RunError if the stream is damaged.
     """
-    temporary = target.with_suffix(".arrow.tmp")
-    with pa.memory_map(str(stream)) as source:
+    with mapped(stream) as source:
         data = memoryview(source.read_buffer())
         source.seek(0)
         if not all(look(data[begin:end]).is_whole for begin, end in segments(source)):
@@ -182,10 +188,10 @@ def compact(stream: Path, target: Path) -> None:
         for batch in ipc.open_stream(source):
             final = {name: batch.column(name).dictionary for name in _LABELS}
         source.seek(0)
-        write_file(temporary, TIMELINE, _grouped(ipc.open_stream(source), final))
-    # The file must have reached the disk before the stream, which has the same spans, is deleted.
-    _sync(temporary)
-    temporary.replace(target)
+        with replacing_by_name(target) as made:
+            write_file(made, TIMELINE, _grouped(ipc.open_stream(source), final))
+            # It must have reached the disk before the stream, which has the same spans, is deleted.
+            _sync(made)
     _sync(target.parent)
     stream.unlink()
 

@@ -88,6 +88,7 @@ def _covering(rung: Rung) -> Rung:
     """Return *rung* with ranges that cover what every framework makes of it."""
     from dataclasses import replace
 
+    from foretrace.simulator.advise.ladder import engine_of
     from foretrace.simulator.intervals import Reading, covers
     from foretrace.simulator.simulate import UNNAMED, by_framework
 
@@ -95,7 +96,7 @@ def _covering(rung: Rung) -> Rung:
         return rung
     summary = rung.summary
     own = Reading(rung.job.framework, summary["step_time_s"], summary["peak_memory_bytes"])
-    ranges = covers(summary["intervals"], own, {UNNAMED: by_framework(rung.job)})
+    ranges = covers(summary["intervals"], own, {UNNAMED: by_framework(rung.job, engine=engine_of(rung.job))})
     return replace(rung, summary={**summary, "intervals": ranges})
 
 

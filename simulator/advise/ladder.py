@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from foretrace.simulator.config import of_framework
+from foretrace.simulator.engine import why_not_compiled
 from foretrace.simulator.errors import EngineError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import RankMemory, fits, host_bytes, host_holds, rank_memories
@@ -317,8 +318,14 @@ def _tried(question: Question, way: Way, settings: Settings) -> Iterator[Rung]:
 
 
 def _simulated(rung: Rung) -> Rung:
-    job = rung.job
-    return rung if job is None else replace(rung, summary=dict(simulate(job, covers_unsaid=False).summary))
+    if (job := rung.job) is None:
+        return rung
+    return replace(rung, summary=dict(simulate(job, engine=engine_of(job), covers_unsaid=False).summary))
+
+
+def engine_of(job: Job) -> str:
+    """Return the engine for *job* of a rung: the compiled one where a search of layouts loads it anyway."""
+    return "compiled" if job.cluster.n_gpus > 1 and not why_not_compiled() else "auto"
 
 
 def _searched(question: Question, progress: Progress | None) -> Iterator[Rung]:

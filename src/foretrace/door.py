@@ -19,7 +19,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, time
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Never, Union, get_args, get_origin, get_type_hints
+from typing import IO, Any, Final, Never, Union, get_args, get_origin, get_type_hints
 
 Error = type[ValueError]
 
@@ -48,7 +48,8 @@ def read_bytes(path: str | Path, error: Error, most_bytes: int = MOST_BYTES) -> 
     try:
         with open_regular(path, error) as file:
             # One byte more than allowed tells that there is more, whatever size the file system states.
-            data: bytes = file.read(most_bytes + 1)
+            # Nothing comes of what would wait for somebody to write: files of the system that are no pipes.
+            data: bytes = file.read(most_bytes + 1) or b""
     except OSError as failed:
         raise error(f"{path} cannot be read: {failed.strerror or failed}") from None
     if len(data) > most_bytes:
@@ -56,23 +57,37 @@ def read_bytes(path: str | Path, error: Error, most_bytes: int = MOST_BYTES) -> 
     return data
 
 
-def open_regular(path: str | Path, error: Error) -> Any:
+def open_regular(path: str | Path, error: Error) -> IO[bytes]:
     """Open a file for reading. Raises *error* for a device, a pipe or a socket, OSError as ``open``."""
-    check_regular(path, error)
-    return Path(path).open("rb")
-
-
-def check_regular(path: str | Path, error: Error) -> None:
-    """Raise *error* for a device, a pipe or a socket, OSError for what is not there.
-
-    Before it is opened: opening a pipe waits for its writer.
-    """
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 - a path may be a text with NUL
-    except ValueError:
+        return open(path, "rb", opener=opener(path, error))
+    except ValueError as failed:
+        if isinstance(failed, error):
+            raise
         raise error(f"{str(path)!r}: no path holds the character NUL") from None
+
+
+def opener(path: str | Path, error: Error) -> Callable[[str, int], int]:
+    """Return what opens *path* for ``open_regular``, or for a class of files of ``io``."""
+
+    def opened(name: str, flags: int) -> int:
+        # Before it is opened, as that may do something to a device. And what is open then: others may have
+        # put another in its place, and to open a pipe is to wait for its writer unless told otherwise.
+        _check_regular(os.stat(name), path, error)  # noqa: PTH116 - a name may be bytes
+        handle = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            _check_regular(os.fstat(handle), path, error)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    return opened
+
+
+def _check_regular(found: os.stat_result, path: str | Path, error: Error) -> None:
     # A folder passes: opening it fails with the system's own words.
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise error(f"{path} is a device, a pipe or a socket; give a file")
 
 

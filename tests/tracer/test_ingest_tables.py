@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest import optable
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.traces.analysis.metrics import breakdown, step_times_ns, summarize
 from foretrace.traces.replay.whatif import scaled, what_if
@@ -69,6 +70,16 @@ def table(path: Path, forward_s: dict[int, float], n_batches: int = 4, **replace
 def opened(source: Path, at: Path) -> Run:
     ingest([source], at)
     return open_run(at)
+
+
+def test_a_table_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that is as large as it says, nor one that packs as many rows as memory does not hold."""
+    monkeypatch.setattr(optable, "MOST_ROWS", 3)
+    with pytest.raises(IngestError, match="more than 3 operations"):
+        ingest([table(tmp_path / "t.parquet", {0: 0.01, 1: 0.01})], tmp_path / "run")
+    os.truncate(tmp_path / "t.parquet", 1 << 40)  # takes no room on the disk
+    with pytest.raises(IngestError, match="more than 1024 MiB of such a file are not read"):
+        ingest([tmp_path / "t.parquet"], tmp_path / "run")
 
 
 def test_ranks_and_layout_follow_from_the_table(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_what_ranks_send_each_other_is_kept_where_nobody_else_can_write(
     shared.chmod(0o777)
     targets: list[Path] = []
 
-    def noted(target: Path) -> AbstractContextManager[Path]:
+    def noted(target: Path) -> AbstractContextManager[tuple[Path, Path]]:
         targets.append(target)
         return scratch_folder(target)
 

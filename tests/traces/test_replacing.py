@@ -19,6 +19,7 @@ from foretrace.traces.info import Process
 from foretrace.traces.private import Processes, is_private
 from foretrace.traces.replacing import NEW, check_can_write, replacing, scratch_folder, take_place
 from foretrace.traces.run import Run
+from foretrace.traces.writer import SpanWriter
 
 
 def written(target: Path, text: str) -> None:
@@ -157,7 +158,7 @@ def test_what_can_be_no_file_is_known_before(target: str, tmp_path: Path) -> Non
 
 def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "page.html"
-    with replacing(target) as file, scratch_folder(target) as scratch:
+    with replacing(target) as file, scratch_folder(target) as (scratch, _):
         fresh = Path(file.name)
         own, gone = f"-{os.getpid()}-", "-4194304-"  # above every pid
         dead = [tmp_path / one.name.replace(own, gone) for one in (fresh, scratch)]
@@ -229,6 +230,104 @@ def test_what_others_could_change_is_not_private(tmp_path: Path, mode: int) -> N
     assert is_private(file)
 
 
+def test_what_is_not_there_yet_is_private_where_only_this_user_can_make_it(tmp_path: Path) -> None:
+    shared, link = tmp_path / "shared", tmp_path / "link"
+    assert is_private(tmp_path / "new" / "library.so")
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link.symlink_to(shared / "library.so")
+    assert not is_private(shared / "new" / "library.so")
+    assert not is_private(link)
+
+
+def test_each_link_on_the_way_counts(tmp_path: Path) -> None:
+    """A link may lead to another, in a folder of which neither its name nor its end says anything."""
+    (tmp_path / "mine").mkdir()
+    shared, link = tmp_path / "shared", tmp_path / "link"
+    shared.mkdir()
+    (shared / "link").symlink_to(tmp_path / "mine")
+    link.symlink_to(shared / "link")
+    assert is_private(link / "library.so")
+    shared.chmod(0o777)
+    assert not is_private(link / "library.so")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Return a folder in which everybody can rename everything."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def test_what_is_written_goes_where_it_was_going_whoever_renames_the_folder(shared: Path) -> None:
+    mine, moved = shared.parent / "mine", shared / "moved"
+    mine.mkdir()
+    (shared / "reports").mkdir()
+    (mine / "page.html").write_text("kept")
+    with replacing(shared / "reports" / "page.html") as file:
+        (shared / "reports").rename(moved)
+        (shared / "reports").symlink_to(mine)
+        file.write(b"new")
+    assert (moved / "page.html").read_text() == "new"
+    assert [(one.name, one.read_text()) for one in mine.iterdir()] == [("page.html", "kept")]
+
+
+def test_what_is_put_in_place_of_a_folder_in_which_a_run_is_made_is_left_alone(shared: Path) -> None:
+    mine, target = shared.parent / "mine", shared / "run"
+    for name in (NEW, "old", "theirs"):
+        (mine / name).mkdir(parents=True)
+        (mine / name / "notes.md").write_text("kept")
+    with scratch_folder(target) as (scratch, place):
+        (made,) = shared.iterdir()
+        made.rename(shared / "moved")
+        mine.rename(made)
+        (scratch / NEW).mkdir()
+        (scratch / NEW / "run.json").write_text("new")
+        take_place(scratch, place, {"run.json"})
+    assert (target / "run.json").read_text() == "new"
+    assert [*(shared / "moved").iterdir()] == []
+    assert {one.parent.name for one in made.glob("*/notes.md")} == {NEW, "old", "theirs"}
+
+
+def test_what_others_can_have_named_as_a_leftover_is_only_named(shared: Path) -> None:
+    target = shared / "page.html"
+    with replacing(target) as file:
+        name = Path(file.name).name
+    mine = shared / name.replace(f"-{os.getpid()}-", "-4194304-")  # above every pid
+    (mine / "notes").mkdir(parents=True)
+    with pytest.warns(LeftoverWarning, match=re.escape(str(mine))):
+        written(target, "new")
+    assert {*shared.iterdir()} == {target, mine}
+    assert (mine / "notes").is_dir()
+
+
+def test_a_link_of_another_user_among_the_folders_is_followed_only_where_not_all_can_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, link = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    link.symlink_to(mine)
+    _give_away(link, monkeypatch)
+    written(link / "page.html", "new")
+    tmp_path.chmod(0o1777)
+    with pytest.raises(PermissionError, match="a link of another user's"):
+        written(link / "page.html", "newer")
+    assert (mine / "page.html").read_text() == "new"
+
+
+def test_spans_are_written_to_the_file_that_was_made_for_them(shared: Path) -> None:
+    mine, stream = shared.parent / "mine", shared / "spans" / "rank-00000.arrows"
+    mine.write_text("kept")
+    writer = SpanWriter(shared, 0)
+    stream.rename(shared / "moved")
+    stream.symlink_to(mine)
+    writer.append({"category": ["host"], "kind": ["wait"], "start_ns": [0], "duration_ns": [1]})
+    assert mine.read_text() == "kept"
+    assert (shared / "moved").stat().st_size
+
+
 @pytest.mark.usefixtures("planted")
 def test_processes_import_nothing_from_the_folder_they_are_started_in() -> None:
     before = dict(os.environ)
@@ -255,7 +354,7 @@ def test_a_run_replaced_by_who_is_killed_loses_nothing(
         return rename(path, to)
 
     scratch = scratch_folder(target)
-    folder = scratch.__enter__()  # never left: the process is killed
+    folder, _ = scratch.__enter__()  # never left: the process is killed
     (folder / NEW).mkdir()
     (folder / NEW / "run.json").write_text("new")
     with monkeypatch.context() as patched:
@@ -274,7 +373,7 @@ def test_a_run_replaced_by_who_is_killed_loses_nothing(
 def test_notes_made_since_are_kept_beside_those_of_a_run_that_was_being_replaced(tmp_path: Path) -> None:
     target = tmp_path / "run"
     target.mkdir()
-    with scratch_folder(target) as scratch:
+    with scratch_folder(target) as (scratch, _):
         left = tmp_path / scratch.name.replace(f"-{os.getpid()}-", "-4194304-")
         (left / "theirs").mkdir(parents=True)
         (left / "theirs" / "notes.md").write_text("older")

@@ -1,6 +1,7 @@
 """What is damaged, missing or somebody else's in a run is said in one line, never guessed."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,10 @@ import pytest
 from pyarrow import ipc
 from tests.traces.made_runs import info, some
 
+from foretrace import door
 from foretrace.door import sealed_text
+from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.memory import write_samples
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import Clock, RunInfo
@@ -290,3 +294,35 @@ def test_a_run_without_a_span_is_refused_and_nothing_is_written(tmp_path: Path) 
     with pytest.raises(RunError, match="without a span"):
         write_run(tmp_path / "run", RunInfo(origin="simulated", world_size=1), empty())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_put_in_place_of_a_file_as_it_is_opened_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = tmp_path / "run.json", os.open
+    path.write_text("{}")
+
+    def swapped(name: Path, flags: int) -> int:
+        path.unlink()
+        os.mkfifo(path)
+        return opened(name, flags)
+
+    monkeypatch.setattr(os, "open", swapped)
+    with pytest.raises(RunError, match="a pipe or a socket"):
+        door.read_text(path, RunError)
+
+
+def test_what_says_that_it_is_a_file_and_waits_for_a_writer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some files of the system do, such as its log."""
+    path = tmp_path / "log.json"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    monkeypatch.setattr(door, "_check_regular", lambda *_: None)
+    try:
+        assert door.read_text(path, RunError) == ""
+        with pytest.raises(IngestError, match="not a trace of a known kind"):
+            ingest([path], tmp_path / "taken")
+    finally:
+        os.close(writer)

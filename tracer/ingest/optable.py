@@ -14,7 +14,7 @@ from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.recording import Recording, place_in_time, stacked, step_table
-from foretrace.tracer.ingest.sources import UNREADABLE, Progress, Source, opened
+from foretrace.tracer.ingest.sources import UNREADABLE, Progress, Source, read_whole
 from foretrace.traces.columns import BoolArray, Int64Array, bounds, factorized, int64, lanes
 from foretrace.traces.errors import LayoutError, reason
 from foretrace.traces.layout import Group, Layout
@@ -167,6 +167,8 @@ COLUMNS: Final = (
 
 MOST_RANKS: Final = 1 << 16  # largest world that is believed
 
+MOST_ROWS: Final = 10_000_000  # operations of a table, which take 2 GB while they are translated
+
 ROUNDING_NS: Final = 100_000
 """Operations of one rank that follow one another overlap by up to 75 µs in the published runs; the publishers
 themselves forgive up to 500 µs when they match operations."""
@@ -177,13 +179,16 @@ def read(source: Source, progress: Progress | None = None) -> Recording:
 
     Raises IngestError: it is no such table, or its ranks do not make a grid.
     """
-    with opened(source, progress) as stream:
-        data = stream.read()
+    data = read_whole(source, progress)
     try:
-        found = pq.read_table(pa.BufferReader(data))
-        if missing := [name for name in COLUMNS if name not in found.column_names]:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
             raise IngestError(f"{source.name} is not a table of operations: no column {', '.join(missing)}")
-        table = found.select(list(COLUMNS)).drop_null()
+        # By the footer, before anything is read: a small file may unpack to more than memory holds.
+        if file.metadata.num_rows > MOST_ROWS:
+            raise IngestError(f"{source.name}: more than {MOST_ROWS:,} operations: give fewer steps")
+        found = file.read(list(COLUMNS))
+        table = found.drop_null()
         kinds = [str(value) for value in table["optype"].to_pylist()]
         values = {name: table[name].to_numpy() for name in COLUMNS if name != "optype"}
         exact = {name: column.astype(np.float64) for name, column in values.items()}

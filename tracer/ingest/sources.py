@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from foretrace.door import files_in, open_regular
+from foretrace.door import files_in, open_regular, opener
 from foretrace.tracer.errors import IngestError
 from foretrace.traces.errors import reason
 
@@ -166,7 +166,7 @@ class _Counted(io.FileIO):
     """A file that says how much of it has been read; for a buffer above it, which asks in these two ways."""
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
-        super().__init__(source.path)
+        super().__init__(source.path, opener=opener(source.path, IngestError))
         self._read = functools.partial(progress or (lambda name, n_bytes: None), source.name)
 
     def readinto(self, buffer: Any) -> int:

@@ -151,7 +151,7 @@ def rehearse(
     """
     tell = progress or (lambda words: None)
     target = _checked(asked, output)
-    with no_empty_folders(target.parent), scratch_folder(_private_beside(target)) as scratch:
+    with no_empty_folders(target.parent), scratch_folder(_private_beside(target)) as (scratch, _):
         with cleared(scratch), Loaded() if on is None else nullcontext(on) as loaded:
             found = with_choices(
                 lambda load, asks: _Acted(asked, scratch, tell, load, asks=asks).all(loaded),
@@ -163,12 +163,12 @@ def rehearse(
             shutil.move(scratch / f"rank-{rank:05d}", folder / f"rank-{rank:05d}")
             shutil.move(scratch / f"rank-{rank:05d}.log", folder / f"rank-{rank:05d}" / "output.log")
         write_rehearsal(folder, found)
-        with scratch_folder(target) as beside:  # on its disk, where it takes its place at once
+        with scratch_folder(target) as (beside, place):  # on its disk, where it takes its place at once
             shutil.move(folder, beside / FOLDER)
-            target.mkdir(exist_ok=True)
-            if (target / FOLDER).exists():
-                shutil.rmtree(target / FOLDER)
-            (beside / FOLDER).rename(target / FOLDER)
+            place.mkdir(exist_ok=True)
+            if (place / FOLDER).exists():
+                shutil.rmtree(place / FOLDER)
+            (beside / FOLDER).rename(place / FOLDER)
     return found
 
 

@@ -90,7 +90,7 @@ def library(
 def _compile(by: str, torch_folder: Path, flags: tuple[str, ...], target: Path) -> None:
     """Compile to *target*, which is there at once and whole, also if another process does the same."""
     headers = torch_folder / "include"
-    with scratch_folder(target) as scratch:
+    with scratch_folder(target) as (scratch, _):
         made = scratch / target.name
         command = [by, *flags, str(SOURCE), "-o", str(made)]
         command += [f"-I{folder}" for folder in (headers, headers / "torch" / "csrc" / "api" / "include")]
