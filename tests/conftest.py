@@ -28,13 +28,29 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if is_script else None
 
 
+LONGEST = (
+    *("tracer/test_deaths.py", "tracer/test_on_cpu.py", "tracer/test_rehearse_verify.py"),
+    *(
+        "tracer/test_rehearse_compiled_memory.py",
+        "tracer/test_same_process.py",
+        "tracer/test_rehearse_real.py",
+    ),
+    *("tracer/test_rehearse_compiled.py", "simulator/test_every_option.py", "simulator/test_search.py"),
+    *("test_fuzzing.py", "simulator/test_one_answer.py", "simulator/test_cookbook.py", "test_planted.py"),
+)
+"""Files that take longest, by the time of processors, the longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files whose tests start processes, which take long: those at the end are short.
+    """Begin with the files that take longest, then those whose tests start processes: others are short.
 
     So the processes among which the files are dealt out end together.
     """
-    long = Path(__file__).parent / "tracer"
-    items.sort(key=lambda item: not item.path.is_relative_to(long))
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    items.sort(
+        key=lambda item: (places.get(item.path, len(places)), not item.path.is_relative_to(here / "tracer"))
+    )
 
 
 OTHER_MODULES = ("foretrace", "sitecustomize", "usercustomize")

@@ -1,19 +1,24 @@
-"""A process that has loaded torch, and splits itself for every script that is to run: ``preloaded.py N``.
+"""A process that has loaded torch, and splits itself for each that asks: ``preloaded.py LISTENER FOLDER``.
 
-It reads a line of JSON for each, as ``tests/forked.py`` writes them, and tells file descriptor N how each has
-ended. A part of it has an environment, a folder and an output of its own. It runs its script as ``__main__``,
-and ends as Python does, but for torch: to take that apart takes longer than most trainings.
+Who asks is ``tests/standing_in.py``. A part has its arguments, environment, folder and open files. It ends as
+Python does, but for torch: to take that apart takes longer than most trainings.
 """
 
 import atexit
+import fcntl
 import gc
+import importlib
 import json
+import multiprocessing
 import os
+import runpy
 import select
 import signal
+import socket
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -21,95 +26,140 @@ from typing import Any, NoReturn
 
 import torch._dynamo  # which an optimizer loads when it is first made
 import torch.distributed.fsdp
+import torch.distributed.launcher.api
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel  # noqa: F401 - scripts use all of these
 
 import foretrace.tracer.hooks
 import foretrace.tracer.record  # noqa: F401 - and of these, where they are recorded
 
+FIRST_FREE = 512
+"""No process is given a file of this number or a higher one."""
 
-def asked(tell: int) -> dict[str, Any] | None:
-    """Split for each line of the input. Return in a part what it is to run; None when the input has ended."""
-    parts: dict[int, tuple[int, int]] = {}  # number and process of each, by the descriptor of its process
-    rest = b""
+
+Parts = dict[int, tuple[int, socket.socket]]
+"""The process of each part and who has asked for it, by the descriptors of both."""
+
+
+def asked(listener: socket.socket) -> dict[str, Any] | None:
+    """Split for each that asks. Return in a part what it is to do; None when the input has ended."""
+    parts: Parts = {}
     while True:
-        for one in select.select([0, *parts], [], [])[0]:
-            if one:
-                number, process = parts.pop(one)
-                os.close(one)
-                code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-                os.write(tell, f"{number} {code}\n".encode())
-                continue
-            said = os.read(0, 1 << 16)
-            *lines, rest = (rest + said).split(b"\n")
-            for spec in map(json.loads, lines):
-                if "argv" in spec and not (process := os.fork()):
-                    for descriptor in (tell, *parts):
-                        os.close(descriptor)
-                    return dict(spec)
-                if "argv" in spec:
-                    parts[os.pidfd_open(process)] = spec["number"], process
-            ended = {spec["number"] for spec in map(json.loads, lines) if "argv" not in spec}
-            for number, process in parts.values():
-                if number in ended or not said:
+        for one in select.select([0, listener.fileno(), *parts], [], [])[0]:
+            if one == 0:
+                for process, _ in parts.values():
                     os.kill(process, signal.SIGKILL)
-            if not said:
                 return None
+            if one != listener.fileno():
+                _attend(one, parts)
+            elif (spec := _split(listener, parts)) is not None:
+                return spec
 
 
-def prepare(spec: dict[str, Any]) -> ModuleType:
-    """Have this process as one that was started with what *spec* says; return its main module."""
-    for stream, (path, flags) in enumerate(
-        (
-            (os.devnull, os.O_RDONLY),
-            (spec["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-            (spec["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-        )
-    ):
-        opened = os.open(path, flags)
-        os.dup2(opened, stream)
-        os.close(opened)
+def _split(listener: socket.socket, parts: Parts) -> dict[str, Any] | None:
+    """Split for the next that asks, and add it to *parts*. Return in the part what it is to do."""
+    asking, _ = listener.accept()
+    _, files, _, _ = socket.recv_fds(asking, 1, FIRST_FREE)
+    with asking.makefile() as line:
+        spec: dict[str, Any] = json.loads(line.readline() or "{}")
+    process = os.fork() if spec else 0
+    if spec and not process:
+        for descriptor in (listener.fileno(), asking.fileno(), *parts):
+            os.close(descriptor)
+        _open(files, spec["files"])
+        return spec
+    for descriptor in files:
+        os.close(descriptor)
+    if process:
+        parts[os.pidfd_open(process)] = parts[asking.fileno()] = process, asking
+    else:  # who has asked was killed
+        asking.close()
+    return None
+
+
+def _attend(one: int, parts: Parts) -> None:
+    """Pass on what has come from descriptor *one*: an end, a signal, or that who has asked was killed."""
+    process, asking = parts.get(one, (0, None))
+    if asking is None:  # it has ended in this round
+        return
+    if one == asking.fileno():
+        said = asking.recv(1)
+        os.kill(process, said[0] if said else signal.SIGKILL)
+        if not said:
+            del parts[one]
+        return
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    with suppress(BrokenPipeError):
+        asking.sendall(b"%d\n" % status)
+    for descriptor in (one, asking.fileno()):
+        parts.pop(descriptor, None)
+    os.close(one)
+    asking.close()
+
+
+def _open(files: Sequence[int], wanted: Sequence[int]) -> None:
+    """Have the open *files* have the numbers that are *wanted*."""
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD, FIRST_FREE) for number in files]
+    for number in files:
+        os.close(number)
+    for number, its in zip(high, wanted, strict=True):
+        os.dup2(number, its)
+        os.close(number)
+
+
+def prepare(spec: dict[str, Any], python: str) -> ModuleType:
+    """Have this process as one that was started as *python* with what *spec* says; return its main module."""
     os.chdir(spec["cwd"])
     os.environ.clear()
     os.environ.update(spec["env"])
     for way in spec["warnings"]:
         sys.warnoptions.append(way)
         warnings.simplefilter(way)
-    sys.argv = spec["argv"]
-    main = ModuleType("__main__")
-    sys.path[0] = ""
-    if spec["source"] is None:
-        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-        main.__file__ = sys.argv[0]
-    sys.modules["__main__"] = main
-    if spec["site"] is not None:
-        _attach(spec["site"])
+    if "-u" in spec["flags"]:
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    sys.executable, sys.argv, sys.orig_argv = python, spec["argv"], [python, *spec["words"]]
+    multiprocessing.set_executable(python)
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    if spec["how"] == "file":
+        main.__file__ = spec["what"] = os.path.join(spec["cwd"], spec["what"])  # noqa: PTH118 - as Python does
+    first = {"-c": "", "-m": spec["cwd"]}.get(spec["how"], str(Path(spec["what"]).resolve().parent))
+    is_safe = "-P" in spec["flags"] or spec["env"].get("PYTHONSAFEPATH")
+    added = [one for one in spec["env"].get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:] = [*([] if is_safe else [first]), *added, *INSTALLED]
+    _customize()
     return main
 
 
-def _attach(site: str) -> None:
-    """Run what Python finds first in a process that is recorded; what it waits for has been loaded."""
-    sys.path.insert(1, site)
-    path = Path(site, "sitecustomize.py")
-    with suppress(ModuleNotFoundError):  # there is no other
-        exec(compile(path.read_text(), path, "exec"), {"__file__": str(path), "__name__": "sitecustomize"})
-    expected: Any = sys.meta_path[0]
-    for name in {*expected.expected} & {*sys.modules}:
-        expected.expected.pop(name)(sys.modules[name])
+def _customize() -> None:
+    """Import what Python imports unasked; a recording finds what it waits for loaded already."""
+    before = {*map(id, sys.meta_path)}
+    with suppress(ModuleNotFoundError):  # there is none
+        importlib.import_module("sitecustomize")
+    for finder in [one for one in sys.meta_path if id(one) not in before]:
+        expected: dict[str, Any] = getattr(finder, "expected", {})
+        for name in sorted({*expected} & {*sys.modules}):
+            expected.pop(name)(sys.modules[name])
 
 
-def run(source: str, name: str, module: ModuleType) -> int:
-    """Run *source* of the file *name* as *module*; return the exit status."""
+def run(spec: dict[str, Any], module: ModuleType) -> int:
+    """Run as *module* what *spec* says; return the exit status."""
     try:
-        exec(compile(source, name, "exec"), module.__dict__)
+        if spec["how"] == "-m":
+            runpy._run_module_as_main(spec["what"])  # type: ignore[attr-defined]
+        elif spec["how"] == "-c":
+            exec(compile(spec["what"], "<string>", "exec"), module.__dict__)
+        else:
+            exec(compile(Path(spec["what"]).read_bytes(), spec["what"], "exec"), module.__dict__)
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
-            return error.code or 0
+            return (error.code or 0) & 0xFF
         sys.stderr.write(f"{error.code}\n")
         return 1
     except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        shown = error.__traceback__
+        sys.excepthook(type(error), error, shown.tb_next if shown is not None else None)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
@@ -120,13 +170,18 @@ def end(module: ModuleType, status: int) -> NoReturn:
     module.__dict__.clear()
     sys.stdout.flush()
     sys.stderr.flush()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
     os._exit(status)
 
 
+INSTALLED = [one for one in sys.path[1:] if one not in os.environ["PYTHONPATH"].split(os.pathsep)]
+"""The path of a process without a folder of its own and without PYTHONPATH."""
+
 if __name__ == "__main__":
     gc.freeze()  # what is loaded stays: to go through it at its end would take each part a second
-    if (told := asked(int(sys.argv[1]))) is not None:
-        module = prepare(told)
-        name = "<string>" if told["source"] is not None else sys.argv[0]
-        source = told["source"] if told["source"] is not None else Path(name).read_text(encoding="utf-8")
-        end(module, run(source, name, module))
+    python = f"{sys.argv[2]}/python"
+    if (told := asked(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        module = prepare(told, python)
+        end(module, run(told, module))

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from random import SystemRandom
 
-from tests.forked import PRELOADED, Part, runs
+from tests.forked import python
 
 from foretrace.tracer.launch import environment
 from foretrace.tracer.record import RUN_VARIABLE
@@ -66,7 +67,6 @@ NEWER = (2, 8)
 """The first torch that the recorder was made for: what an older one cannot do on gloo is left out there."""
 
 Process = subprocess.Popen[str]
-AnyProcess = Process | Part
 Done = subprocess.CompletedProcess[str]
 
 
@@ -75,7 +75,7 @@ class StandsStillError(Exception):
 
 
 def ended(
-    start: Callable[[], Sequence[AnyProcess]], fresh: Path | None, timeout_s: float = TIMEOUT_S
+    start: Callable[[], Sequence[Process]], fresh: Path | None, timeout_s: float = TIMEOUT_S
 ) -> list[Done]:
     """Wait until the processes of *start* have ended; start them again where gloo or torch failed by itself.
 
@@ -106,7 +106,7 @@ def ended(
     return done
 
 
-def _said(processes: Sequence[AnyProcess], timeout_s: float) -> list[tuple[str, str]]:
+def _said(processes: Sequence[Process], timeout_s: float) -> list[tuple[str, str]]:
     """Return the output and the errors of each, when all have ended; what gloo broke ends the others, too.
 
     One that has not found a port may leave the others waiting for it, or talking to who has that port.
@@ -137,7 +137,7 @@ def _said(processes: Sequence[AnyProcess], timeout_s: float) -> list[tuple[str, 
     return [said[number] for number in range(len(processes))]
 
 
-def _put_down(process: AnyProcess) -> tuple[str, str]:
+def _put_down(process: Process) -> tuple[str, str]:
     """End *process*, a launcher with what it has started; return its output and its errors."""
     process.terminate()
     for _ in range(2):
@@ -182,7 +182,7 @@ class Runner:
         return tuple(int(part) for part in version("torch").split(".")[:2])
 
     @staticmethod
-    def start(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> list[AnyProcess]:
+    def start(command: Sequence[str], env: Mapping[str, str], n: int = 2) -> list[Process]:
         """Start *command* as *n* ranks, which are split off a process that has loaded torch."""
         return [split_off(command, one) for one in worlds(env, n)]
 
@@ -221,6 +221,7 @@ class Runner:
         fresh: Path | None = None,
         cwd: Path | None = None,
         timeout_s: float = TIMEOUT_S,
+        loads_torch: bool = False,
         **env: str,
     ) -> list[Done]:
         """Run *commands*, which start the ranks themselves, all at once to their end.
@@ -230,14 +231,16 @@ class Runner:
             fresh: as for `ended`.
             cwd: where they run.
             timeout_s: as for `ended`.
+            loads_torch: as for `run`.
             env: what is added to the environment.
         """
+        start_one = started if loads_torch else split_off
         world = {**Runner.env(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **env}
 
         def start() -> list[Process]:
             port = free_port()
             return [
-                started([word.replace("{port}", port) for word in words], world, cwd) for words in commands
+                start_one([word.replace("{port}", port) for word in words], world, cwd) for words in commands
             ]
 
         return ended(start, fresh, timeout_s)
@@ -256,9 +259,11 @@ def worlds(env: Mapping[str, str], n: int) -> list[dict[str, str]]:
     return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)]
 
 
-def split_off(command: Sequence[str], env: Mapping[str, str]) -> AnyProcess:
-    """Start *command* without its loading torch, if that can be."""
-    return PRELOADED.run(command, env) if runs(command) else started(command, env)
+def split_off(command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> Process:
+    """Start *command* without its loading torch, nor what it starts in turn, if that can be."""
+    words = [python() if word == sys.executable else word for word in command]
+    path = os.pathsep.join([str(Path(python()).parent), env.get("PATH", os.defpath)])  # where torchrun is
+    return started(words, {**env, "PATH": path}, cwd)
 
 
 def started(command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> Process:

@@ -1,13 +1,16 @@
 """What torch breaks by itself is started again, anew; processes that need not load torch are as others."""
 
+import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests import processes
-from tests.processes import MOST_RUNS, Runner, ended, split_off, started
+from tests.forked import python
+from tests.processes import MOST_RUNS, TIMEOUT_S, Runner, ended, split_off, started
 
 from foretrace.traces.store import open_run
 
@@ -87,9 +90,11 @@ def test_what_hangs_says_what_it_has_written(start: Any) -> None:
 
 
 SAYS = """
-import os, sys, warnings, __main__
-print(sys.argv[1:], __name__, vars(__main__).get("__file__"), sys.path[0], sys.warnoptions)
+import os, subprocess, sys, warnings, __main__
+print(sys.argv, __name__, vars(__main__).get("__file__"), sys.path[:2], sys.warnoptions, sys.orig_argv[1:])
 print(os.getcwd(), sorted(set(os.environ) - {"LC_CTYPE"}), os.environ["RANK"])
+sys.stdout.flush()
+subprocess.run([sys.executable, "-c", "import sys; print(sys.argv)", "in turn"], check=True)
 warnings.warn("one that is ignored")
 print("ends", file=sys.stderr)
 sys.exit(int(sys.argv[1]))
@@ -97,20 +102,45 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.mark.parametrize("code", [0, 3])
-@pytest.mark.parametrize("is_file", [True, False])
+@pytest.mark.parametrize("what", [["./says.py"], ["-c", SAYS], ["-m", "says"], ["-P", "-m", "says"]])
 def test_a_process_that_is_split_off_is_as_one_that_is_started(
-    tmp_path: Path, is_file: bool, code: int
+    tmp_path: Path, what: list[str], code: int
 ) -> None:
+    """And so is what it starts itself."""
     pytest.importorskip("torch")
     (tmp_path / "says.py").write_text(SAYS)
-    what = [str(tmp_path / "says.py")] if is_file else ["-c", SAYS]
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.warnoptions.append('mine')\n")
     command = [sys.executable, "-W", "ignore", *what, str(code), "a b"]
+    env = {**Runner.env(), "RANK": "7", "PYTHONPATH": str(tmp_path)}
+    env["PATH"] = f"{Path(python()).parent}:{env['PATH']}"
     real, split = (
-        ended(lambda start=start: [start(command, {**Runner.env(), "RANK": "7"})], None)[0]  # type: ignore[misc]
+        ended(lambda start=start: [start(command, env, tmp_path)], None)[0]  # type: ignore[misc]
         for start in (started, split_off)
     )
     assert (split.returncode, split.stdout, split.stderr) == (real.returncode, real.stdout, real.stderr)
     assert real.returncode == code
+
+
+WAITS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(os.getpid(), flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 7), (signal.SIGINT, -2), (signal.SIGKILL, -9)])
+def test_what_ends_a_process_ends_the_one_that_was_split_off_for_it(sent: int, status: int) -> None:
+    pytest.importorskip("torch")
+    with split_off([sys.executable, "-W", "ignore", "-c", WAITS], Runner.env()) as process:
+        assert process.stdout is not None
+        part = int(process.stdout.readline())
+        process.send_signal(sent)
+        assert process.wait() == status
+    until = time.monotonic() + TIMEOUT_S
+    while Path(f"/proc/{part}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{part}").exists()
 
 
 TRAINS = """

@@ -99,12 +99,12 @@ def test_precision_is_what_every_kind_has(tmp_path: Path) -> None:
         made(machine(tmp_path, "dgx-b200", "dgx-h100", 1), fp8=True, recipe="mxfp8")
 
 
-@pytest.mark.parametrize("pair", [("dgx-h100", "dgx-a100"), ("dgx-a100", "dgx-h100")], ids="/".join)
-def test_a_search_finds_what_simulating_everything_finds(pair: tuple[str, str], tmp_path: Path) -> None:
+def test_a_search_finds_what_simulating_everything_finds(tmp_path: Path) -> None:
+    """The base is the slower kind: what bounds a step from below by the base alone leaves out the best."""
     pytest.importorskip("numba")
     space = Space(
         model=SMALL,
-        cluster=load_cluster(machine(tmp_path, *pair, 2), 32),
+        cluster=load_cluster(machine(tmp_path, "dgx-a100", "dgx-h100", 2), 32),
         global_batch=64,
         seq_len=4096,
         tp=(1, 8),

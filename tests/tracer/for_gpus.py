@@ -58,7 +58,8 @@ def train(how: str, rank: int) -> None:
         assert torch.ones(1).numel() == 1
     model: Any = torch.compile(wrapped(how, rank))
     data = TensorDataset(torch.randn(64, WIDTH), torch.randint(WIDTH, (64,)))
-    batches = DataLoader(data, ROWS, sampler=DistributedSampler(data), pin_memory=True, num_workers=1)
+    n_workers = int(how != "ddp")  # those of a process that was spawned are, too, and load torch
+    batches = DataLoader(data, ROWS, sampler=DistributedSampler(data), pin_memory=True, num_workers=n_workers)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     scaler = torch.amp.GradScaler("cuda", enabled=how == "ddp")
     noise = torch.Generator(device="cuda").manual_seed(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.processes import AnyProcess, Runner, ended, split_off
+from tests.processes import Process, Runner, ended, split_off
 
 from foretrace.tracer.process import RANKS, WORLD_SIZES, is_one_of_many, is_told_world, own_name
 from foretrace.tracer.run_directory import attempt, beside
@@ -63,7 +63,7 @@ def ran(folder: Path, *ways: str, n_paths: int = 1) -> list[str]:
     plain |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
 
-    def start() -> list[AnyProcess]:
+    def start() -> list[Process]:
         return [
             split_off(
                 [*command, str(folder / f"run{rank % n_paths}"), str(folder / "meeting"), str(rank), *ways],
@@ -154,7 +154,7 @@ def test_a_command_of_several_trainings_is_told_of_each(tmp_path: Path) -> None:
     """One after the other without a launcher, or at once by one that tells torch nothing."""
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(SCRIPT)
-    one = f"{sys.executable} -W ignore train.py '' '' 0"
+    one = "python -W ignore train.py '' '' 0"
     at_once = " ".join(f"SLURM_STEP_NUM_TASKS=2 SLURM_PROCID={n} {one} 'alone 4' &" for n in range(2))
     for shell, n in ((f"{one} 'alone 2'; {one} 'alone 2'", 2), (f"{at_once} wait", 4)):
         output = f"run{n}"

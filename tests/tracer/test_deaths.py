@@ -1,4 +1,7 @@
-"""Ways to die, with and without a recording: the same status and output, and the recording is readable."""
+"""Ways to die, with and without a recording: the same status and output, and the recording is readable.
+
+What is recorded is a process that has loaded torch itself; what is not is split off one that has.
+"""
 
 import fcntl
 import os
@@ -16,7 +19,8 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import pytest
-from tests.processes import TIMEOUT_S, Done, Runner, split_off
+from tests.forked import python
+from tests.processes import TIMEOUT_S, Done, Runner
 
 from foretrace.traces.errors import RunError
 from foretrace.traces.store import open_run
@@ -29,6 +33,7 @@ N_STEPS = 3
 TRAINING = """
 import ctypes, os, signal, sys, time
 import torch, torch.distributed as dist
+import foretrace
 
 how, rank, world = sys.argv[1], int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -37,11 +42,10 @@ if world > 1:
 else:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(3):
     model(torch.ones(2, 4)).sum().backward()
     dist.all_reduce(model.weight.grad)
-    optimizer.step()
+    foretrace.step()  # an optimizer would load torch's compiler, which takes as long as torch
 print(f"trained {rank}\\n", end="", flush=True)  # in one write, as ranks print at once
 
 def wait():
@@ -58,7 +62,6 @@ def wait_twice():
 
 def die_hard(number):
     if (path := os.environ.get("FORETRACE_RUN")) is not None:  # what is written each second is there
-        import foretrace
         while True:
             try:
                 run = foretrace.open_run(path)
@@ -75,23 +78,18 @@ def end(number, frame):
     os.write(1, f"asked to end by {number}\\n".encode())  # a print may be under way
     sys.exit(7)
 
-if how == "raises":
-    raise RuntimeError("the loss is not a number")
-elif how == "exits":
+if how == "exits":
     sys.exit(3)
 elif how == "exits at once":
     os._exit(4)
-elif how == "waits":
-    print("waits", flush=True)
-    wait()
 elif how == "waits twice":
     wait_twice()
 elif how == "handles":
     signal.signal(signal.SIGTERM, end)
     print("handles", flush=True)
     wait()
-elif how in ("one rank", "one rank once"):
-    if rank == 1 and not (how == "one rank once" and is_restarted):
+elif how == "one rank once":
+    if rank == 1 and not is_restarted:
         die_hard(signal.SIGKILL)
     if not is_restarted:
         wait()
@@ -112,6 +110,27 @@ def training(tmp_path: Path) -> list[str]:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAINING)
     return [sys.executable, "-W", "ignore", "train.py"]
+
+
+def compared(folder: Path, command: Sequence[str], mark: str) -> tuple[Done, Done]:
+    """Return how *command* has ended unrecorded, and recorded; its processes bear the *mark*.
+
+    Ranks that torchrun starts again find in the store that they share with it how to reach gloo in those
+    before them, which are gone (torch 2.13, recorded or not): so they do not share one.
+    """
+    found = []
+    for before, loads_torch in (((), False), (RECORD, True)):
+        words = [*before, *command]
+        found += Runner.launch(
+            words,
+            cwd=folder,
+            fresh=folder / "run",
+            loads_torch=loads_torch,
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+            MARK=mark,
+        )
+    alone, done = found
+    return alone, done
 
 
 def marked() -> dict[str, str]:
@@ -145,19 +164,17 @@ def steps(path: Path, rank: int = 0) -> int:
     return [row["category"] for row in open_run(path).spans([rank]).to_pylist()].count("step")
 
 
-@pytest.mark.parametrize("how", ["raises", "exits", "exits at once", "SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("how", ["exits", "exits at once", "SIGKILL", "SIGSEGV"])
 def test_a_process_dies_as_it_does_unrecorded(tmp_path: Path, training: Sequence[str], how: str) -> None:
     env = marked()
-    alone = split_off([sys.executable, "-W", "ignore", str(tmp_path / "train.py"), how], env)
-    output, _ = alone.communicate(timeout=TIMEOUT_S)
-    (done,) = Runner.launch([*RECORD, *training, how], cwd=tmp_path, fresh=tmp_path / "run", MARK=env["MARK"])
-    assert ended(done) == (alone.returncode, output.splitlines()), done.stderr
+    alone, done = compared(tmp_path, [*training, how], env["MARK"])
+    assert ended(done) == ended(alone), done.stderr
     assert nothing_is_left(env)
     if how == "exits at once":  # before anything was written
         with suppress(RunError):
             open_run(tmp_path / "run")
     else:
-        assert steps(tmp_path / "run") >= (N_STEPS if how in {"raises", "exits"} else 1)
+        assert steps(tmp_path / "run") >= (N_STEPS if how == "exits" else 1)
         assert f"run: 1 rank, {len(open_run(tmp_path / 'run').spans([0]))} spans" in done.stderr
 
 
@@ -182,10 +199,13 @@ def test_an_uncaught_error_shows_the_calls_that_it_shows_unrecorded(tmp_path: Pa
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(ERRORS)
     command = [sys.executable, "-W", "ignore", "train.py"]
-    alone, done = Runner.launch(command, [*RECORD, *command], cwd=tmp_path, fresh=tmp_path / "run")
+    alone, done = Runner.launch(
+        command, [*RECORD, *command], cwd=tmp_path, fresh=tmp_path / "run", loads_torch=True
+    )
     assert "in backward" in alone.stderr
     assert "in save" in alone.stderr
     assert done.stderr.startswith(alone.stderr)
+    assert done.returncode == alone.returncode == 1
 
 
 def test_an_import_of_torch_that_is_interrupted_shows_no_call_of_ours(tmp_path: Path) -> None:
@@ -196,7 +216,9 @@ def test_an_import_of_torch_that_is_interrupted_shows_no_call_of_ours(tmp_path: 
     (folder / "distributed_c10d.py").write_text("raise KeyboardInterrupt\n")
     (tmp_path / "train.py").write_text("import torch.distributed.distributed_c10d\n")
     command = [sys.executable, "train.py"]
-    alone, done = Runner.launch(command, [*RECORD, *command], cwd=tmp_path, fresh=tmp_path / "run")
+    alone, done = Runner.launch(
+        command, [*RECORD, *command], cwd=tmp_path, fresh=tmp_path / "run", loads_torch=True
+    )
     assert "KeyboardInterrupt" in alone.stderr
     assert done.stderr.startswith(alone.stderr)
     assert done.returncode == alone.returncode == -signal.SIGINT
@@ -208,37 +230,24 @@ def test_an_interrupt_while_the_recorder_is_loaded_shows_no_call_of_ours(tmp_pat
     (tmp_path / "train.py").write_text("import subprocess\n")
     command = [sys.executable, "train.py"]
     recorder = (sys.executable, "-P", *RECORD[1:])  # which does not load that module itself
-    (done,) = Runner.launch([*recorder, *command], cwd=tmp_path, fresh=tmp_path / "run")
+    recorded = [*recorder, *command]
+    (done,) = Runner.launch(recorded, cwd=tmp_path, fresh=tmp_path / "run", loads_torch=True)
     assert "KeyboardInterrupt" in done.stderr
     assert "sitecustomize" not in done.stderr
     assert f"{os.sep}tracer{os.sep}" not in done.stderr
     assert done.returncode == -signal.SIGINT
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_one_rank_is_killed_as_by_a_lack_of_memory(
-    tmp_path: Path, training: Sequence[str], restarts: int
-) -> None:
-    """And torchrun ends the other one, or starts both again.
-
-    Ranks that it starts again find in the store that they share with it how to reach gloo in those before
-    them, which are gone (torch 2.13, recorded or not): so they do not share one.
-    """
-    how = ["one rank", "one rank once"][restarts]
-    command = [*TORCHRUN, "--max-restarts", str(restarts), "train.py", how]
+@pytest.mark.usefixtures("training")
+def test_one_rank_is_killed_as_by_a_lack_of_memory(tmp_path: Path) -> None:
+    """And torchrun ends the other one, and starts both again."""
+    command = [*TORCHRUN, "--max-restarts", "1", "train.py", "one rank once"]
     env = marked()
-    alone, done = Runner.launch(
-        command,
-        [*RECORD, *command],
-        cwd=tmp_path,
-        fresh=tmp_path / "run",
-        MARK=env["MARK"],
-        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-    )
+    alone, done = compared(tmp_path, command, env["MARK"])
     assert ended(done) == ended(alone), done.stderr
-    assert done.returncode == 1 - restarts
+    assert done.returncode == 0
     assert nothing_is_left(env)
-    for name in ("run", "run-restart1")[: 1 + restarts]:
+    for name in ("run", "run-restart1"):
         assert min(steps(tmp_path / name, rank) for rank in (0, 1)) >= 1
 
 
@@ -288,17 +297,11 @@ def watched(process: subprocess.Popen[str]) -> Iterator[None]:
 CTRL_C = b"\x03"
 
 
-@pytest.mark.parametrize(
-    ("how", "keys"),
-    [("waits", {"waits": CTRL_C}), ("waits twice", {"waits": CTRL_C, "cleaning up": CTRL_C})],
-)
-def test_ctrl_c_reaches_the_training_once(
-    tmp_path: Path, training: Sequence[str], how: str, keys: Mapping[str, bytes]
-) -> None:
+def test_ctrl_c_reaches_the_training_once(tmp_path: Path, training: Sequence[str]) -> None:
     """It ends by that signal, and so does the recorder, once it has said what there is."""
-    env = marked()
-    command = [*training, how]
-    alone = on_terminal(command, env, tmp_path, keys)
+    env, keys = marked(), {"waits": CTRL_C, "cleaning up": CTRL_C}
+    command = [*training, "waits twice"]
+    alone = on_terminal([python(), *command[1:]], env, tmp_path, keys)
     assert on_terminal([*RECORD, *command], env, tmp_path, keys) == alone
     assert (alone.status, alone.output) == (-signal.SIGINT, ["trained 0", *keys])
     assert nothing_is_left(env)
@@ -321,9 +324,9 @@ def test_what_is_sent_to_the_recorder_is_for_the_training(
     """A scheduler knows the recorder only; where that is killed, the training is asked to end."""
     env = marked()
     found = []
-    for before in ((), RECORD):
+    for command in ((python(), *training[1:]), (*RECORD, *training)):
         process = subprocess.Popen(
-            [*before, *training, "handles"],
+            [*command, "handles"],
             cwd=tmp_path,
             env=env,
             stdout=subprocess.PIPE,

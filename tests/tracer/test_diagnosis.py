@@ -4,13 +4,13 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.processes import Runner
 
 from foretrace.cli import main
 from foretrace.tracer.completion import Completions
@@ -425,7 +425,7 @@ def by_torch(path: Path, copy: Path) -> list[tuple[int, set[int]]]:
             entry["process_group"] = tuple(entry["process_group"])
         (copy / file.name).write_bytes(pickle.dumps(document))
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    (done,) = Runner.launch(command)
     said = done.stdout + done.stderr
     found = re.findall(r"sequence number: (\d+)(?:.*\n){1,4}?.*missing ranks: \{([\d, ]+)\}", said)
     assert found, said

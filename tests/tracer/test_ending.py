@@ -97,7 +97,8 @@ raise ValueError("dies")
 def test_a_model_that_outlives_a_recording_calls_nothing_of_it(tmp_path: Path, ranks: Any) -> None:
     """It is freed when Python has emptied modules already."""
     record = [sys.executable, "-m", "foretrace", "record", "-o", str(tmp_path / "run"), "--"]
-    (done,) = ranks.launch([*record, sys.executable, "-W", "ignore", "-c", OUTLIVING], fresh=tmp_path)
+    command = [*record, sys.executable, "-W", "ignore", "-c", OUTLIVING]
+    (done,) = ranks.launch(command, fresh=tmp_path, loads_torch=True)
     assert "ValueError: dies" in done.stderr
     assert "1 rank" in done.stderr
     assert "ignored" not in done.stderr

@@ -26,9 +26,9 @@ from foretrace.traces.store import open_run, write_info
 ROOT = Path(__file__).parents[2]
 
 
-def record(*words: str, cwd: Path) -> Done:
+def record(*words: str, cwd: Path, loads_torch: bool = False) -> Done:
     """Run ``foretrace record`` as a user does, in an empty folder."""
-    (done,) = Runner.launch(recording(*words), cwd=cwd, fresh=cwd / "run")
+    (done,) = Runner.launch(recording(*words), cwd=cwd, fresh=cwd / "run", loads_torch=loads_torch)
     return done
 
 
@@ -127,7 +127,7 @@ def test_a_death_before_the_first_span_is_told_by_the_last_calls(tmp_path: Path)
         "dist.all_reduce(torch.ones(4))\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    result = record("-o", "run", "--", sys.executable, "train.py", cwd=tmp_path)
+    result = record("-o", "run", "--", sys.executable, "train.py", cwd=tmp_path, loads_torch=True)
     assert result.stderr == (
         "foretrace: no span was written in run: it ended too early; the last calls are known:\n"
         "failure rank 0 was killed (signal 9) after all_reduce 0 of world\n"

@@ -1,6 +1,5 @@
 """Other ways to start: several machines with a directory each, no process group, a recorder per rank."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def test_what_two_machines_recorded_becomes_one_run(nodes: Path, tmp_path: Path,
         assert "on other machines, foretrace record --merge joins them" in note
     output = tmp_path / "all"
     command = [sys.executable, "-m", "foretrace", "record", "--merge", "-o", str(output), *map(str, parts)]
-    result = subprocess.run(command, env=ranks.env(), capture_output=True, text=True, check=False)
+    (result,) = ranks.launch(command)
     assert result.returncode == 0, result.stderr
     run = open_whole(str(output), partial=False)
     assert run.stored_ranks == (0, 1)
@@ -89,7 +88,7 @@ def test_a_training_without_a_process_group_is_recorded(tmp_path: Path, ranks: A
         sys.executable,
         str(script),
     ]
-    result = subprocess.run(command, env=ranks.env(), capture_output=True, text=True, check=False)
+    (result,) = ranks.launch(command, fresh=path)
     assert result.returncode == 0, result.stderr
     run = open_run(path)
     assert run.info.world_size == 1

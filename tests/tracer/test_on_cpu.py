@@ -45,7 +45,7 @@ def recorded(folder: Path, how: str) -> Any:
         output = done.stdout
     else:
         env = Runner.env(path) | {ON_CPU: "2"}
-        ended = Runner.run([sys.executable, str(SCRIPT), how], env, loads_torch=True)
+        ended = Runner.run([sys.executable, str(SCRIPT), how], env)
         assert ended.status == (0, 0), ended.errors
         output = ended.output
     return open_run(path), [line.split() for line in output.splitlines() if "." in line]
@@ -71,9 +71,9 @@ def test_what_a_script_for_gpus_sends_is_what_its_rehearsal_says(how: str, tmp_p
 
 def test_a_gpu_that_is_not_there_is_refused_as_by_cuda(tmp_path: Path) -> None:
     env = Runner.env(tmp_path / "real") | {ON_CPU: "2"}
-    ended = Runner.run([sys.executable, str(SCRIPT), "ordinal"], env, loads_torch=True)
+    ended = Runner.run([sys.executable, str(SCRIPT), "ordinal"], env, 1)
     assert all(ended.status)
-    assert ended.errors.count("CUDA error: invalid device ordinal") == 2
+    assert "CUDA error: invalid device ordinal" in ended.errors
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two"])

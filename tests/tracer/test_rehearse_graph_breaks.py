@@ -1,6 +1,7 @@
 """Where a script ends a graph within what ``torch.compile`` compiles, the parts are graphs of their own."""
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 from tests.rehearsals import rehearse
@@ -50,40 +51,52 @@ BREAK = "between = lambda x: (torch._dynamo.graph_break(), x)[1]"
 AFTER = "import torch._dynamo\n"
 
 
-def _counted(folder: Path, between: str, compiled: str) -> tuple[list[tuple[str, int, int]], int]:
-    """Return name, bytes and launches of what a step does, and the largest memory."""
-    folder.mkdir()
-    script = folder / "train.py"
-    script.write_text(SCRIPT.format(between=between, compiled=compiled))
-    found = rehearse(Asked(command=(str(script),), world_size=1, ranks=(0,)), folder / "run")
-    tables = read_rank(rehearsal_folder(folder / "run"), 0)
-    works = tables.works.to_pylist()
-    done = [works[event["item"]] for event in tables.events.to_pylist() if event["what"] == 0]
-    return [(one["name"], one["bytes_moved"], one["kernels"]) for one in done], found.memory["0"][
-        "peak_bytes"
-    ]
+Work = list[tuple[str, int, int]]
+Counted = Callable[[str, str], tuple[Work, int]]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """Return what rehearses the script once with what is *between* and what is *compiled*.
+
+    It tells name, bytes and launches of what a step does, and the largest memory.
+    """
+
+    @cache
+    def told(between: str, compiled: str) -> tuple[Work, int]:
+        folder = tmp_path_factory.mktemp("graphs")
+        script = folder / "train.py"
+        script.write_text(SCRIPT.format(between=between, compiled=compiled))
+        found = rehearse(Asked(command=(str(script),), world_size=1, ranks=(0,)), folder / "run")
+        tables = read_rank(rehearsal_folder(folder / "run"), 0)
+        works = tables.works.to_pylist()
+        done = [works[event["item"]] for event in tables.events.to_pylist() if event["what"] == 0]
+        work = [(one["name"], one["bytes_moved"], one["kernels"]) for one in done]
+        return work, found.memory["0"]["peak_bytes"]
+
+    return told
 
 
 @pytest.mark.parametrize(
     "between",
     ["between = torch.compiler.disable(between)", "between = torch.compiler.disable(reason='own')(between)"],
 )
-def test_a_function_that_is_not_compiled_ends_a_graph(between: str, tmp_path: Path) -> None:
+def test_a_function_that_is_not_compiled_ends_a_graph(between: str, counted: Counted) -> None:
     """As if what comes before and after it were compiled each by itself, and it were not."""
-    cut = _counted(tmp_path / "cut", between, WHOLE)
-    assert cut == _counted(tmp_path / "parts", "", PARTS)
-    assert cut != _counted(tmp_path / "whole", "", WHOLE)
+    cut = counted(between, WHOLE)
+    assert cut == counted("", PARTS)
+    assert cut != counted("", WHOLE)
 
 
 @pytest.mark.parametrize("loaded", ["", AFTER])
-def test_a_graph_that_is_broken_by_hand_is_two(loaded: str, tmp_path: Path) -> None:
+def test_a_graph_that_is_broken_by_hand_is_two(loaded: str, counted: Counted) -> None:
     """Whether torch's compiler is loaded already or only by the call."""
-    cut = _counted(tmp_path / "cut", loaded + BREAK, WHOLE)
-    assert cut == _counted(tmp_path / "parts", "between = lambda x: x", PARTS)
-    assert cut != _counted(tmp_path / "whole", "between = lambda x: x", WHOLE)
+    cut = counted(loaded + BREAK, WHOLE)
+    assert cut == counted("between = lambda x: x", PARTS)
+    assert cut != counted("between = lambda x: x", WHOLE)
 
 
-def test_what_is_not_compiled_anyway_breaks_nothing(tmp_path: Path) -> None:
+def test_what_is_not_compiled_anyway_breaks_nothing(counted: Counted) -> None:
     """In eager mode both do what they would without them."""
-    plain = _counted(tmp_path / "plain", "", "")
-    assert _counted(tmp_path / "out", "between = torch.compiler.disable(between)", "") == plain
+    plain = counted("", "")
+    assert counted("between = torch.compiler.disable(between)", "") == plain
