@@ -29,7 +29,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 LONGEST = (
-    *("tracer/test_deaths.py", "tracer/test_on_cpu.py", "tracer/test_rehearse_verify.py"),
+    *("tracer/test_rehearse_verify.py", "tracer/test_on_cpu.py", "tracer/test_deaths.py"),
     *(
         "tracer/test_rehearse_compiled_memory.py",
         "tracer/test_same_process.py",
