@@ -18,7 +18,7 @@ class SlowAxis:
     """An axis whose groups lie across nodes.
 
     *time_s*: time of one collective of *ranks*. *inside_s*: time of one among neighbours in a node, as many
-    as fit. *fits*: whether the whole group would fit into one node.
+    as fit; 0 where a node has one GPU. *fits*: whether the whole group would fit into one node.
     """
 
     axis: str
@@ -35,10 +35,13 @@ class SlowAxis:
             if self.fits
             else f"no node has {len(self.ranks)} GPUs: a smaller {self.axis} would stay inside"
         )
+        # A node of one GPU has no neighbours to compare with.
+        beside = (
+            f", {self.time_s / self.inside_s:.1f} times what it takes inside a node" if self.inside_s else ""
+        )
         return (
             f"{self.axis}={len(self.ranks)} lies across {self.n_nodes} nodes (ranks {_ranks(self.ranks)}): "
-            f"{CHATTY[self.axis]} of {size_bytes:,} bytes takes {format_time(self.time_s)}, "
-            f"{self.time_s / self.inside_s:.1f} times what it takes inside a node; {cure}"
+            f"{CHATTY[self.axis]} of {size_bytes:,} bytes takes {format_time(self.time_s)}{beside}; {cure}"
         )
 
 

@@ -43,3 +43,10 @@ def test_context_and_expert_parallelism_count_too(layout: Layout, axis: str) -> 
 
 def test_data_and_pipeline_parallelism_may_cross_nodes() -> None:
     assert slow_axes(Layout(dp=8, pp=8), Network(CLUSTER), 32 * MIB) == []
+
+
+def test_a_node_of_one_gpu_is_compared_with_nothing() -> None:
+    cluster = load_cluster("gh200", 8)
+    (found,) = slow_axes(Layout(tp=8), Network(cluster), 32 * MIB)
+    assert found.inside_s == 0
+    assert "times" not in found.sentence(32 * MIB)
