@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import shown
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.chakra import shared
 from foretrace.tracer.ingest.explained import explained, write_issued
@@ -148,8 +149,8 @@ def _pattern(communicates: str) -> re.Pattern[str] | None:
     try:
         with warnings.catch_warnings(action="error"):  # of a pattern that a newer Python reads otherwise
             pattern = re.compile(communicates)
-    except (re.error, FutureWarning, OverflowError) as error:
-        raise IngestError(f"{communicates!r} is not a regular expression: {error}") from error
+    except (re.error, FutureWarning, OverflowError, RecursionError) as error:
+        raise IngestError(f"{shown(communicates)} is not a regular expression: {error}") from error
     if pattern.search(""):
         raise IngestError(
             f"{communicates!r} fits even a name without letters, and so every kernel: write only what "
