@@ -5,8 +5,8 @@
 Every layout of Llama 3 70B on 512 GPUs with at most 16 pipeline ranks, at most 64 micro-batches and every
 schedule that allows it. ``cold`` includes the layers and schedules that are remembered from then on. By
 schedule: with 16 ranks and 64 micro-batches. By size: one schedule with more and more micro-batches, the cost
-of which should be linear in tasks. ``summaries``: those of a hundred layouts of a
-dense model and of one with experts, drawn as whoever writes a search of their own would pass them.
+of which should be linear in tasks. ``summaries``: those of a hundred layouts of a dense model and of one with
+experts, drawn as whoever writes a search of their own would pass them.
 """
 
 from __future__ import annotations

@@ -67,7 +67,9 @@ def _capacity(reading: Reading) -> None:
     facts = reading.facts
     filled = facts.pop("filled_experts", False) or facts["framework"] == "megatron-deepspeed"
     if not filled and facts.get("capacity_factor", 0.0) >= 1:
-        reading.ignore(("capacity_factor",), "no expert is sent more, and none is filled up to it")
+        reading.ignore(
+            ("capacity_factor",), "experts get equal shares here: none is cut, and none is filled up to it"
+        )
 
 
 def _stages(facts: dict[str, Any], where: str) -> None:
