@@ -37,12 +37,12 @@ def launch(
     steps: str = "",
     depth: str = "light",
     n_gpus_on_cpu: int = 0,
-    is_stuck: Callable[[], bool] = lambda: False,
+    is_stuck: Callable[[], bool] | None = None,
 ) -> int:
     """Run *command* and record it into the run directory *path*; options as those of ``foretrace record``.
 
     If *quiet*, what it prints goes to standard error. Once *is_stuck*, which is asked every
-    ``LOOK_S``, it is ended with all that it has started.
+    ``LOOK_S`` if it is given, it is ended with all that it has started.
 
     Returns:
         Its exit status, or -n if signal n ended it.
@@ -127,7 +127,7 @@ def run(
     *,
     program: str,
     output: IO[str] | None = None,
-    is_stuck: Callable[[], bool] = lambda: False,
+    is_stuck: Callable[[], bool] | None = None,
 ) -> int:
     """Run *command* in the environment *env* to its end, or until it *is_stuck*; pass signals on to it.
 
@@ -167,16 +167,19 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _ended(process: subprocess.Popen[bytes], witness: _Witness, is_stuck: Callable[[], bool]) -> int:
+def _ended(process: subprocess.Popen[bytes], witness: _Witness, is_stuck: Callable[[], bool] | None) -> int:
     is_to_stop, stopped_by = False, 0
     while True:
         # A second thread could be given one of these signals, and the process would die of it: there is none.
-        found = signal.sigtimedwait(PASSED_ON | {signal.SIGCHLD}, LOOK_S)
-        if found is None:
+        waited = PASSED_ON | {signal.SIGCHLD}
+        if not is_stuck:
+            number = signal.sigwait(waited)
+        elif found := signal.sigtimedwait(waited, LOOK_S):
+            number = found.si_signo
+        else:
             if is_stuck():
                 _kill_all(process.pid)
             continue
-        number = found.si_signo
         if number != signal.SIGCHLD:
             is_to_stop = number == signal.SIGTSTP or (is_to_stop and number != signal.SIGCONT)
             if not witness.has_seen(number):

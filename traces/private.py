@@ -20,6 +20,10 @@ ONLY_OWNER: Final = 0o700
 SAFE_PATH: Final = "PYTHONSAFEPATH"
 
 
+CAN_HOLD: Final = hasattr(os, "O_PATH")
+"""Whether a folder can be held open to go through it: on Linux. Elsewhere paths are gone through by name."""
+
+
 def is_private(path: Path) -> bool:
     """Return whether nobody else can change what is at *path*, or put something else in its place.
 
@@ -27,6 +31,10 @@ def is_private(path: Path) -> bool:
     folder above it in which they can only replace what is theirs, such as ``/tmp``. What does not exist is
     judged by the folder in which it would be made.
     """
+    if not CAN_HOLD:
+        whole = path.resolve()
+        there = [one.stat() for one in (whole, *whole.parents) if one.exists()]
+        return _is_safe(there[0]) and all(map(_is_fixed, there))
     fixed: list[bool] = []
     try:
         folder, _, name = _walked(path, lambda found, **_: fixed.append(_is_fixed(found)))
@@ -56,6 +64,11 @@ def held(target: Path, *, follows: bool = True) -> Iterator[Path]:
         OSError: a folder cannot be made or gone through. A link of another user's is at the end, or in a
             folder in which everybody can make one.
     """
+    if not CAN_HOLD:
+        final = target.resolve() if follows else target.parent.resolve() / target.name
+        final.parent.mkdir(parents=True, exist_ok=True)
+        yield final
+        return
     fixed: list[bool] = []
 
     def look(found: os.stat_result, *, above: os.stat_result, is_end: bool) -> None:
@@ -78,6 +91,9 @@ def held_folder(made: Path) -> Iterator[Path]:
 
     Raises OSError: somebody has put another in its place.
     """
+    if not CAN_HOLD:
+        yield made
+        return
     folder = os.open(made, os.O_PATH | os.O_NOFOLLOW)
     try:
         if os.fstat(folder).st_uid != os.getuid():

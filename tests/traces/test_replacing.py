@@ -14,10 +14,18 @@ import pytest
 from click.testing import CliRunner
 
 from foretrace.cli import main
+from foretrace.traces import private
 from foretrace.traces.errors import LeftoverWarning, RunError
 from foretrace.traces.info import Process
 from foretrace.traces.private import Processes, is_private
-from foretrace.traces.replacing import NEW, check_can_write, replacing, scratch_folder, take_place
+from foretrace.traces.replacing import (
+    NEW,
+    check_can_write,
+    replacing,
+    replacing_by_name,
+    scratch_folder,
+    take_place,
+)
 from foretrace.traces.run import Run
 from foretrace.traces.writer import SpanWriter
 
@@ -382,3 +390,21 @@ def test_notes_made_since_are_kept_beside_those_of_a_run_that_was_being_replaced
         pass
     assert (target / "notes.md").read_text() == "newer"
     assert (left / "theirs" / "notes.md").read_text() == "older"
+
+
+def test_where_no_folder_can_be_held_paths_are_gone_through_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on systems other than Linux: files are written, and what others can write to is not private."""
+    monkeypatch.setattr(private, "CAN_HOLD", False)
+    monkeypatch.delattr(os, "O_PATH")
+    link = tmp_path / "link"
+    link.symlink_to("made/file")
+    with replacing(link) as file:
+        file.write(b"whole")
+    with replacing_by_name(tmp_path / "made" / "other") as made:
+        made.write_bytes(b"whole")
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["file", "other"]
+    assert is_private(tmp_path / "made")
+    (tmp_path / "made").chmod(0o777)
+    assert not is_private(tmp_path / "made" / "file")
