@@ -85,6 +85,18 @@ class Pass(NamedTuple):
     recompute: str
 
 
+class OfHost(NamedTuple):
+    """What the host has to do with an action in a unit.
+
+    *waits*: it waits for the device on the way. *launches_ns*: how long it launches. *busy_ns*: how long the
+    device computes.
+    """
+
+    waits: bool
+    launches_ns: int
+    busy_ns: int
+
+
 class Chains:
     """Writes the phases of blocks into templates; equal phases of many layers are costed once.
 
@@ -104,7 +116,7 @@ class Chains:
         self._found: dict[tuple[str, str, int], tuple[Phase, _Line]] = {}  # keyed by the identity of a phase
         # Blocks by identity, here and below: layers of a kind share them.
         self._blocks: dict[int, tuple[Block, ...]] = {}
-        self._host: dict[tuple[int, Pass], tuple[bool, int]] = {}
+        self._host: dict[tuple[int, Pass], OfHost] = {}
         self._near: dict[tuple[tuple[tuple[int, Pass], ...], TakesNs], Task | None] = {}
         self._wholes: dict[tuple[int, Pass, tuple[int, ...]], list[Task] | None] = {}
         self._labelled: dict[tuple[int, int], tuple[_Line, tuple[Task, ...]]] = {}
@@ -116,19 +128,21 @@ class Chains:
         device to say where tokens go, and is no longer ahead of it then.
         """
         for unit, action in passes:
-            waits, ahead_ns = self._of_host(unit, action)
-            if waits:
+            host = self.of_host(unit, action)
+            if host.waits:
                 return True
-            beside_ns += ahead_ns
+            beside_ns += host.launches_ns - host.busy_ns
         return beside_ns > 0
 
-    def _of_host(self, unit: Unit, action: Pass) -> tuple[bool, int]:
-        """Return whether the host waits in *action*, and how much longer it launches than is computed."""
+    def of_host(self, unit: Unit, action: Pass) -> OfHost:
+        """Return what the host has to do with *action* in *unit*."""
         key = self._key(unit), action
         if key not in self._host:
             lines = [self._line(*phase) for phase in _phases(unit.blocks, *action)]
             waits = any(line.waits_for_routes for line in lines)
-            self._host[key] = waits, sum(line.launches_ns - line.busy_ns for line in lines)
+            self._host[key] = OfHost(
+                waits, sum(line.launches_ns for line in lines), sum(line.busy_ns for line in lines)
+            )
         return self._host[key]
 
     def _key(self, unit: Unit) -> int:
@@ -278,6 +292,13 @@ class Chains:
             bytes_moved=sum(op.bytes_moved for op in piece.ops),
             memory_bound=self._memory_bound(piece.ops),
         )
+
+
+def chains_of(job: Job, compute: ComputeModel) -> Chains:
+    """Return who writes the main line of *job*."""
+    # Experts that are filled to their capacity get as many tokens whatever the router says.
+    waits = "step" not in job.profile.graphed and not job.capacity_factor
+    return Chains(compute, host_work(job), waits=waits)
 
 
 def host_work(job: Job) -> float:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from foretrace.simulator.builder.chain import Chains, Pass
+from foretrace.simulator.builder.chain import Chains, Pass, chains_of, host_work
 from foretrace.simulator.builder.gradients import DataParallel
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.instances import Costs
 from foretrace.simulator.builder.line import MainLine
 from foretrace.simulator.builder.pipeline import Visit
-from foretrace.simulator.builder.program_builder import DP, DP_COPIES, Task, Template
+from foretrace.simulator.builder.program_builder import DP, DP_COPIES, HOST, Task, Template
 from foretrace.simulator.builder.stages import (
     Unit,
     job_pairs,
@@ -91,6 +91,42 @@ class Makeup:
     counts: Int64Array
 
 
+class OfUnit(NamedTuple):
+    """What each kind of action takes in a unit, or in the units of each stage; in ns, ``(kinds, ...)``.
+
+    The device never comes to a unit before the last one has ended; the host may be ahead. Where it has to
+    wait for the device on the way, it is no longer, and all that follows in the action comes one after the
+    other: what it launches, and what it waits for.
+
+    Attributes:
+        alone: on an idle device, if what the host can do ahead takes no time.
+        launches: of the host.
+        computes: of the device, without communication.
+        waits: how often the host waits for the device.
+        serial: of the host with its waiting, where it waits; else 0.
+        ahead: part of ``serial`` that may be over when the device comes to the unit.
+    """
+
+    alone: Int64Array
+    launches: Int64Array
+    computes: Int64Array
+    waits: Int64Array
+    serial: Int64Array
+    ahead: Int64Array
+
+
+class OfStages(NamedTuple):
+    """What each kind of action takes at least in each stage; ``(len(ACTION_KINDS), n_stages)``.
+
+    *units*: what its units take, wherever stages end. *host*: what the host launches, where the device may
+    have to wait for it.
+    """
+
+    action: Int64Array
+    units: Int64Array
+    host: Int64Array
+
+
 class UnitTimes:
     """Answers what the parts of a step take in ns, on one machine.
 
@@ -123,29 +159,37 @@ class UnitTimes:
         self._models.setdefault(id(job.model), job.model)
         return (id(job.model), *(getattr(job, name) for name in names))
 
-    def action_ns(self, job: Job, n_stages: int) -> Int64Array:
-        """Return how long each kind of action takes in each stage: ``(len(ACTION_KINDS), n_stages)``.
+    def stages(self, job: Job, n_stages: int) -> OfStages:
+        """Return what actions take at least in each stage; data parallelism plays no part.
 
-        Data parallelism plays no part. Raises SimulationError if there are more stages than layers.
+        Raises SimulationError if there are more stages than layers.
         """
-        layout = job.layout
-        shared = (layout.tp, layout.cp, layout.ep, layout.etp, *self.key(job))
+        layout, work = job.layout, host_work(job)
+        shared = (layout.tp, layout.cp, layout.ep, layout.etp, work, *self.key(job))
 
-        def actions_ns() -> Int64Array:
+        def stages() -> OfStages:
             makeup = self._makeup(job, n_stages)
             each = [
-                self._unit_ns(as_kept(job, layer, held), layer, (kind, *shared))
+                self._unit(as_kept(job, layer, held), layer, (kind, *shared))
                 for kind, layer, held in makeup.kinds
             ]
             # Times of each kind of layer, times how many of it every stage has.
-            found = np.stack(each, axis=1) @ makeup.counts
+            found = np.moveaxis(np.array(each), 0, -1) @ makeup.counts
             # The embedding and the head have no experts.
-            ends = (layout.tp, layout.cp, *self.key(job))
-            found[:, 0] += self._unit_ns(job, -1, ("embedding", *ends))
-            found[:, -1] += self._unit_ns(job, job.model.n_layers, ("head", *ends))
-            return found
+            ends = (layout.tp, layout.cp, work, *self.key(job))
+            found[:, :, 0] += self._unit(job, -1, ("embedding", *ends))
+            found[:, :, -1] += self._unit(job, job.model.n_layers, ("head", *ends))
+            total = OfUnit(*found)
+            # Of the first unit of an action the host may have done its part ahead: whichever that is.
+            ahead = np.array([unit.ahead for unit in each]).max(axis=0)[:, None]
+            is_bound = (total.waits > 0) | (total.launches > total.computes)
+            return OfStages(
+                action=np.maximum(total.alone, total.serial - ahead),
+                units=total.alone,
+                host=np.where(is_bound, total.launches, 0),
+            )
 
-        return self._once(("actions", n_stages, shared), actions_ns)
+        return self._once(("stages", n_stages, shared), stages)
 
     def traffic_ns(self, job: Job, n_stages: int) -> Int64Array:
         """Return how long every micro-batch keeps the stream of data parallelism busy: ``(n_stages,)``.
@@ -158,7 +202,7 @@ class UnitTimes:
         return self._once(key, lambda: self._traffic(job, n_stages))
 
     def sharded_action_ns(self, job: Job, n_stages: int) -> Int64Array:
-        """Return ``action_ns`` with the gathering and copying that an action waits for.
+        """Return what actions take with the gathering and copying that they wait for.
 
         Every action is written as the program of the job has it and timed with idle streams, so that nothing
         is ever shorter in a step.
@@ -170,8 +214,8 @@ class UnitTimes:
     def chains(self, job: Job) -> Chains:
         """Return who writes the units of *job*; equal phases are costed once."""
         layout = job.layout
-        key = ("chains", layout.tp, layout.cp, layout.ep, layout.etp, *self.key(job))
-        return self._once(key, lambda: Chains(ComputeModel(job.cluster.device, job.precision)))
+        key = ("chains", layout.tp, layout.cp, layout.ep, layout.etp, host_work(job), *self.key(job))
+        return self._once(key, lambda: chains_of(job, ComputeModel(job.cluster.device, job.precision)))
 
     def costs(self, job: Job) -> Costs:
         """Return what communications of *job* cost."""
@@ -197,15 +241,15 @@ class UnitTimes:
 
         return self._once(key, makeup)
 
-    def _unit_ns(self, job: Job, layer: int, key: Hashable) -> Int64Array:
-        """Return how long each kind of action takes in a layer; -1: the embedding, ``n_layers``: the head."""
+    def _unit(self, job: Job, layer: int, key: Hashable) -> OfUnit:
+        """Return what a layer takes; -1: the embedding, ``n_layers``: the head."""
 
-        def unit_ns() -> Int64Array:
-            chains, costs, unit = self.chains(job), self.costs(job), _unit(job, layer)
-            times = [_alone_ns(chains, unit, Pass(kind, job.recompute), costs) for kind in ACTION_KINDS]
-            return np.array(times, np.int64)
+        def unit() -> OfUnit:
+            chains, costs, made = self.chains(job), self.costs(job), _unit(job, layer)
+            times = [_alone(chains, made, Pass(kind, job.recompute), costs) for kind in ACTION_KINDS]
+            return OfUnit(*np.array(times, np.int64).T)
 
-        return self._once(("unit", key), unit_ns)
+        return self._once(("unit", key), unit)
 
     def _traffic(self, job: Job, n_stages: int) -> Int64Array:
         found = np.zeros(n_stages, np.int64)
@@ -253,8 +297,9 @@ class UnitTimes:
             makeup = tuple(_kinds(job, units))
             for at, kind in enumerate(ACTION_KINDS):
                 if (kind, makeup) not in alike:
-                    template = Template()
-                    line.write(template, Visit(kind, stage, 0, None, None, is_last=False), units)
+                    visit, template = Visit(kind, stage, 0, None, None, is_last=False), Template()
+                    template.launches = line.is_host_bound([(visit, units)])
+                    line.write(template, visit, units)
                     alike[kind, makeup] = template_ns(template, costs)
                 found[at, stage] = alike[kind, makeup]
         return found
@@ -277,32 +322,49 @@ def _kinds(job: Job, units: Sequence[Unit]) -> Iterator[Hashable]:
             yield layer_kind(job, unit.layer), recomputes(job, unit.layer, layers)
 
 
-def _alone_ns(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> int:
-    """Return how long *action* takes in *unit* on rank 0 if nobody is waited for."""
+def _alone(chains: Chains, unit: Unit, action: Pass, costs: Costs) -> tuple[int, ...]:
+    """Return what ``OfUnit`` says of *action* in *unit*, on rank 0 if nobody is waited for."""
+    host = chains.of_host(unit, action)
     template = Template()
+    template.launches = host.waits
     chains.units(template, [(unit, action)])
-    return template_ns(template, costs)
+    if not host.waits:
+        return template_ns(template, costs), host.launches_ns, host.busy_ns, 0, 0, 0
+    alone_ns, left_ns = _ends_ns(template, costs, is_ahead=True)
+    serial_ns = min(_ends_ns(template, costs))
+    return alone_ns, host.launches_ns, host.busy_ns, 1, serial_ns, serial_ns - min(alone_ns, left_ns)
 
 
 def template_ns(template: Template, costs: Costs, rank: int = 0) -> int:
-    """Return when the tails of *template* have ended on *rank* if all streams are idle and nobody is late."""
+    """Return when the tails of *template* have ended on *rank* if all streams are idle and nobody is late.
+
+    What the host can launch ahead takes no time.
+    """
+    return _ends_ns(template, costs, rank, is_ahead=True)[0]
+
+
+def _ends_ns(template: Template, costs: Costs, rank: int = 0, *, is_ahead: bool = False) -> tuple[int, int]:
+    """Return when the tails of *template*, and its host, have ended on *rank* if all streams are idle.
+
+    *is_ahead*: what the host does before it first waits for the device is done already.
+    """
     waits: list[list[int]] = [[] for _ in template.tasks]
     for waiter, other in template.waits:
-        # Numbers below 0 stand for what came before the template.
-        if other >= 0:
-            waits[waiter].append(other)
+        waits[waiter].append(other)
     ends: list[int] = []
     free: dict[int, int] = {}
     for task, others in zip(template.tasks, waits, strict=True):
-        start_ns = max([free.get(task.stream, 0), *(ends[other] for other in others)])
-        if task.message is None:
-            took_ns = task.duration_ns
-        else:
+        # Numbers below 0 stand for what came before the template.
+        start_ns = max([free.get(task.stream, 0), *(ends[other] for other in others if other >= 0)])
+        is_ahead = is_ahead and not (task.stream == HOST and others)
+        if task.message is not None:
             transfer = costs.transfer(rank, task.message)
             took_ns = transfer.latency_ns + transfer.wire_ns
+        else:
+            took_ns = 0 if is_ahead and task.stream == HOST else task.duration_ns
         ends.append(start_ns + took_ns)
         free[task.stream] = ends[-1]
-    return max((ends[at] for at in template.tails if at >= 0), default=0)
+    return max((ends[at] for at in template.tails if at >= 0), default=0), free.get(HOST, 0)
 
 
 def busy_ns(template: Template, costs: Costs, stream: int) -> int:
@@ -439,7 +501,8 @@ class PipelineTimes:
 
         Raises SimulationError if the job cannot run, or numba is not installed.
         """
-        return max(self._run_ns(job, actions) for actions in self._replicas(job, _n_stages(job)))
+        runs_ns = [self._run_ns(job, actions) for actions in self._replicas(job, _n_stages(job))]
+        return max(self._host_ns(job), *runs_ns)
 
     def _replicas(self, job: Job, n_stages: int) -> list[Int64Array]:
         """Return what actions take at least without data parallelism, for each different kind of replica.
@@ -448,8 +511,10 @@ class PipelineTimes:
         of its tensor-parallel ranks. If there are two copies of the model (DualPipe) the faster kind counts.
         """
         if not self._kinds:
-            return [self.units.action_ns(job, n_stages)]
-        tables = [units.action_ns(one, n_stages) for units, one in zip(self._kinds, job.kinds, strict=True)]
+            return [self.units.stages(job, n_stages).action]
+        tables = [
+            units.stages(one, n_stages).action for units, one in zip(self._kinds, job.kinds, strict=True)
+        ]
         if has_two_copies(job.schedule):
             return [np.minimum.reduce(tables)]
         of, layout = self.units.network.kind, job.layout
@@ -473,8 +538,8 @@ class PipelineTimes:
         is as busy as its traffic. Then the optimizer follows. Raises SimulationError if the job cannot run,
         or numba is not installed.
         """
-        run_ns = max(self._run_ns(job, actions) for actions in self._actions_ns(job))
-        return max(run_ns, self.replicas_ns(job)) + self.update_ns(job)
+        runs_ns = [self._run_ns(job, actions) for actions in self._actions_ns(job)]
+        return max(self._host_ns(job), self.replicas_ns(job), *runs_ns) + self.update_ns(job)
 
     def actions_floor_ns(self, job: Job) -> int:
         """Return a time that a step of *job* is never below, without running the schedule.
@@ -504,7 +569,17 @@ class PipelineTimes:
         """
         held, is_split, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
         replicas = self._replicas(job, 1 + int(held.max())) if actions is None else actions
-        return max(self._floor_ns(job, times, held, (is_split, has_copies)) for times in replicas)
+        floors = [self._floor_ns(job, times, held, (is_split, has_copies)) for times in replicas]
+        return max(self._host_ns(job), *floors)
+
+    def _host_ns(self, job: Job) -> int:
+        """Return how long the host of a rank launches what its device may have to wait for, at least."""
+        held, is_split, has_copies = _shape(job.schedule, job.layout.pp, job.virtual_stages)
+        if has_copies or self._kinds or job_pairs(job):
+            return 0  # it depends on who meets whom, and where
+        host = self.units.stages(job, 1 + int(held.max())).host
+        back = np.minimum(host[BACKWARD], host[INPUT] + host[WEIGHT]) if is_split else host[BACKWARD]
+        return int((host[FORWARD] + back)[held].sum(axis=1).max()) * job.n_microbatches
 
     @staticmethod
     def _floor_ns(job: Job, times: Int64Array, held: Int64Array, shape: tuple[bool, bool]) -> int:
@@ -552,7 +627,7 @@ class PipelineTimes:
         is_paired = job.overlap_pairs is not False and any(map(has_pairs, names))
         found = []
         for units, one in zip(self._kinds or [self.units], job.kinds, strict=True):
-            whole = units.action_ns(one, 1)[:, 0]
+            whole = units.stages(one, 1).units[:, 0]
             forward, back = int(whole[FORWARD]), int(min(whole[BACKWARD], whole[INPUT] + whole[WEIGHT]))
             found.append(max(forward, back) if is_paired else forward + back)
         # Without a pipeline a replica is on one kind of node; with one, nothing is slower than the fastest.
