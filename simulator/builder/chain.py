@@ -104,14 +104,14 @@ class Chains:
     the device; only an action in which it is the slower of the two, or has to wait for the device on the way,
     gets tasks on the ``host`` stream.
 
-    *host_work*: time of the host per operation, over that of the device's ``launch_s``. *waits*: the host
-    waits for the router to learn where tokens go.
+    *host*: its time per operation, over that of the device's ``launch_s``, and whether it waits for the
+    router to learn where tokens go.
     """
 
-    def __init__(self, compute: ComputeModel, host_work: float = 1.0, *, waits: bool = True) -> None:
+    def __init__(self, compute: ComputeModel, host: tuple[float, bool] = (1.0, True)) -> None:
         self._compute = compute
-        self._launch_s = host_work * compute.device.launch_s
-        self._waits = waits
+        work, self._waits = host
+        self._launch_s = work * compute.device.launch_s
         self._lines: dict[tuple[str, str, Phase], _Line] = {}
         self._found: dict[tuple[str, str, int], tuple[Phase, _Line]] = {}  # keyed by the identity of a phase
         # Blocks by identity, here and below: layers of a kind share them.
@@ -294,11 +294,12 @@ class Chains:
         )
 
 
-def chains_of(job: Job, compute: ComputeModel) -> Chains:
-    """Return who writes the main line of *job*."""
-    # Experts that are filled to their capacity get as many tokens whatever the router says.
-    waits = "step" not in job.profile.graphed and not job.capacity_factor
-    return Chains(compute, host_work(job), waits=waits)
+def host_of(job: Job) -> tuple[float, bool]:
+    """Return the time of the host per operation in *job*, and whether it waits for routes.
+
+    Experts that are filled to their capacity get as many tokens whatever the router says.
+    """
+    return host_work(job), "step" not in job.profile.graphed and not job.capacity_factor
 
 
 def host_work(job: Job) -> float:

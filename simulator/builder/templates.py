@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from foretrace.simulator.builder.chain import chains_of
+from foretrace.simulator.builder.chain import Chains, host_of
 from foretrace.simulator.builder.gradients import DataParallel
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.instances import Message
@@ -151,7 +151,7 @@ class Templates:
         self._data_parallel = DataParallel(job, groups)
         self._offload = Offload(job)
         amax_ranks = groups.size(scope) if (scope := amax_scope(job)) else 1
-        self._line = MainLine(job, chains_of(job, compute), self._data_parallel, compute, amax_ranks)
+        self._line = MainLine(job, Chains(compute, host_of(job)), self._data_parallel, compute, amax_ranks)
         self._passed_bytes = hidden_bytes(job, tokens_per_shard(job))
         self._scatters_p2p = scatters_p2p(job)
         size_bytes = self._passed_bytes // (job.layout.tp if self._scatters_p2p else 1)

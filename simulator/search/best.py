@@ -1,12 +1,12 @@
 """Finds the best of very many layouts without simulating most of them, and never misses it.
 
 Every candidate has a time that its step cannot be below. Candidates wait in a heap, ordered by the best that
-is known of each: first that of all that differ in their schedule only; then the work of its fullest rank and
-its optimizer; then that work with what it gathers; then its pipeline, run exactly; at last the whole step.
-Whoever comes out of the heap with the time of its step is at least as good as everything that is still
-inside, for all their bounds are higher. So the order is that of simulating all of them, and
-`tests/simulator/test_search.py` holds it to that. Those that cannot fit are dropped when they come out, by
-bounds on their memory that are never above it.
+is known of each: first that of all that differ in their schedule only, without and with what they compute
+again; then the work of its fullest rank and its optimizer; then that work with what it gathers; then its
+pipeline, run exactly; at last the whole step. Whoever comes out of the heap with the time of its step is at
+least as good as everything that is still inside, for all their bounds are higher. So the order is that of
+simulating all of them, and `tests/simulator/test_search.py` holds it to that. Those that cannot fit are
+dropped when they come out, by bounds on their memory that are never above it.
 
 Parts of a space can be searched apart, by any number of processes (``simulator.search.parts``): the best of
 all are among the best of each.
@@ -47,12 +47,13 @@ KEPT_TASKS: Final = 2_000_000
 class Stage(IntEnum):
     """How closely a candidate has been looked at; a family is many of them at once."""
 
-    FAMILY = 0
-    FLOOR = 1
-    UPDATE = 2
-    ACTIONS = 3
-    PIPELINE = 4
-    STEP = 5
+    PLAIN = 0
+    FAMILY = 1
+    FLOOR = 2
+    UPDATE = 3
+    ACTIONS = 4
+    PIPELINE = 5
+    STEP = 6
 
 
 @few_collections()
@@ -153,13 +154,18 @@ class Search:
 
     def add(self, family: Family) -> None:
         """Let the jobs of *family* be candidates."""
+        if self._bound(family, Stage.FAMILY if family.job.recompute == "none" else Stage.PLAIN):
+            self.n_candidates += len(family.pipelines)
+
+    def _bound(self, family: Family, stage: Stage) -> bool:
+        """Put *family* in with what no job of it is below; return whether its parts can be built."""
         try:
             site = family._replace(job=self._of_site(family.job))
-            least_ns = self._pipeline(site.job).family_ns(site)
-        except SimulationError:  # its parts cannot be built
-            return
-        self.n_candidates += len(family.pipelines)
-        self._push(Stage.FAMILY, family, least_ns)
+            least_ns = self._pipeline(site.job).family_ns(site, again=stage > Stage.PLAIN)
+        except SimulationError:
+            return False
+        self._push(stage, family, least_ns)
+        return True
 
     def goes_on(self, n_best: int, cutoff: float = math.inf) -> bool:
         """Whether any candidate is left that may be among the best, or equal to the last of them."""
@@ -171,7 +177,10 @@ class Search:
         """Take out the candidate that may be the best, and look at it one stage more closely."""
         cost, negative_stage, _, one = heapq.heappop(self._heap)
         if isinstance(one, Family):
-            self._expand(one)
+            if -negative_stage == Stage.PLAIN:
+                self.n_candidates -= 0 if self._bound(one, Stage.FAMILY) else len(one.pipelines)
+            else:
+                self._expand(one)
             return
         is_run = -negative_stage == Stage.STEP
         if self.limit_bytes < math.inf and not self._fits(

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from foretrace.simulator.builder.chain import Chains, Pass, chains_of, host_work
+from foretrace.simulator.builder.chain import Chains, Pass, host_of
 from foretrace.simulator.builder.gradients import DataParallel
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.instances import Costs
@@ -69,6 +69,9 @@ _ELSEWHERE: Final = {
 }
 _OF_UNITS: Final = tuple(field.name for field in fields(Job) if field.name not in _ELSEWHERE)
 """Settings of a job on which the time of a layer depends; more of them only mean remembering more."""
+
+_PLAIN: Final = tuple(name for name in _OF_UNITS if name != "recompute")
+"""The same where nothing is computed again."""
 
 OF_TRAFFIC: Final = tuple(name for name in _OF_UNITS if name not in {"micro_batch", "recompute", "seq_len"})
 """Settings on which the traffic of parameters and gradients, and their update, depend."""
@@ -164,21 +167,18 @@ class UnitTimes:
 
         Raises SimulationError if there are more stages than layers.
         """
-        layout, work = job.layout, host_work(job)
-        shared = (layout.tp, layout.cp, layout.ep, layout.etp, work, *self.key(job))
+        layout = job.layout
 
         def stages() -> OfStages:
             makeup = self._makeup(job, n_stages)
             each = [
-                self._unit(as_kept(job, layer, held), layer, (kind, *shared))
+                self._unit(kept := as_kept(job, layer, held), layer, kind, kept.recompute)
                 for kind, layer, held in makeup.kinds
             ]
             # Times of each kind of layer, times how many of it every stage has.
             found = np.moveaxis(np.array(each), 0, -1) @ makeup.counts
-            # The embedding and the head have no experts.
-            ends = (layout.tp, layout.cp, work, *self.key(job))
-            found[:, :, 0] += self._unit(job, -1, ("embedding", *ends))
-            found[:, :, -1] += self._unit(job, job.model.n_layers, ("head", *ends))
+            found[:, :, 0] += self._unit(job, -1, "embedding", job.recompute)
+            found[:, :, -1] += self._unit(job, job.model.n_layers, "head", job.recompute)
             total = OfUnit(*found)
             # Of the first unit of an action the host may have done its part ahead: whichever that is.
             ahead = np.array([unit.ahead for unit in each]).max(axis=0)[:, None]
@@ -189,7 +189,22 @@ class UnitTimes:
                 host=np.where(is_bound, total.launches, 0),
             )
 
-        return self._once(("stages", n_stages, shared), stages)
+        key = ("stages", n_stages, layout.tp, layout.cp, layout.ep, layout.etp, host_of(job), self.key(job))
+        return self._once(key, stages)
+
+    def plain_ns(self, job: Job) -> Int64Array:
+        """Return how long each kind of action takes in all layers, if nothing is computed again."""
+        layout = job.layout
+
+        def plain() -> Int64Array:
+            makeup = self._makeup(job, 1)
+            each = [self._unit(job, layer, kind, "none").alone for kind, layer, _ in makeup.kinds]
+            ends = ((-1, "embedding"), (job.model.n_layers, "head"))
+            found: Int64Array = np.stack(each, axis=1) @ makeup.counts[:, 0]
+            return found + sum(self._unit(job, layer, kind, "none").alone for layer, kind in ends)
+
+        key = ("plain", layout.tp, layout.cp, layout.ep, layout.etp, host_of(job), self.key(job, _PLAIN))
+        return self._once(key, plain)
 
     def traffic_ns(self, job: Job, n_stages: int) -> Int64Array:
         """Return how long every micro-batch keeps the stream of data parallelism busy: ``(n_stages,)``.
@@ -213,9 +228,11 @@ class UnitTimes:
 
     def chains(self, job: Job) -> Chains:
         """Return who writes the units of *job*; equal phases are costed once."""
-        layout = job.layout
-        key = ("chains", layout.tp, layout.cp, layout.ep, layout.etp, host_work(job), *self.key(job))
-        return self._once(key, lambda: chains_of(job, ComputeModel(job.cluster.device, job.precision)))
+        key, compute = (
+            ("chains", host_of(job), job.precision),
+            ComputeModel(job.cluster.device, job.precision),
+        )
+        return self._once(key, lambda: Chains(compute, host_of(job)))
 
     def costs(self, job: Job) -> Costs:
         """Return what communications of *job* cost."""
@@ -241,15 +258,19 @@ class UnitTimes:
 
         return self._once(key, makeup)
 
-    def _unit(self, job: Job, layer: int, key: Hashable) -> OfUnit:
-        """Return what a layer takes; -1: the embedding, ``n_layers``: the head."""
+    def _unit(self, job: Job, layer: int, kind: Hashable, recompute: str) -> OfUnit:
+        """Return what a layer of a *kind* takes; -1: the embedding, ``n_layers``: the head."""
+        layout = job.layout
+        # The embedding and the head have no experts.
+        experts = (layout.ep, layout.etp) if 0 <= layer < job.model.n_layers else ()
 
         def unit() -> OfUnit:
             chains, costs, made = self.chains(job), self.costs(job), _unit(job, layer)
-            times = [_alone(chains, made, Pass(kind, job.recompute), costs) for kind in ACTION_KINDS]
+            times = [_alone(chains, made, Pass(kind, recompute), costs) for kind in ACTION_KINDS]
             return OfUnit(*np.array(times, np.int64).T)
 
-        return self._once(("unit", key), unit)
+        key = ("unit", kind, recompute, layout.tp, layout.cp, experts, host_of(job), self.key(job, _PLAIN))
+        return self._once(key, unit)
 
     def _traffic(self, job: Job, n_stages: int) -> Int64Array:
         found = np.zeros(n_stages, np.int64)
@@ -614,8 +635,10 @@ class PipelineTimes:
             return int(traffic.sum()) * job.n_microbatches // job.layout.pp
         return int(traffic[held].sum(axis=1).max()) * job.n_microbatches
 
-    def family_ns(self, family: Family) -> int:
+    def family_ns(self, family: Family, *, again: bool = True) -> int:
         """Return a time that no step of *family* is below, whatever its schedule.
+
+        *again*: with what it computes again, which takes longer to find out.
 
         Every layer works on every micro-batch, and one rank has at least its share of that; so it is with the
         traffic of parameters that are gathered for every use. Raises SimulationError if the parts of its jobs
@@ -627,7 +650,7 @@ class PipelineTimes:
         is_paired = job.overlap_pairs is not False and any(map(has_pairs, names))
         found = []
         for units, one in zip(self._kinds or [self.units], job.kinds, strict=True):
-            whole = units.stages(one, 1).units[:, 0]
+            whole = units.stages(one, 1).units[:, 0] if again else units.plain_ns(one)
             forward, back = int(whole[FORWARD]), int(min(whole[BACKWARD], whole[INPUT] + whole[WEIGHT]))
             found.append(max(forward, back) if is_paired else forward + back)
         # Without a pipeline a replica is on one kind of node; with one, nothing is slower than the fastest.

@@ -108,6 +108,7 @@ def check_bounds(some: Space) -> list[float]:
     for family in some.families():
         times = search._pipeline(family.job)
         whole_ns = times.family_ns(family)
+        assert times.family_ns(family, again=False) <= whole_ns
         for job in family.jobs():
             step_ns = step_s(job) * 1e9
             floor_ns, last_ns = times.floor_ns(job), times.step_floor_ns(job)

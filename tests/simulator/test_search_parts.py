@@ -51,10 +51,14 @@ def alone() -> list[tuple[float, Any, str, str]]:
     return answer(None)
 
 
-class InOrder(Here):
+class InOrder:
     """This process, as if there were several: parts are cut, and done one after the other."""
 
     workers = 3
+
+    def __init__(self) -> None:
+        here = Here()
+        self.start, self.wait, self.close = here.start, here.wait, here.close
 
 
 def test_parts_find_what_one_process_finds(alone: list[Any]) -> None:
