@@ -29,6 +29,12 @@ CASES: dict[str, dict[str, Any]] = {
     "llama3-70b on 64": {"model": "llama3-70b", "gpus": 64, "global_batch": 256},
     "llama3-70b on 512": {"model": "llama3-70b", "gpus": 512, "global_batch": 1024},
     "gpt3-175b on 512": {"model": "gpt3-175b", "gpus": 512, "global_batch": 1024, "seq_len": 2048},
+    "qwen3-235b-a22b on 512": {
+        "model": "qwen3-235b-a22b",
+        "gpus": 512,
+        "global_batch": 2048,
+        "seq_len": 4096,
+    },
     "llama3-70b on 512, wide": {"model": "llama3-70b", "gpus": 512, "global_batch": 1024, **WIDE},
     "gpt3-175b on 512, wide": {
         "model": "gpt3-175b",
