@@ -184,36 +184,41 @@ def _members(path: Path) -> list[Source]:
     try:
         with open_regular(path, IngestError) as file:
             size_bytes = os.fstat(file.fileno()).st_size
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                members = [info for info in archive.infolist() if not info.is_dir()]
-                for info in members:
-                    if info.file_size > most_unpacked(info.compress_size):
-                        raise IngestError(
-                            f"{path}:{info.filename} unpacks to more than {MOST_RATIO} times its size, "
-                            "as no trace does"
-                        )
-                return [Source(path, info.filename, info.compress_size) for info in members]
-        if path.name.endswith((".tar", ".tar.gz", ".tgz")):
-            with path.open("rb") as file, tarfile.open(fileobj=_inside(file, size_bytes)) as tar:
-                return [
-                    Source(path, info.name, info.size)
-                    for info in tar
-                    if info.isfile() and not Path(info.name).name.startswith(".")
-                ]
+            if zipfile.is_zipfile(file):
+                return _zipped(path, file)
+            if path.name.endswith((".tar", ".tar.gz", ".tgz")):
+                file.seek(0)
+                with tarfile.open(fileobj=_inside(file, size_bytes)) as tar:
+                    return [
+                        Source(path, info.name, info.size)
+                        for info in tar
+                        if info.isfile() and not Path(info.name).name.startswith(".")
+                    ]
     except UNREADABLE as error:
         raise IngestError(f"cannot read {path}: {reason(error)}") from error
     return [Source(path, "", size_bytes)]
 
 
+def _zipped(path: Path, file: IO[bytes]) -> list[Source]:
+    with zipfile.ZipFile(file) as archive:
+        members = [info for info in archive.infolist() if not info.is_dir()]
+    for info in members:
+        if info.file_size > most_unpacked(info.compress_size):
+            raise IngestError(
+                f"{path}:{info.filename} unpacks to more than {MOST_RATIO} times its size, as no trace does"
+            )
+    return [Source(path, info.filename, info.compress_size) for info in members]
+
+
 @contextmanager
 def _opened_member(file: IO[bytes], source: Source) -> Iterator[IO[bytes]]:
     """Open a member of a zip or tar archive; one that is gzipped itself is decompressed, too."""
-    if zipfile.is_zipfile(source.path):
+    if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive, archive.open(source.member) as stream:
             yield from _unzipped(stream, source.member, source.size_bytes)
         return
-    with tarfile.open(fileobj=_inside(file, source.path.stat().st_size)) as tar:
+    file.seek(0)
+    with tarfile.open(fileobj=_inside(file, os.fstat(file.fileno()).st_size)) as tar:
         member = tar.extractfile(source.member)
         if member is None:
             raise IngestError(f"{source.name} is not a file")
