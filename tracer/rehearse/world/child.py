@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
@@ -53,6 +53,12 @@ OF_EVERY_RANK: Final = (
     *(f"foretrace.tracer.rehearse.world.{name}" for name in ("started", "stuck", "world")),
 )
 """What each rank imports: once, before the first of them, since it takes longer than many a rank."""
+
+OF_SOME_RANKS: Final = (
+    *("torch._dynamo", "torch._functorch.aot_autograd", "torch._functorch.partitioners"),
+    *("torch._inductor.decomposition", "torch._inductor.pattern_matcher"),
+)
+"""What takes seconds to import, and only ranks that compile need: once one has, the next ones find it."""
 
 
 M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
@@ -102,6 +108,7 @@ def main(progress: int) -> NoReturn:
             *lines, rest = (rest + said).split(b"\n")
             for line in lines:
                 spec = {**json.loads(line), "progress": progress}
+                _import(spec["imports"])
                 number = os.fork()
                 if number == 0:
                     try:
@@ -140,12 +147,18 @@ def _load(progress: int) -> Any:
     import torch
 
     torch.set_num_threads(1)
-    for name in OF_EVERY_RANK:
-        import_module(name)
+    _import(OF_EVERY_RANK)
     os.environ.clear()
     os.environ.update(own)
-    gc.freeze()  # a collection in a rank need not look at torch
     return device
+
+
+def _import(names: Iterable[str]) -> None:
+    """Import for all ranks from now on those of *names* that are not there yet."""
+    if missing := [name for name in names if name not in sys.modules]:
+        for name in missing:
+            import_module(name)
+        gc.freeze()  # a collection in a rank need not look at torch
 
 
 def _act(spec: Mapping[str, Any], device: Any) -> None:
@@ -179,7 +192,8 @@ def _leave(spec: Mapping[str, Any], outcome: Mapping[str, Any]) -> NoReturn:
     """Write the *outcome* and end the process."""
     file = file_of(Path(spec["folder"]), spec["rank"], "outcome")
     part = file.with_suffix(".part")  # the parent process reads all of it or nothing
-    part.write_text(json.dumps(outcome), encoding="utf-8")
+    imported = [name for name in OF_SOME_RANKS if name in sys.modules]
+    part.write_text(json.dumps({**outcome, "imported": imported}), encoding="utf-8")
     part.replace(file)
     _end(0)
 
