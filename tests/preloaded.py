@@ -24,6 +24,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from foretrace.tracer import on_cpu
+from foretrace.tracer.importing import Expectation
+from foretrace.tracer.internals import C_OF_TORCH
+from foretrace.tracer.process import n_pretended_gpus
+
+for name in (C_OF_TORCH, "torch") if n_pretended_gpus() else ():
+    Expectation(name, on_cpu.install)
+
 import torch._dynamo  # which an optimizer loads when it is first made
 import torch.distributed.fsdp
 import torch.distributed.launcher.api
@@ -138,6 +146,7 @@ def _customize() -> None:
         importlib.import_module("sitecustomize")
     for finder in [one for one in sys.meta_path if id(one) not in before]:
         expected: dict[str, Any] = getattr(finder, "expected", {})
+        expected.pop("torch", None)  # of which processors stand for GPUs, already
         for name in sorted({*expected} & {*sys.modules}):
             expected.pop(name)(sys.modules[name])
 
