@@ -228,7 +228,6 @@ class Blocks(nn.Module):  # type: ignore[misc]
 KINDS: dict[str, Any] = {
     "llama": Llama,
     "gpt2": GPT2,
-    "bottleneck": Bottleneck,
     "gelu": Gelu,
     "loss": Loss,
     "head": Head,
