@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests import rehearsals
 
+from foretrace.tracer.internals import OF_COMPILERS
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.tracer.rehearse.world.acting import Loaded, Troupe
-from foretrace.tracer.rehearse.world.child import OF_SOME_RANKS
 from foretrace.traces.private import is_private
 from foretrace.traces.rehearsal import RankTables, read_rank, rehearsal_folder
 from foretrace.traces.replacing import scratch_folder
@@ -67,7 +67,7 @@ def test_what_takes_long_to_import_is_imported_for_the_ranks_after_the_first_tha
         "model(torch.randn(4, 8, device='cuda')).sum().backward()\n"
         "torch.optim.SGD(model.parameters()).step()\n"
     )
-    looks.write_text(f"import sys\nraise SystemExit(str({set(OF_SOME_RANKS)!r} - sys.modules.keys()))")
+    looks.write_text(f"import sys\nraise SystemExit(str({set(OF_COMPILERS)!r} - sys.modules.keys()))")
     rehearsals.rehearse(Asked(command=(str(compiles),), world_size=1, warmup=0), tmp_path / "run")
     with pytest.raises(RehearsalError, match=r"set\(\)"):
         rehearsals.rehearse(Asked(command=(str(looks),), world_size=1), tmp_path / "run")

@@ -159,6 +159,11 @@ class Troupe:
         has_room, under_way = len(ranks) < self._n_at_once, set[int]()
         try:
             return self._act(ranks, None if beside in ranks or not has_room else beside, later, under_way)
+        except UnroutedError:
+            # All begin anew, on the process that has loaded torch; those under way soon ask the same.
+            while under_way:
+                under_way.discard(self._ended()[0])
+            raise
         except BaseException:
             if under_way:
                 self._loaded.end(at_once=True)

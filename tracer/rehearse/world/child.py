@@ -24,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from foretrace.tracer import internals
 from foretrace.tracer.record import Recording, activate
 from foretrace.tracer.rehearse.errors import (
     AwaitedError,
@@ -53,12 +54,6 @@ OF_EVERY_RANK: Final = (
     *(f"foretrace.tracer.rehearse.world.{name}" for name in ("started", "stuck", "world")),
 )
 """What each rank imports: once, before the first of them, since it takes longer than many a rank."""
-
-OF_SOME_RANKS: Final = (
-    *("torch._dynamo", "torch._functorch.aot_autograd", "torch._functorch.partitioners"),
-    *("torch._inductor.decomposition", "torch._inductor.pattern_matcher"),
-)
-"""What takes seconds to import, and only ranks that compile need: once one has, the next ones find it."""
 
 
 M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
@@ -192,7 +187,7 @@ def _leave(spec: Mapping[str, Any], outcome: Mapping[str, Any]) -> NoReturn:
     """Write the *outcome* and end the process."""
     file = file_of(Path(spec["folder"]), spec["rank"], "outcome")
     part = file.with_suffix(".part")  # the parent process reads all of it or nothing
-    imported = [name for name in OF_SOME_RANKS if name in sys.modules]
+    imported = [name for name in internals.OF_COMPILERS if name in sys.modules]
     part.write_text(json.dumps({**outcome, "imported": imported}), encoding="utf-8")
     part.replace(file)
     _end(0)
@@ -219,7 +214,6 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     os.environ.update(launchers.environment(spec))
     import torch
 
-    from foretrace.tracer import internals
     from foretrace.tracer.rehearse.device import threads
     from foretrace.tracer.rehearse.tape.watch import Watcher
     from foretrace.tracer.rehearse.world import files, started
