@@ -228,6 +228,7 @@ class Blocks(nn.Module):  # type: ignore[misc]
 KINDS: dict[str, Any] = {
     "llama": Llama,
     "gpt2": GPT2,
+    "bottleneck": Bottleneck,
     "gelu": Gelu,
     "loss": Loss,
     "head": Head,
