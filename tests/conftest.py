@@ -1,5 +1,6 @@
 """What every test shares: property tests are deterministic, and patient with a loaded machine."""
 
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,12 @@ sys.dont_write_bytecode = False
 # A shell that starts the suite behind an & makes Ctrl-C nothing to it and all that it starts; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of collections of garbage what all tests load: each would look at it for a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

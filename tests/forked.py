@@ -14,7 +14,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from foretrace.tracer.process import ON_CPU
+
 HERE = Path(__file__).parent
+
+N_GPUS = "2"
+"""GPUs for which processors stand in a process that is split off another one for that."""
 
 
 @cache
@@ -37,14 +42,24 @@ def python() -> str:
     return str(Path(kept.name, "python"))
 
 
-def _start(kept: tempfile.TemporaryDirectory[str], address: str) -> None:
+@cache
+def python_on_cpu() -> str:
+    """Have that program also take processors for two GPUs where it is told to, and return it."""
+    program = python()
+    if program != sys.executable:
+        kept = tempfile.TemporaryDirectory()
+        _start(kept, str(Path(program).with_name(f"socket{N_GPUS}")), **{ON_CPU: N_GPUS})
+    return program
+
+
+def _start(kept: tempfile.TemporaryDirectory[str], address: str, **more: str) -> None:
     """Start the process that listens at *address*, and have it end with this one, and *kept* with it."""
-    env = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1", **more}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(128)  # who comes while torch is loaded waits
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "preloaded.py"), str(listener.fileno()), kept.name],
+            [sys.executable, str(HERE / "preloaded.py"), str(listener.fileno()), str(Path(address).parent)],
             stdin=subprocess.PIPE,
             pass_fds=(listener.fileno(),),
             env=env,

@@ -24,14 +24,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-import torch._dynamo  # which an optimizer loads when it is first made
-import torch.distributed.fsdp
-import torch.distributed.launcher.api
-import torch.distributed.pipelining
-import torch.distributed.tensor.parallel  # noqa: F401 - scripts use all of these
+from foretrace.tracer import on_cpu
+from foretrace.tracer.importing import Expectation
+from foretrace.tracer.internals import C_OF_TORCH
+from foretrace.tracer.process import n_pretended_gpus
 
-import foretrace.tracer.hooks
-import foretrace.tracer.record  # noqa: F401 - and of these, where they are recorded
+USED = (
+    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.launcher.api"),
+    *("torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
+    *("foretrace.tracer.hooks", "foretrace.tracer.record"),
+)
+"""What scripts use, and recordings of them; the first an optimizer loads when it is first made."""
+
+for name in (C_OF_TORCH, "torch") if n_pretended_gpus() else ():
+    Expectation(name, on_cpu.install)
+for name in USED:
+    importlib.import_module(name)
 
 FIRST_FREE = 512
 """No process is given a file of this number or a higher one."""
@@ -138,6 +146,7 @@ def _customize() -> None:
         importlib.import_module("sitecustomize")
     for finder in [one for one in sys.meta_path if id(one) not in before]:
         expected: dict[str, Any] = getattr(finder, "expected", {})
+        expected.pop("torch", None)  # of which processors stand for GPUs, already
         for name in sorted({*expected} & {*sys.modules}):
             expected.pop(name)(sys.modules[name])
 

@@ -2,7 +2,8 @@
 
 It hands over what it was given (arguments, environment, folder, open files), passes signals on, and ends as
 the other one does; if this one is killed, so is the other. Where the other cannot do what is asked, this one
-becomes Python itself; so it does where processors stand for GPUs, which begins while torch is loaded.
+becomes Python itself. Processors stand for GPUs in parts of another process, as that begins while torch is
+loaded, if there is one.
 """
 
 import json
@@ -38,8 +39,8 @@ def parsed(words: list[str]) -> dict[str, Any] | None:
 
 def main(address: str, words: list[str]) -> None:
     """Have the process that listens at *address* do *words*; end as what it has split off."""
-    told = parsed(words)
-    if told is None or os.environ.get(ON_CPU):
+    told, address = parsed(words), address + os.environ.get(ON_CPU, "")
+    if told is None or not os.path.exists(address):  # noqa: PTH110
         os.execv(sys.executable, [sys.executable, *words])
     files = [number for number in range(3, 256) if _is_open(number)]
     with socket.socket(socket.AF_UNIX) as server:

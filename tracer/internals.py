@@ -978,6 +978,13 @@ def allows_tf32(role: str, name: str) -> bool:
 
 DYNAMO: Final = "torch._dynamo"  # where torch has its compiler; it takes long to load
 
+OF_COMPILERS: Final = (
+    DYNAMO,
+    *("torch._functorch.aot_autograd", "torch._functorch.partitioners"),
+    *("torch._inductor.decomposition", "torch._inductor.pattern_matcher"),
+)
+"""What takes seconds to import, and only ranks that compile need: once one has, the next ones find it."""
+
 EXPORTING: Final = "torch.export._trace"
 """Module of exports; takes a while to import, and most trainings never do."""
 

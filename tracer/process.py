@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -20,6 +21,7 @@ def is_distributed() -> bool:
     return bool(dist.is_available() and dist.is_initialized())
 
 
+@cache  # to read what describes a package takes milliseconds, at each writing
 def versions() -> dict[str, str]:
     """Return the versions of what made the run."""
     import torch

@@ -98,6 +98,7 @@ class Session(Training[Lane], Guarded):
         self._hooks: list[Hook] = []
         self._kernels = kernel_trace(path, rank, self.window) if depth == "kernels" else None
         self._write_beginning()
+        self.sink.start()  # its thread describes this object, all of it
 
     def _write_beginning(self) -> None:
         if self.rank == self.window.first_rank(self.world_size):

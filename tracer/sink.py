@@ -218,7 +218,7 @@ Record = Segment | StepWindow | Communication
 
 
 class Sink:
-    """Writes records in the background; what is told on the way, on the thread that writes, must not raise.
+    """Writes records in the background, once started; what is told on the thread that writes must not raise.
 
     Attributes:
         heard: called with each batch of spans that is written, on the writing thread; must not raise.
@@ -251,9 +251,13 @@ class Sink:
         self._computed_ns: dict[str, int] = {}
         self._streams = Streams()
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._run, args=(flush_s,), name="foretrace-writer", daemon=True
-        )
+        self._flush_s = flush_s
+        self._thread: threading.Thread | None = None
+        self.thread_id = 0
+
+    def start(self) -> None:
+        """Begin to write, now that all whom it tells are there."""
+        self._thread = threading.Thread(target=self._run, name="foretrace-writer", daemon=True)
         self._thread.start()
         self.thread_id = self._thread.ident or 0
 
@@ -295,9 +299,9 @@ class Sink:
                 return
             self._thread = None  # it knows the excepthook, and that of torch the process groups
 
-    def _run(self, flush_s: float) -> None:
+    def _run(self) -> None:
         try:
-            while not self._stopping.wait(flush_s):
+            while not self._stopping.wait(self._flush_s):
                 self._flush()
                 self._beside()
             self._follow_device()

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.forked import python_on_cpu
 from tests.processes import Ranks, Runner
 from tests.rehearsals import LOADED, rehearse
 
@@ -97,6 +98,13 @@ def ranks() -> type[Runner]:
     """How to run processes of one world."""
     pytest.importorskip("torch")
     return Runner
+
+
+@pytest.fixture(scope="session")
+def on_cpu() -> None:
+    """Processes in which processors stand for two GPUs are split off one that has loaded torch so."""
+    pytest.importorskip("torch")
+    python_on_cpu()
 
 
 @pytest.fixture(scope="session")

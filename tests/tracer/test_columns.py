@@ -71,6 +71,7 @@ def _written(*batches: list[Any], has_step: Any = lambda step: True) -> list[dic
         flush_s=3600,
         has_step=has_step,
     )
+    sink.start()
     for batch in batches:
         for one in batch:
             sink.put(one)

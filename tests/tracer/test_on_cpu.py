@@ -21,6 +21,8 @@ from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 SCRIPT = Path(__file__).parent / "for_gpus.py"
 
 STARTED: Final[dict[str, tuple[str, ...]]] = {

@@ -11,7 +11,6 @@ import pytest
 
 import foretrace
 from foretrace.tracer.records import Block
-from foretrace.tracer.sink import MOST_RECORDS
 from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
@@ -157,18 +156,21 @@ def test_optimizers_of_tasks_end_no_step_of_the_one_around_them(tmp_path: Path) 
     assert steps_of(tmp_path / "run", rounds) == [1, 1, 1, 3, 3]
 
 
-def test_what_memory_has_no_room_for_is_counted_and_told(tmp_path: Path) -> None:
-    """500,000 records wait at most: here nothing is written before the end."""
-    outer, inner, n_beyond = Block("outer"), Block("inner"), 1000
+def test_what_memory_has_no_room_for_is_counted_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many records wait at most: here nothing is written before the end."""
+    outer, inner, n_most, n_beyond = Block("outer"), Block("inner"), 5000, 1000
+    monkeypatch.setattr("foretrace.tracer.sink.MOST_RECORDS", n_most)
     with foretrace.record(tmp_path / "run", flush_s=1e6) as recording:
         assert recording.session is not None
         lane = recording.session.lane
         lane.push("forward", outer)
-        for _ in range((MOST_RECORDS + n_beyond) // 2):  # a piece of either block
+        for _ in range((n_most + n_beyond) // 2):  # a piece of either block
             lane.pop(lane.push("forward", inner))
         lane.pop(0)
     run = open_run(tmp_path / "run")
     told = "records that came faster than they could be written"
     assert run.info.dropped == {told: n_beyond + 1}
     assert run.warnings == (f"rank 0: {n_beyond + 1:,} {told}: in no span",)
-    assert len(run.spans()) <= MOST_RECORDS
+    assert len(run.spans()) <= n_most

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests import rehearsals
 
+from foretrace.tracer.internals import OF_COMPILERS
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.tracer.rehearse.world.acting import Loaded, Troupe
@@ -53,6 +54,23 @@ def test_rehearsals_on_one_process_are_those_on_their_own(tmp_path: Path) -> Non
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert rehearsed("third", loaded) == alone
+
+
+def test_what_takes_long_to_import_is_imported_for_the_ranks_after_the_first_that_needs_it(
+    tmp_path: Path,
+) -> None:
+    compiles, looks = tmp_path / "compiles.py", tmp_path / "looks.py"
+    compiles.write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).cuda()\n"
+        "model.compile()\n"
+        "model(torch.randn(4, 8, device='cuda')).sum().backward()\n"
+        "torch.optim.SGD(model.parameters()).step()\n"
+    )
+    looks.write_text(f"import sys\nraise SystemExit(str({set(OF_COMPILERS)!r} - sys.modules.keys()))")
+    rehearsals.rehearse(Asked(command=(str(compiles),), world_size=1, warmup=0), tmp_path / "run")
+    with pytest.raises(RehearsalError, match=r"set\(\)"):
+        rehearsals.rehearse(Asked(command=(str(looks),), world_size=1), tmp_path / "run")
 
 
 def test_what_ranks_send_each_other_is_kept_where_nobody_else_can_write(

@@ -51,7 +51,10 @@ def test_ranks_have_the_rows_of_a_run_on_gloo_whose_routers_choose_so(
 
 def test_every_token_is_at_the_experts_it_chose_and_comes_back(tmp_path: Path, loaded: Loaded) -> None:
     """Rows of all experts add up to all choices; each rank takes back as many rows as it has sent."""
+    loaded.start()
+    process = loaded._process
     found, rows = _rehearsed(tmp_path, loaded, "1.0", EXPERTS)
+    assert loaded._process is process  # though all ranks were begun anew
     assert found.ranks == tuple(range(EXPERTS))
     sent = TOKENS * TOP_K
     assert [own[-1] for own in rows.values()] == [sent] * EXPERTS

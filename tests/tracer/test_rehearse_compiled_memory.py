@@ -41,7 +41,6 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Memory:
 @pytest.mark.parametrize(
     ("model", "how"),
     [
-        ("llama", "fp32"),
         ("llamas", "bf16"),
         ("gpt2", "fp32"),
         ("gpt2s", "bf16"),
@@ -55,8 +54,6 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Memory:
         ("head", "autocast"),
         ("recomputed", "fp32"),
         ("chosen", "bf16"),
-        ("vision", "fp32"),
-        ("vision", "bf16"),
         ("vision", "autocast"),
     ],
 )

@@ -16,13 +16,13 @@ SCRIPT = """
 import sys
 from pathlib import Path
 
-import torch
-
 sys.path.append(str(Path(__file__).parent.parent))
 from beside import WIDTH
 
 print(__file__, sys.argv, sys.modules["__main__"].__dict__ is globals(), __name__, __spec__)
 if {trains}:
+    import torch
+
     model = torch.nn.Linear(WIDTH, WIDTH).cuda()
     for _ in range(3):
         model(torch.randn(4, WIDTH, device="cuda")).sum().backward()

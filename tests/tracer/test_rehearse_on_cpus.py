@@ -1,15 +1,17 @@
 """A script that puts nothing on a GPU trains on CPUs: that is said beside times of GPUs."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.rehearsals import rehearse
+from tests.rehearsals import LOADED, rehearse
 
 from foretrace import cli
 from foretrace.simulator.rehearsed.notes import ON_CPU as ON_OTHERS
 from foretrace.simulator.rehearsed.run import simulate_rehearsal
 from foretrace.topologies.catalog import load_cluster
+from foretrace.tracer.rehearse import rehearsing
 from foretrace.tracer.rehearse.cli import ON_CPU
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.world.world import STAGED
@@ -61,7 +63,10 @@ def test_fsdp2_without_a_mesh_is_on_gpus_also_over_gloo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("device", "on_cpu"), [("cpu", True), ("where", False)])
-def test_before_it_is_timed_it_is_said_too(tmp_path: Path, device: str, *, on_cpu: bool) -> None:
+def test_before_it_is_timed_it_is_said_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, *, on_cpu: bool
+) -> None:
+    monkeypatch.setattr(rehearsing, "rehearse", partial(rehearsing.rehearse, on=LOADED))
     run = ["--world-size", "2", "--ranks", "0", "-o", str(tmp_path / "run")]
     done = CliRunner().invoke(cli.main, ["rehearse", *run, "--", str(SCRIPT), "gloo", "ddp", device])
     assert done.exit_code == 0, done.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from tests.forked import python  # noqa: E402
 from tests.rehearsals import rehearse  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -117,7 +117,7 @@ def test_an_operator_that_changes_the_shape_of_its_operand_is_not_remembered() -
 
 def test_lists_of_equal_tensors_are_cut_as_each_of_them_alone() -> None:
     """DTensor's answer about lists the short way is that of the long way, in a world of eight."""
-    found = subprocess.run([sys.executable, "-c", _CUT], check=False, capture_output=True, text=True)
+    found = subprocess.run([python(), "-c", _CUT], check=False, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-500:]
     assert found.stdout.split() == ["same"] * 5
 

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.processes import Runner
+from tests.rehearsals import rehearse
 
 from foretrace import cli
 from foretrace.tracer.record import RUN_VARIABLE
 from foretrace.tracer.rehearse.errors import RehearsalError
-from foretrace.tracer.rehearse.verify import with_processes
+from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.tracer.rehearse.verify import MOST_STEPS, with_processes
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 ROWS, STEPS = 4, 4
 
@@ -60,35 +63,45 @@ if __name__ == "__main__":
 """
 
 
-IMPATIENT = """
+REHEARSED = """
 from foretrace.cli import main
 from foretrace.tracer.rehearse import verify
+from foretrace.traces.rehearsal import read_rehearsal
+verify.rehearse = lambda asked, output, tell: read_rehearsal(output)
+"""
+"""Takes what this process has rehearsed, on the one that has loaded torch."""
+
+IMPATIENT = """
 verify.WAITING_S, verify.TIMES_AS_LONG = 8.0, 0.0
 is_stuck = verify._Watched.is_stuck
 verify._Watched.is_stuck = lambda self: self._n_written() > 0 and is_stuck(self)
-main()
 """
 """Gives up 8 s after the last that was written, once anything was: ranks may begin as late as they like."""
 
 
 def verified(
-    folder: Path, more: str = "pass", *flags: str, whole: str = "", how: tuple[str, str] = ("-m", "foretrace")
+    folder: Path,
+    more: str = "pass",
+    *flags: str,
+    whole: str = "",
+    how: str = REHEARSED,
+    loads_torch: bool = False,
 ) -> Any:
-    """Return how the command ended on a script with *more* in its loop, or on the *whole* of another."""
+    """Return how the command ended on a script with *more* in its loop, or on the *whole* of another.
+
+    It rehearses itself if *how*, which is run before it, is empty.
+    """
     script = folder / "train.py"
     script.write_text(whole or SCRIPT.format(more=more))
-    words = [
-        sys.executable,
-        *how,
-        "rehearse",
-        "--verify",
-        "2",
-        *flags,
-        "-o",
-        str(folder / "run"),
-    ]
-    command = [str(script), "{port}"] if whole else ["torchrun", "--master-port", "{port}", str(script)]
-    (done,) = Runner.launch([*words, "--", *command], fresh=folder / "run", loads_torch=True)
+    command = (str(script), "{port}") if whole else ("torchrun", "--master-port", "{port}", str(script))
+    if how:
+        asked = Asked(
+            command=command, world_size=2, ranks=(0, 1), warmup=0, steps=MOST_STEPS, local_world_size=2
+        )
+        rehearse(asked, folder / "run" / "rehearsed")
+    words = [sys.executable, *(("-c", f"{how}main()") if how else ("-m", "foretrace"))]
+    words += ["rehearse", "--verify", "2", *flags, "-o", str(folder / "run"), "--", *command]
+    (done,) = Runner.launch(words, fresh=folder / "run" / "recorded", loads_torch=loads_torch)
     return done
 
 
@@ -102,7 +115,7 @@ RESUMES = """
 
 def test_a_rehearsal_agrees_with_a_recording_of_the_same_command(tmp_path: Path) -> None:
     """Nor does the one run resume from the checkpoints of the other: it would do other steps."""
-    done = verified(tmp_path, RESUMES.strip(), "--json")
+    done = verified(tmp_path, RESUMES.strip(), "--json", how="", loads_torch=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["agrees"]
@@ -136,7 +149,8 @@ def test_a_command_that_fails_is_one_line_and_status_2(tmp_path: Path) -> None:
 def test_ranks_that_wait_for_each_other_are_ended_and_said(tmp_path: Path) -> None:
     """Rank 0 receives what rank 1, which is at its next gradients, never sends."""
     more = "is_real and dist.get_rank() == 0 and dist.recv(torch.ones(3), 1)"
-    done = verified(tmp_path, more, how=("-c", IMPATIENT))
+    # Processes that torchrun has not split off itself, but another one for it, would go on.
+    done = verified(tmp_path, more, how=REHEARSED + IMPATIENT, loads_torch=True)
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]
     assert "has done nothing for 8 s" in line

@@ -1,13 +1,17 @@
 """Whatever goes wrong with a recording, the training goes on, to the same numbers, and is told once."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.processes import Done
 
+import foretrace
+from foretrace.tracer import session
 from foretrace.tracer.guarded import Replacements, between
+from foretrace.tracer.passes import Passes
 from foretrace.traces.analysis.diagnosis import diagnose
 from foretrace.traces.errors import RunError
 from foretrace.traces.store import open_run
@@ -102,6 +106,22 @@ def warnings(path: Path) -> tuple[str, ...]:
         return open_run(path).warnings
     except RunError:
         return ()
+
+
+def test_a_batch_is_written_though_a_recording_takes_long_to_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: what describes it is not there yet when the first batch would be due."""
+    pytest.importorskip("torch")
+
+    def late(*given: Any) -> Any:
+        time.sleep(0.1)
+        return Passes(*given)
+
+    monkeypatch.setattr(session, "Passes", late)
+    with foretrace.record(tmp_path / "run", flush_s=0.01):
+        time.sleep(0.1)
+    assert open_run(tmp_path / "run").warnings == ()
 
 
 def test_functions_are_given_back_but_for_those_that_somebody_has_replaced_since() -> None:

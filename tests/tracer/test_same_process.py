@@ -143,7 +143,7 @@ model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 """
 
-REHEARSED = ("module", "path", "torchrun")
+REHEARSED = ("module", "torchrun")
 
 
 @pytest.mark.parametrize("how", REHEARSED)
@@ -162,9 +162,6 @@ def test_a_rehearsed_script_sees_the_process_that_a_launcher_starts(
     rehearse = [python, "-m", "foretrace", "rehearse", "--world-size", size, "--ranks-per-node", size]
     rehearse += ["--warmup", "0", "-o", "run", *(["--ranks", "0,1"] if how == "torchrun" else []), "--"]
     launched = command if how == "torchrun" else [python, "-m", "torch.distributed.run", *command[1:]]
-    if how == "path":
-        launched = [python, "-m", "torch.distributed.run", "./listing.py"]
-        command = [python, "./listing.py"]
     alone, said = (seen(words, tmp_path, env) for words in (launched, [*rehearse, *command]))
     assert len(alone) == len(said) == int(size)
     for one, other in zip(alone, said, strict=True):

@@ -45,6 +45,7 @@ class Loaded:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._imports: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -91,8 +92,12 @@ class Loaded:
         """Ask the process to run the rank of *spec*."""
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):  # it has ended: ``said`` says so
-                self._process.stdin.write(json.dumps(spec).encode() + b"\n")
+                self._process.stdin.write(json.dumps({**spec, "imports": self._imports}).encode() + b"\n")
                 self._process.stdin.flush()
+
+    def expect(self, imports: Collection[str]) -> None:
+        """Have the process import, before the next rank, *imports* that a rank has needed."""
+        self._imports += [name for name in imports if name not in self._imports]
 
     def said(self) -> str:
         """Return the next line from the process or a rank. Raises RehearsalError if it has ended."""
@@ -154,6 +159,11 @@ class Troupe:
         has_room, under_way = len(ranks) < self._n_at_once, set[int]()
         try:
             return self._act(ranks, None if beside in ranks or not has_room else beside, later, under_way)
+        except UnroutedError:
+            # All begin anew, on the process that has loaded torch; those under way soon ask the same.
+            while under_way:
+                under_way.discard(self._ended()[0])
+            raise
         except BaseException:
             if under_way:
                 self._loaded.end(at_once=True)
@@ -256,6 +266,7 @@ class Troupe:
                 f"rank {rank} died of {_cause(status)}{words}; its output is in {_kept_log(log)}"
             )
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        self._loaded.expect(found.pop("imported", ()))
         if "unrouted" in found:
             raise UnroutedError(found["unrouted"])
         # It failed for want of what another rank sends: that one is run, and this one again.

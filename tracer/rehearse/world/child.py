@@ -18,12 +18,13 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from foretrace.tracer import internals
 from foretrace.tracer.record import Recording, activate
 from foretrace.tracer.rehearse.errors import (
     AwaitedError,
@@ -102,6 +103,7 @@ def main(progress: int) -> NoReturn:
             *lines, rest = (rest + said).split(b"\n")
             for line in lines:
                 spec = {**json.loads(line), "progress": progress}
+                _import(spec["imports"])
                 number = os.fork()
                 if number == 0:
                     try:
@@ -140,12 +142,18 @@ def _load(progress: int) -> Any:
     import torch
 
     torch.set_num_threads(1)
-    for name in OF_EVERY_RANK:
-        import_module(name)
+    _import(OF_EVERY_RANK)
     os.environ.clear()
     os.environ.update(own)
-    gc.freeze()  # a collection in a rank need not look at torch
     return device
+
+
+def _import(names: Iterable[str]) -> None:
+    """Import for all ranks from now on those of *names* that are not there yet."""
+    if missing := [name for name in names if name not in sys.modules]:
+        for name in missing:
+            import_module(name)
+        gc.freeze()  # a collection in a rank need not look at torch
 
 
 def _act(spec: Mapping[str, Any], device: Any) -> None:
@@ -179,7 +187,8 @@ def _leave(spec: Mapping[str, Any], outcome: Mapping[str, Any]) -> NoReturn:
     """Write the *outcome* and end the process."""
     file = file_of(Path(spec["folder"]), spec["rank"], "outcome")
     part = file.with_suffix(".part")  # the parent process reads all of it or nothing
-    part.write_text(json.dumps(outcome), encoding="utf-8")
+    imported = [name for name in internals.OF_COMPILERS if name in sys.modules]
+    part.write_text(json.dumps({**outcome, "imported": imported}), encoding="utf-8")
     part.replace(file)
     _end(0)
 
@@ -205,7 +214,6 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     os.environ.update(launchers.environment(spec))
     import torch
 
-    from foretrace.tracer import internals
     from foretrace.tracer.rehearse.device import threads
     from foretrace.tracer.rehearse.tape.watch import Watcher
     from foretrace.tracer.rehearse.world import files, started
