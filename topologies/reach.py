@@ -297,7 +297,7 @@ def tiers(cluster: Cluster) -> list[Tier]:
     found: dict[str, Tier] = {}
     for other in range(1, full.n_gpus):
         name = reach.tier_name(0, other)
-        # All pairs that meet at a level get the same; that the others reach each other has to be found.
+        # The nearest pair stands for a level; whether the others reach each other has to be found out.
         if name == "peer" or name not in found:
             found.setdefault(name, reach.tier(0, other))
     return sorted(found.values(), key=lambda tier: LEVEL.get(tier.name, 0))
