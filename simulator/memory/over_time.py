@@ -15,7 +15,7 @@ from foretrace.simulator.program import Int64Array
 from foretrace.traces.timeline import MEMORY
 
 COMPUTE: Final = pa.scalar("compute", pa.string())
-"""Category of the spans looked at. With its type, as Arrow looks for that of a bare word in other packages."""
+"""Category of the spans looked at. With its type: Arrow looks for that of a word in other packages."""
 
 LOOKED_AT: Final = ("kind", "rank", "step", "stage", "microbatch", "start_ns", "duration_ns")
 """Columns of a timeline that say when a micro-batch computes."""
