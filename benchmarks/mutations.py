@@ -4,8 +4,7 @@ python benchmarks/mutations.py topologies simulator/engine [-n 20] [--seed 0] [-
 
 A mistake is another operator, comparison or constant, or a function that returns None. It is made in a copy
 of the working tree. The tests that belong to a file are those nearest to it in ``tests/<package>``: that
-import it, then what imports it. They have to pass without the mistake first,
-and find it where they fail or take five times as long.
+import it, then what imports it. They pass first, and find it by failing or taking five times as long.
 """
 
 from __future__ import annotations
