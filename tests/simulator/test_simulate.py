@@ -141,6 +141,7 @@ def test_what_does_not_fit_is_named_with_what_is_largest() -> None:
     first = 8 * fullest.pp
     assert f"; fullest stage {fullest.pp} (rank {first} to {first + 7}), " in said
     assert f"{excess / 1e9:.3g} GB too much; largest: optimizer " in said
+    assert said.partition("largest: ")[2].count(" GB") == 3
     assert advice == "no single setting makes it fit"
 
 
