@@ -58,7 +58,7 @@ def rows() -> Iterator[Row]:
     for row in csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()):
         settings = tomllib.loads(f"of = {{{row['settings']}}}")["of"]
         job = job_from({**settings, "cluster": row["cluster"]})
-        summary = simulate(job, only_figures=True).summary
+        summary = simulate(job, only_figures=True, covers_unsaid=False).summary
         machine = {"name": job.cluster.name, **job.cluster.powers()}
         drawn = power(machine, summary["shares"], summary["memory_bound_share"])
         if drawn is None:

@@ -61,10 +61,13 @@ def imports(source: str) -> Iterator[tuple[str, bool]]:
             yield from ((f"{node.module or '.'}.{alias.name}", at_import) for alias in node.names)
             if node.level:
                 yield "relative", at_import
-        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _is_typing_only(
-            node
-        )
-        waiting += [(child, at_import and not inside) for child in ast.iter_child_nodes(node)]
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_typing_only(node)
+        waiting += [(child, at_import and not inside) for child in ast.iter_child_nodes(node) if holds(child)]
+
+
+def holds(node: ast.AST) -> bool:
+    """Return whether *node* may be an import or have one in it, as no expression has."""
+    return isinstance(node, ast.stmt | ast.excepthandler | ast.match_case)
 
 
 def _is_typing_only(node: ast.AST) -> bool:

@@ -21,19 +21,27 @@ from foretrace.simulator.flags import flag_of
 from foretrace.simulator.settings import LISTED
 
 SIMULATE = (
-    "simulate --model llama3-8b --cluster dgx-h100 --gpus 16 --tp 2 --pp 2 --global-batch 32 --seq-len 2048"
+    "simulate --model llama3-8b --cluster dgx-h100 --gpus 16 --tp 2 --pp 2 --global-batch 32 --seq-len 2048 "
+    "--framework megatron"
 ).split()
 
 
-def run(
-    *args: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+Ended = subprocess.CompletedProcess[str]
+
+
+def start(*args: str, env: Mapping[str, str] | None = None) -> Ended:
     """Run the command as a user does, in a process of its own."""
     command = [sys.executable, "-m", "foretrace", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=120)
 
 
-def assert_one_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
+def run(*args: str) -> Ended:
+    """Run the command in this process, where everything is loaded."""
+    found = CliRunner().invoke(cli.main, args)
+    return Ended(args, found.exit_code, found.stdout, found.stderr)
+
+
+def assert_one_line(result: Ended, *words: str) -> None:
     """The mistake is told in one line that holds *words*, with exit status 2 and nothing on stdout."""
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
@@ -205,7 +213,7 @@ class TestMistakes:
     """One line each: what is wrong, the value, what would work."""
 
     def test_unknown_verb(self) -> None:
-        assert_one_line(run("simulat"), "no verb 'simulat': did you mean simulate?")
+        assert_one_line(start("simulat"), "no verb 'simulat': did you mean simulate?")
         assert_one_line(run("zzz"), "no verb 'zzz': one of simulate, rehearse")
 
     def test_unknown_part_of_a_verb(self) -> None:
@@ -290,7 +298,7 @@ def test_a_full_disk_behind_the_output_is_one_line(words: list[str]) -> None:
 
 
 def test_output_that_the_terminal_cannot_show_is_escaped() -> None:
-    done = run(*SIMULATE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    done = start(*SIMULATE, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert "\\xb5s" in done.stdout
 
@@ -307,12 +315,15 @@ def test_analyze_works_alike_on_a_run_it_was_given(tmp_path: Path) -> None:
         assert abs(sum(row["shares"].values()) - 1) < 1e-9
 
 
-def test_a_finished_run_with_a_missing_rank_is_refused_unless_asked_for(tmp_path: Path) -> None:
+def test_a_finished_run_with_a_missing_rank_is_refused_unless_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     out = tmp_path / "run"
     assert run(*SIMULATE, "--ranks", "all", "-o", str(out)).returncode == 0
     (out / "spans" / "rank-00003.arrow").unlink()
     for words in (["analyze", str(out)], ["compare", str(out), str(out)], ["report", str(out)]):
-        assert_one_line(run(*words, cwd=tmp_path), "rank 3 of 16", "--partial")
+        assert_one_line(run(*words), "rank 3 of 16", "--partial")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     result = run("analyze", str(out), "--partial", "--json")
     assert result.returncode == 0, result.stderr

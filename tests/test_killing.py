@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.fuzzing import CORPUS
 
-N_KILLS = os.environ.get("FORETRACE_KILLS", "16")
+N_KILLS = os.environ.get("FORETRACE_KILLS", "9")
 
 SCRIPT = """
 import os, random, shutil, signal, sys, time
@@ -43,16 +43,17 @@ def begin():
 do(f"{JOB} --steps 6 -o one")
 do(f"{JOB} --steps 9 -o two")
 random.seed(0)
-n_killed = 0
+n_killed, written = 0, {}
 for number in range(int(sys.argv[2])):
     before, words = VERBS[number % len(VERBS)]
-    states = []
     for one in (words, before):
-        begin()
-        since = time.perf_counter()
-        do(one)
-        states.append(state())
-        took_s = time.perf_counter() - since
+        if one == before or one not in written:
+            begin()
+            since = time.perf_counter()
+            do(one)
+            written[one] = state()
+            took_s = time.perf_counter() - since
+    states = [written[words], written[before]]
     child = os.fork()
     if not child:
         CliRunner().invoke(main, words.split())

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.simulator.predicted import simulate
 
 from foretrace import cli
 from foretrace.simulator.config import job_from
-from foretrace.simulator.simulate import simulate
 
 SMALL = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "tp": 8, "global_batch": 8}
 FLAGS = "--model llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 8".split()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
@@ -309,7 +310,8 @@ LENGTH: Final = 16
 """Hexadecimal digits of a digest."""
 
 
-def digest(machine: Any) -> str:
+@lru_cache(maxsize=64)
+def digest(machine: Cluster) -> str:
     """Return the digest of a cluster: of its figures, measured tables included, and of its size."""
     text = json.dumps(_plain(machine), sort_keys=True)
     return sha256(text.encode()).hexdigest()[:LENGTH]

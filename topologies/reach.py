@@ -123,16 +123,22 @@ class Reach:
 
     def tier(self, a: int, b: int) -> Tier:
         """Return what GPU *a* can send to GPU *b*. Raises FabricError if they meet in no switch."""
-        if self._domain[a] == self._domain[b]:
+        name = self.tier_name(a, b)
+        if name == "node":
             ends = (f"gpu:{a}", f"gpu:{b}")
             path = nx.shortest_path(self._inside, *ends)
             latency_s = sum(self._inside.edges[hop]["latency_s"] for hop in pairwise(path))
-            return Tier(name="node", bytes_per_s=self.ring([a, b]), latency_s=latency_s)
+            return Tier(name=name, bytes_per_s=self.ring([a, b]), latency_s=latency_s)
         shape = self.shape([a, b])
+        return Tier(name=name, bytes_per_s=shape.inter_bytes_per_s, latency_s=shape.inter_latency_s)
+
+    def tier_name(self, a: int, b: int) -> str:
+        """Return where GPU *a* meets GPU *b*: in the node, at a level of ``LEVEL`` or, if at none, "peer"."""
+        if self._domain[a] == self._domain[b]:
+            return "node"
         level = self.meeting_level((a,), (b,))
         # No level means that the two never meet above: their switches are joined side by side.
-        name = next((tier for tier, height in LEVEL.items() if height == level), "peer")
-        return Tier(name=name, bytes_per_s=shape.inter_bytes_per_s, latency_s=shape.inter_latency_s)
+        return next((tier for tier, height in LEVEL.items() if height == level), "peer")
 
     def ring(self, gpus: Sequence[int]) -> float:
         """Return what each of *gpus*, of one domain, can send to the next of them."""
@@ -290,8 +296,10 @@ def tiers(cluster: Cluster) -> list[Tier]:
     reach = Reach(fabric(full), range(full.n_gpus))
     found: dict[str, Tier] = {}
     for other in range(1, full.n_gpus):
-        tier = reach.tier(0, other)
-        found.setdefault(tier.name, tier)
+        name = reach.tier_name(0, other)
+        # The nearest pair stands for a level; whether the others reach each other has to be found out.
+        if name == "peer" or name not in found:
+            found.setdefault(name, reach.tier(0, other))
     return sorted(found.values(), key=lambda tier: LEVEL.get(tier.name, 0))
 
 

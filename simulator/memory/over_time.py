@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,6 +13,12 @@ from foretrace.simulator.memory.ranks import RankMemory
 from foretrace.simulator.memory.stage import FIXED
 from foretrace.simulator.program import Int64Array
 from foretrace.traces.timeline import MEMORY
+
+COMPUTE: Final = pa.scalar("compute", pa.string())
+"""Category of the spans looked at. With its type: Arrow looks for that of a word in other packages."""
+
+LOOKED_AT: Final = ("kind", "rank", "step", "stage", "microbatch", "start_ns", "duration_ns")
+"""Columns of a timeline that say when a micro-batch computes."""
 
 RETURNS: Final = ("backward", "backward_weight")
 """Kinds whose end frees what the forward of the micro-batch kept."""
@@ -56,16 +62,18 @@ def memory_over_time(spans: pa.Table, memories: Mapping[int, RankMemory]) -> pa.
     backward runs. Gathered parameters, logits and buffers are held, at their most, from the first forward to
     the last backward of a step. ``total`` is the sum, and its maximum is ``RankMemory.peak_bytes``.
     """
+    # Of all columns of a timeline these are looked at, again and again.
+    spans = spans.select(LOOKED_AT).filter(pc.equal(spans["category"], COMPUTE))
     forward, recompute = (_windows(spans, kinds) for kinds in (("forward",), RECOMPUTES))
     returned = _returned(spans)
-    parts = []
+    found = []
     for rank, memory in sorted(memories.items()):
         changes = _changes(memory, forward.of(rank), recompute.of(rank), returned.of(rank))
         changes["total"] = _Changes(
             *(np.concatenate(column) for column in zip(*changes.values(), strict=True))
         )
-        parts += [_rows(rank, category, change) for category, change in changes.items()]
-    return pa.concat_tables(parts).unify_dictionaries() if parts else MEMORY.empty_table()
+        found += [(rank, category, _held_over_time(change)) for category, change in changes.items()]
+    return _table(found) if found else MEMORY.empty_table()
 
 
 def _returned(spans: pa.Table) -> _Windows:
@@ -85,10 +93,7 @@ def _returned(spans: pa.Table) -> _Windows:
 
 def _windows(spans: pa.Table, kinds: Iterable[str]) -> _Windows:
     """Return the windows of every micro-batch on every rank and stage, over spans of *kinds*."""
-    wanted = pc.and_(
-        pc.equal(spans["category"], "compute"), pc.is_in(spans["kind"], pa.array(kinds, pa.string()))
-    )
-    chosen = spans.filter(wanted)
+    chosen = spans.filter(pc.is_in(spans["kind"], pa.array(kinds, pa.string())))
     names = ("rank", "step", "stage", "microbatch")
     columns = [chosen[name].to_numpy().astype(np.int64) for name in names]
     sizes = [int((pc.max(spans[name]).as_py() or 0) + 2) for name in names]  # -1 is unknown
@@ -152,18 +157,29 @@ def _held(from_ns: Int64Array, until_ns: Int64Array, size: int | Int64Array) -> 
     return _Changes(np.concatenate([from_ns, until_ns]), sizes)
 
 
-def _rows(rank: int, category: str, changes: _Changes) -> pa.Table:
-    """Return the step function that *changes* add up to, from time 0."""
+def _held_over_time(changes: _Changes) -> _Changes:
+    """Return the step function that *changes* add up to, from time 0: what is held from when on."""
     t_ns, member = np.unique(np.append(changes.t_ns, 0), return_inverse=True)
     sums = np.zeros(len(t_ns), np.int64)
     np.add.at(sums, member, np.append(changes.bytes, 0))
     held = np.cumsum(sums)
     # Only changes are kept, and the first value.
     keep = np.append(True, held[1:] != held[:-1])
+    return _Changes(t_ns[keep], held[keep])
+
+
+def _table(found: Sequence[tuple[int, str, _Changes]]) -> pa.Table:
+    """Return the step functions *found* of categories on ranks as rows of a table."""
+    ranks, categories, functions = zip(*found, strict=True)
+    sizes = [len(function.t_ns) for function in functions]
+    distinct = list(dict.fromkeys(categories))
+    codes = np.array([distinct.index(category) for category in categories], np.int32)
     columns = {
-        "rank": pa.array(np.full(int(keep.sum()), rank, np.int32)),
-        "t_ns": pa.array(t_ns[keep]),
-        "category": pa.repeat(category, int(keep.sum())),
-        "bytes": pa.array(held[keep]),
+        "rank": np.repeat(np.array(ranks, np.int32), sizes),
+        "t_ns": np.concatenate([function.t_ns for function in functions]),
+        "category": pa.DictionaryArray.from_arrays(
+            pa.array(np.repeat(codes, sizes)), pa.array(distinct, pa.string())
+        ),
+        "bytes": np.concatenate([function.bytes for function in functions]),
     }
-    return pa.table(columns).cast(MEMORY)
+    return pa.table(columns, schema=MEMORY)

@@ -22,10 +22,15 @@ from foretrace.topologies.units import parse_count
 
 def names() -> list[str]:
     """Return the names of the presets, sorted."""
+    return list(_names())
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    """Return the names of the presets, whose folder does not change; every job asks for them."""
     folder = resources.files("foretrace.simulator") / "presets"
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
-    )
+    found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return tuple(sorted(found))
 
 
 def load_model(name_or_path: str | Path) -> Model:

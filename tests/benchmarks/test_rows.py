@@ -9,10 +9,10 @@ import pytest
 from measured.jobs import FILLED, job_of, parallel_class, step_job
 from measured.judge import Step, run_rows
 from measured.table import Row
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.errors import TableError
 from foretrace.simulator.memory.ranks import peak_bytes
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.validate.scores import Failed
 from foretrace.topologies.catalog import load_cluster
 

@@ -29,11 +29,11 @@ from measured.judge import (
     validate_steps,
 )
 from measured.table import Row, read_table
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.recorded.one_time import Curve
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.validate.runs import Step as Timed
 from foretrace.simulator.validate.runs import read_runs, settings_of
 from foretrace.simulator.validate.runs import run_rows as run_product
@@ -128,8 +128,8 @@ def test_a_step_takes_as_long_as_simulate_says() -> None:
     for number, one in enumerate(ROWS[:5]):
         (found,) = run_rows([Row(one, number)], 1)
         assert isinstance(found, Step)
-        job = step_job(Row(one, number)).job
-        assert found.scored.predicted == pytest.approx(simulate(job).summary["step_time_s"], rel=1e-9)
+        step_s = simulate(step_job(Row(one, number)).job, only_figures=True).summary["step_time_s"]
+        assert found.scored.predicted == pytest.approx(step_s, rel=1e-9)
 
 
 def test_rows_that_do_not_count_stay_out_of_the_score(tmp_path: Path, own: list[dict[str, object]]) -> None:
@@ -349,8 +349,8 @@ def test_translated_rows_take_as_long_as_simulate_says_of_their_settings(
     times = {row["id"]: row["predicted"] for row in validate_table(table).document(100)["worst"]}
     for row in read_runs(table):
         if row.id in times:
-            job = job_from(settings_of(row))
-            assert simulate(job).summary["step_time_s"] == pytest.approx(times[row.id], rel=1e-9), row.id
+            step_s = simulate(job_from(settings_of(row)), only_figures=True).summary["step_time_s"]
+            assert step_s == pytest.approx(times[row.id], rel=1e-9), row.id
 
 
 MEASURED = Path(os.environ.get("FORETRACE_MEASURED", Path(__file__).parents[3] / "shared" / "measured"))

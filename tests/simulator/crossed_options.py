@@ -112,23 +112,25 @@ ASKED: Final[Mapping[tuple[str, Any], Mapping[str, Any]]] = {
 BASE: Final[Mapping[str, Any]] = {"cluster": "dgx-h100", "gpus": 16, "global_batch": 32, "seq_len": 512}
 
 
-def outcome(given: Mapping[str, Any], *, covers_unsaid: bool = False, again: bool = True) -> str:
+def outcome(
+    given: Mapping[str, Any], *, covers_unsaid: bool = False, again: bool = True, only_figures: bool = False
+) -> str:
     """Return why ``BASE`` with *given* is refused; empty if it runs as every job has to.
 
     Args:
         given: settings.
         covers_unsaid: run it by the conventions of every framework, too, if none is given.
         again: predict its figures alone, too; it takes as long as all else does.
+        only_figures: predict nothing else.
     """
     try:
         job = job_from({**BASE, **given}, model=SMALL)
-        summary = simulate(job, covers_unsaid=covers_unsaid).summary
+        summary = simulate(job, covers_unsaid=covers_unsaid, only_figures=only_figures).summary
     except (SimulationError, TopologyError, TraceError) as error:
         return str(error) or "refused without a word"
     assert summary["step_time_s"] > 0
     assert summary["peak_memory_bytes"] > 0
-    if (
-        again and not covers_unsaid
-    ):  # the figures alone are the same, although one task stands for several in a row
+    # The figures alone are the same, although one task stands for several in a row.
+    if again and not covers_unsaid and not only_figures:
         assert simulate(job, only_figures=True, covers_unsaid=False).summary == summary
     return ""

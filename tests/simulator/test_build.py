@@ -84,6 +84,7 @@ def jobs(draw: st.DrawFn) -> Job:
     pp, dp, cp, tp = (draw(st.sampled_from([1, 2])) for _ in range(4))
     return make_job(
         m=draw(st.integers(1, 3)),
+        n_layers=draw(st.integers(pp, 3)),
         pp=pp,
         dp=dp,
         cp=cp,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import CalibrationError
 from foretrace.simulator.recorded.calibration import read_calibration
 from foretrace.simulator.recorded.one_time import OneTime, calibrate_on_times
-from foretrace.simulator.simulate import simulate
 
 pytest.importorskip("numba")
 

@@ -7,12 +7,12 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import DataObject, data, integers, lists, sampled_from, sets
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.collectives import KINDS, bus_factor
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.fabric import FabricSpec

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
@@ -17,7 +18,7 @@ from foretrace.simulator.errors import ConfigError, JobError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.memory.states import sharding_units
-from foretrace.simulator.simulate import simulate
+from foretrace.simulator.simulate import simulate as in_every_reading
 from foretrace.simulator.summary import job_name
 from foretrace.simulator.workload.mlp import experts_mlp, mlp_block
 from foretrace.simulator.workload.ops import Comm, Op
@@ -112,7 +113,8 @@ def test_whole_experts_are_not_gathered_for_and_send_less() -> None:
 def test_whole_experts_in_a_node_are_faster_than_cut_ones_here() -> None:
     """Exchanges stay inside the node either way; what was gathered and scattered over tp is gone."""
     cut, whole = (
-        simulate(job).summary["step_time_s"] for job in (_job(tp=8, ep=1), _job(tp=8, ep=8, expert_tp=1))
+        simulate(job, only_figures=True).summary["step_time_s"]
+        for job in (_job(tp=8, ep=1), _job(tp=8, ep=8, expert_tp=1))
     )
     assert whole < cut
 
@@ -199,9 +201,10 @@ def test_what_nobody_gave_is_what_is_possible_then_published_then_the_frameworks
 
 
 def test_the_range_covers_whole_experts_where_nobody_said_which() -> None:
-    given = {"tp": 4, "ep": 2, "cluster": "dgx-b200"}
+    given = {"tp": 4, "ep": 2, "cluster": "dgx-b200", "global_batch": 8}
     open_, cut, whole = (
-        simulate(_job(**given, **more)).summary for more in ({}, {"expert_tp": 4}, {"expert_tp": 1})
+        in_every_reading(_job(**given, **more), only_figures=True).summary
+        for more in ({}, {"expert_tp": 4}, {"expert_tp": 1})
     )
     assert open_["step_time_s"] == cut["step_time_s"]
     for name in ("step_time_s", "mfu", "peak_memory_bytes"):
@@ -214,7 +217,7 @@ def test_the_range_covers_whole_experts_where_nobody_said_which() -> None:
 
 
 def test_whole_experts_that_do_not_fit_widen_memory_alone() -> None:
-    found = simulate(_job(tp=4, ep=2, cluster="dgx-h100")).summary
+    found = in_every_reading(_job(tp=4, ep=2, cluster="dgx-h100"), only_figures=True).summary
     assert found["fits"]
     assert found["intervals"]["peak_memory_bytes"][1] > 2 * found["memory_limit_bytes"]
     assert "--expert-tp says which" in found["intervals"]["peak_memory_from"]

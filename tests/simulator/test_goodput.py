@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis.strategies import floats
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
@@ -29,7 +30,6 @@ from foretrace.simulator.goodput.failures import (
 )
 from foretrace.simulator.goodput.plan import Risks, plan
 from foretrace.simulator.goodput.training import Training, training_of, with_overrides
-from foretrace.simulator.simulate import simulate
 from foretrace.traces.store import open_run
 
 rates = floats(1e-7, 1e-3)

@@ -105,7 +105,7 @@ def test_a_range_covers_what_every_framework_makes_of_a_job_that_names_none() ->
     "more", [{}, {"compute_jitter": 0.02, "stragglers": "3:1.5"}, {"overlap_slowdown": 1.0, "steps": 2}]
 )
 def test_a_reading_is_what_simulate_says_of_it(more: dict[str, object]) -> None:
-    asked = {"model": "llama3.2-1b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 16, "tp": 2, **more}
+    asked = {"model": "llama3.2-1b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8, "tp": 2, **more}
     for one in by_framework(job_from(asked)):
         alone = simulate(job_from({**asked, "framework": one.name}), only_figures=True).summary
         assert one.step_time_s == pytest.approx(alone["step_times_s"][0])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.simulator.made_jobs import job, memory_of
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.builder.stages import units_by_stage
 from foretrace.simulator.errors import JobError
@@ -14,7 +15,6 @@ from foretrace.simulator.memory.activations import kept_bytes
 from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.micro_batch import layer_blocks
 from foretrace.simulator.workload.ops import Comm, Op, Phase
 from foretrace.traces.layout import Layout

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.job import RECOMPUTES, Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.schedules import SCHEDULES
 from foretrace.simulator.sharding import SHARDINGS
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
 from foretrace.simulator.workload.ops import PHASES, Op
 from foretrace.simulator.workload.recipes import RECIPES

@@ -20,7 +20,7 @@ from foretrace.topologies.errors import TopologyError
 
 SMALL = Model(
     name="small",
-    n_layers=4,
+    n_layers=2,
     hidden=4096,
     n_heads=32,
     n_kv_heads=8,
@@ -40,15 +40,18 @@ def machine(tmp_path: Path, base: str, other: str, n_others: int) -> str:
 
 
 def made(cluster: str, **given: Any) -> Job:
-    base = {"cluster": cluster, "gpus": 8 * N_NODES, "global_batch": 64, "seq_len": 4096}
+    base = {"cluster": cluster, "gpus": 8 * N_NODES, "global_batch": 32, "seq_len": 4096}
     return job_from({**base, "framework": "megatron", **given}, model=SMALL)
 
 
-LAYOUTS: tuple[dict[str, Any], ...] = ({}, {"tp": 8}, {"tp": 2, "pp": 2}, {"sharding": "fsdp"})
+H100, B200 = ("dgx-h100", "dgx-a100"), ("dgx-b200", "dgx-h100")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("pair", [("dgx-h100", "dgx-a100"), ("dgx-b200", "dgx-h100")], ids="/".join)
+@pytest.mark.parametrize(
+    ("layout", "pair"),
+    [({}, H100), ({"tp": 8}, B200), ({"tp": 2, "pp": 2}, H100), ({"sharding": "fsdp"}, B200)],
+    ids=str,
+)
 def test_a_faster_node_never_slows_a_step(
     layout: dict[str, Any], pair: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -105,13 +108,13 @@ def test_a_search_finds_what_simulating_everything_finds(tmp_path: Path) -> None
     space = Space(
         model=SMALL,
         cluster=load_cluster(machine(tmp_path, "dgx-a100", "dgx-h100", 2), 32),
-        global_batch=64,
+        global_batch=32,
         seq_len=4096,
         tp=(1, 8),
         pp=(1, 2),
         micro_batch=(1,),
         schedule=("1f1b", "zb-v"),
-        sharding=("zero1", "fsdp"),
+        sharding=("zero1",),
         recompute=("none",),
     )
     found = cheapest(space.families(), 3).best

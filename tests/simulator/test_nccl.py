@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
 from foretrace.simulator.errors import SimulationError
+from foretrace.simulator.network.algorithms import CORRECTION
 from foretrace.simulator.network.collectives import bus_factor
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.network.nccl import ALGORITHMS, PROTOCOLS, TEXTBOOK, choice
+from foretrace.simulator.network.nccl import ALGORITHMS, OVER_PCIE, PROTOCOLS, TEXTBOOK, choice
+from foretrace.simulator.network.within import _cost
 from foretrace.topologies.catalog import load_cluster, load_link
 
 WAYS = ["ring", "tree", "nvls_tree", *TEXTBOOK]
@@ -27,6 +29,24 @@ def total_ns(net: Network, kind: str, size: int, n_gpus: int) -> int:
     """Return the time of a collective over the first *n_gpus*."""
     transfer = net.collective(kind, size, range(n_gpus))
     return transfer.latency_ns + transfer.wire_ns
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_inside_a_node_messages_that_follow_one_another_add_up(n: int) -> None:
+    """A ring sends round twice and a chain up and down; both move nearly twice the array."""
+    for one in (*PROTOCOLS.values(), *OVER_PCIE.values()):
+        ring, chain = (_cost(name, "all_reduce", n, one) for name in ("ring", "tree"))
+        assert ring == (one.ring_base_s + 2 * (n - 1) * one.ring_intra_s, bus_factor("all_reduce", n))
+        assert chain == (one.tree_base_s + 2 * (n - 1) * one.tree_intra_s, 2)
+        assert max(one.ring_intra_s, one.tree_intra_s) < 10e-6
+
+
+def test_no_way_is_better_than_its_bandwidth_and_twice_the_bytes_take_twice_as_long() -> None:
+    assert all(0 < share <= 1 for shares in CORRECTION.values() for share in shares)
+    chain = network("tree", "simple", 8)
+    half, whole = (chain.collective("all_reduce", size, range(8)).wire_ns for size in (1 << 30, 1 << 31))
+    assert whole == pytest.approx(2 * half, rel=1e-6)
+    assert half > 2 * (1 << 30) / 450  # bytes over GB/s are ns; NVLink of an H100 has 450 each way
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.builder.offload import HOST_ADAM_PARAMS_PER_S, NVME_BYTES_PER_S
 from foretrace.simulator.builder.program_builder import COPY, HOST
@@ -22,7 +23,6 @@ from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
 from foretrace.simulator.search.parts import searched
 from foretrace.simulator.search.space import Space
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.lora import NF4_BITS
 from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
 from foretrace.simulator.workload.ops import Op

@@ -12,10 +12,10 @@ from urllib.parse import urlencode
 
 import pytest
 from click.testing import CliRunner
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.what_if.planner import FRAMEWORK, Planner
 from foretrace.traces.report.kinds import palette
 from foretrace.traces.serving.runs import Runs
@@ -300,7 +300,7 @@ def test_a_config_json_is_dropped_onto_the_page(browser: Any, address: str, tmp_
     visit.page.wait_for_selector("#mistake:not([hidden])")
     assert "is no config.json" in visit.page.inner_text("#mistake")
     visit.after(lambda: visit.page.evaluate(drop, '{"model_type": "strange"}'))
-    assert "'strange' is not supported" in visit.page.inner_text("#mistake")
+    assert "model_type='strange' is not read" in visit.page.inner_text("#mistake")
     visit.close()
 
 

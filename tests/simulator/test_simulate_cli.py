@@ -14,6 +14,7 @@ from foretrace.simulator.cli import simulate
 from foretrace.traces.store import open_run
 
 SMALL = ("--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--tp", "8", "--global-batch", "2")
+NAMED = (*SMALL, "--framework", "megatron")
 
 
 def invoke(*args: str) -> Result:
@@ -45,7 +46,7 @@ def test_the_headline_example_prints_its_figures() -> None:
 
 
 def test_the_table_is_for_people(tmp_path: Path) -> None:
-    result = invoke(*SMALL, "-o", str(tmp_path / "run"))
+    result = invoke(*NAMED, "-o", str(tmp_path / "run"))
     assert result.exit_code == 0
     for words in ("step time", "tokens/s per GPU", "MFU", "exposed communication", "peak memory", "rests on"):
         assert words in result.stdout
@@ -54,7 +55,7 @@ def test_the_table_is_for_people(tmp_path: Path) -> None:
 
 def test_output_is_a_run_and_report_a_page(tmp_path: Path) -> None:
     run, page = tmp_path / "run", tmp_path / "report.html"
-    found = as_json(*SMALL, "-o", str(run), "--report", str(page))
+    found = as_json(*NAMED, "-o", str(run), "--report", str(page))
     assert found["run"] == str(run)
     assert open_run(run).info.summary["step_time_s"] == found["step_time_s"]
     assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
@@ -78,7 +79,7 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_is_known_before_the_run_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     output, page = tmp_path / "run", tmp_path / "file" / "new" / "x.html"
-    result = invoke(*SMALL, "-o", str(output), "--report", str(page))
+    result = invoke(*NAMED, "-o", str(output), "--report", str(page))
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert f"cannot write {page}: Not a directory" in result.stderr
@@ -86,7 +87,7 @@ def test_a_report_that_cannot_be_written_is_known_before_the_run_is(tmp_path: Pa
 
 
 def test_all_ranks_are_simulated_when_asked() -> None:
-    folded, unfolded = as_json(*SMALL), as_json(*SMALL, "--ranks", "all")
+    folded, unfolded = as_json(*NAMED), as_json(*NAMED, "--ranks", "all")
     assert (folded["n_ranks_stored"], unfolded["n_ranks_stored"]) == (1, 8)
     assert folded["step_time_s"] == unfolded["step_time_s"]
     assert folded["n_spans"] == unfolded["n_spans"]
@@ -95,16 +96,16 @@ def test_all_ranks_are_simulated_when_asked() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--model", "llama3-70", *SMALL[2:]), "unknown model 'llama3-70'"),
-        ((*SMALL, "--schedule", "zigzag"), "unknown schedule 'zigzag': one of naive, gpipe, 1f1b"),
-        ((*SMALL, "--sharding", "zero9"), "sharding='zero9': one of ddp, zero1, zero2, zero3, fsdp"),
-        ((*SMALL, "--dp", "2"), "pp*dp*cp*tp = 1*2*1*8 = 16 ranks, but the cluster has 8 GPUs"),
-        ((*SMALL, "--tp", "0"), "tp=0: a parallel degree is a whole number of at least 1"),
+        (("--model", "llama3-70", *NAMED[2:]), "unknown model 'llama3-70'"),
+        ((*NAMED, "--schedule", "zigzag"), "unknown schedule 'zigzag': one of naive, gpipe, 1f1b"),
+        ((*NAMED, "--sharding", "zero9"), "sharding='zero9': one of ddp, zero1, zero2, zero3, fsdp"),
+        ((*NAMED, "--dp", "2"), "pp*dp*cp*tp = 1*2*1*8 = 16 ranks, but the cluster has 8 GPUs"),
+        ((*NAMED, "--tp", "0"), "tp=0: a parallel degree is a whole number of at least 1"),
         (("--cluster", "dgx-h100"), "model and global_batch are missing: --model"),
         (("--cluster", "dgx-h10"), "no cluster 'dgx-h10' in the catalogue: did you mean"),
         (("--model", "llama3-70"), "unknown model 'llama3-70'"),
-        ((*SMALL, "--config", "no-such.toml"), "no-such.toml cannot be read"),
-        (("no-such.toml", *SMALL), "no-such.toml cannot be read"),
+        ((*NAMED, "--config", "no-such.toml"), "no-such.toml cannot be read"),
+        (("no-such.toml", *NAMED), "no-such.toml cannot be read"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(args: tuple[str, ...], message: str) -> None:
@@ -117,7 +118,7 @@ def test_a_mistake_is_one_line_and_exit_status_2(args: tuple[str, ...], message:
 
 def test_a_directory_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
-    result = invoke(*SMALL, "-o", str(tmp_path))
+    result = invoke(*NAMED, "-o", str(tmp_path))
     assert result.exit_code == 2
     assert "is not a run" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -130,12 +131,12 @@ def test_help_names_every_setting() -> None:
 
 def test_what_the_host_does_and_steps_that_differ_are_said_where_they_are() -> None:
     """A step that is long for the optimizer, for data or for a checkpoint says so among its figures."""
-    plain = invoke(*SMALL).stdout
+    plain = invoke(*NAMED).stdout
     assert not any(words in plain for words in ("optimizer on the host", "all steps"))
-    assert "optimizer on the host" in invoke(*SMALL, "--offload", "optimizer").stdout
-    assert "other  " in invoke(*SMALL, "--set", "step_host_s=1.0").stdout
+    assert "optimizer on the host" in invoke(*NAMED, "--offload", "optimizer").stdout
+    assert "other  " in invoke(*NAMED, "--set", "step_host_s=1.0").stdout
     saving = ("--steps", "4", "--checkpoint-every", "2", "--checkpoint-bytes-per-s", "1e9")
-    found, shown = as_json(*SMALL, *saving), invoke(*SMALL, *saving).stdout
+    found, shown = as_json(*NAMED, *saving), invoke(*NAMED, *saving).stdout
     short, long = min(found["step_times_s"]), max(found["step_times_s"])
     assert found["step_times_s"] == pytest.approx([short, long, short, long], rel=1e-3)
     states_s = 14 * 6.738e9 / 8 / 1e9

@@ -24,6 +24,7 @@ from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.errors import CatalogError
 
 JOB = ["--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--tp", "8"]
+JOB += ["--framework", "megatron"]  # else it is predicted by the conventions of each
 
 
 def simulated(*flags: str) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
 from foretrace.simulator.errors import JobError, ModelError
@@ -19,7 +20,6 @@ from foretrace.simulator.models.hf import model_from_config
 from foretrace.simulator.models.hf_vision import TOWERS, tower_of
 from foretrace.simulator.models.model import Model, Tower
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.micro_batch import embedding_blocks
 from foretrace.simulator.workload.ops import Op
 from foretrace.topologies.catalog import load_cluster

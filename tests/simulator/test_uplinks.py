@@ -7,12 +7,13 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis.strategies import sampled_from
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.simulate import Simulation, simulate
+from foretrace.simulator.simulate import Simulation
 from foretrace.simulator.variation import Variation
 from foretrace.topologies.catalog import load_cluster
 from foretrace.topologies.cluster import Cluster
@@ -32,10 +33,11 @@ def machine(kind: str, n_gpus: int = 32) -> Cluster:
     return replace(load_cluster("dgx-h100", n_gpus), fabric_spec=SPECS[kind])
 
 
+MODEL = replace(load_model("llama3.2-1b"), n_layers=4)
+
+
 def run(kind: str, engine: str, layout: Layout, *, folded: bool = True) -> Simulation:
-    job = Job(
-        model=load_model("llama3.2-1b"), layout=layout, cluster=machine(kind), global_batch=16, seq_len=512
-    )
+    job = Job(model=MODEL, layout=layout, cluster=machine(kind), global_batch=16, seq_len=512)
     return simulate(job, engine=engine, folded=folded)
 
 
@@ -97,14 +99,14 @@ def test_how_full_they_were_is_kept_and_the_same_folded_or_not() -> None:
 
 def slowed(kind: str, change: str, engine: str = "contended") -> float:
     job = Job(
-        model=load_model("llama3.2-1b"),
+        model=MODEL,
         layout=Layout(dp=4, tp=8),
         cluster=machine(kind),
         global_batch=16,
         seq_len=512,
         variation=Variation(link_changes=change),
     )
-    return float(simulate(job, engine=engine).summary["step_time_s"])
+    return float(simulate(job, engine=engine, only_figures=True).summary["step_time_s"])
 
 
 def test_a_leaf_that_loses_width_holds_up_everyone_behind_it() -> None:
@@ -138,7 +140,7 @@ def test_switches_that_are_not_there_are_named(kind: str, change: str, engine: s
 def test_what_leaves_a_node_is_what_its_collectives_move(sharding: str, kinds: set[str]) -> None:
     """One GPU of each of two nodes: ``S`` of an all-reduce, ``S/2`` of a gather; NICs at 0.95 of 50 GB/s."""
     job = Job(
-        model=load_model("llama3.2-1b"),
+        model=MODEL,
         layout=Layout(dp=2, tp=8),
         cluster=load_cluster("dgx-h100", 16),
         global_batch=4,

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import JobError, TableError
 from foretrace.simulator.recorded.one_time import RATIOS
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.table import Row
 from foretrace.simulator.validate.render import SHOWN_REASONS
 from foretrace.simulator.validate.runs import (

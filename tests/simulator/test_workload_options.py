@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from tests.simulator.made_jobs import cluster, job, two_layers
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.simulate import simulate
 from foretrace.simulator.workload.micro_batch import (
     Comm,
     Op,

@@ -146,6 +146,10 @@ def test_farther_is_never_faster(name: str) -> None:
     assert [tier.latency_s for tier in found] == sorted(tier.latency_s for tier in found)
 
 
+def test_every_distance_of_a_machine_has_a_tier() -> None:
+    assert [tier.name for tier in tiers(load_cluster("dgx-h100"))] == ["node", "leaf", "spine"]
+
+
 LINKS = """
 device = "h100-sxm"
 gpus_per_node = 4

@@ -6,10 +6,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from tests.simulator.predicted import simulate
 from tests.traces.hand_made import in_memory
 
 from foretrace.simulator.config import job_from
-from foretrace.simulator.simulate import simulate
 from foretrace.traces.analysis import metrics
 from foretrace.traces.analysis.collectives import bandwidths, collectives
 from foretrace.traces.analysis.critical_path import critical_path

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from foretrace.traces.store import open_run
 
-TRIALS = 20
+TRIALS = 12
 LAYERS = pa.array([f"layer.{i}" for i in range(50)])
 """What spans are of, in turns."""
 

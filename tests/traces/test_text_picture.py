@@ -4,9 +4,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from
-from foretrace.simulator.simulate import simulate
 from foretrace.traces.info import RunInfo
 from foretrace.traces.report.cells import rank_step
 from foretrace.traces.report.kinds import Kinds, Labels

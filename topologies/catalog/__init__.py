@@ -258,7 +258,13 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.toml"))
+    return list(_listed(folder))
+
+
+@cache
+def _listed(folder: Path) -> tuple[str, ...]:
+    """Return the names of what is in a folder of the catalogue, which does not change."""
+    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
 
 def _machine(name: str) -> Path:

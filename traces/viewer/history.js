@@ -38,7 +38,8 @@ function historyScale(width) {
   const top = Math.max(...runs.flatMap(run => run.times_ns)) * 1.08;
   const [wide, tall] = [width - HISTORY.left - HISTORY.right, HISTORY.height - HISTORY.top - HISTORY.bottom];
   const x = step => HISTORY.left + (far > low ? (step - low) / (far - low) : 0.5) * wide;
-  return { runs, x, y: ns => HISTORY.top + tall - ns / top * tall, low, far, top };
+  // In the middle of a pixel: a flat line between two would have the colour of neither run nor page.
+  return { runs, x, y: ns => Math.floor(HISTORY.top + tall - ns / top * tall) + 0.5, low, far, top };
 }
 
 /** Draw the time of each step, from zero; a run that was simulated is dashed. */
@@ -52,11 +53,11 @@ function drawHistory() {
   if (!runs.length) return;
   for (const ns of ticksBetween(0, top, 4)[0]) {
     g.fillStyle = surface().grid;
-    g.fillRect(HISTORY.left, y(ns), width - HISTORY.left - HISTORY.right, 1);
+    g.fillRect(HISTORY.left, y(ns) - 0.5, width - HISTORY.left - HISTORY.right, 1);
     text(g, formatTimeLike(ns, top), HISTORY.left - 6, y(ns), { align: 'right', size: 11, colour: surface().muted });
   }
   for (const step of far > low ? ticksBetween(low, far, 8)[0].filter(Number.isInteger) : [low]) {
-    text(g, `step ${step}`, x(step), HISTORY.height - 12, { align: 'center', size: 11, colour: surface().muted });
+    text(g, `step ${step}`, x(step), HISTORY.height - 12, { align: step === far && far > low ? 'right' : 'center', size: 11, colour: surface().muted });
   }
   for (const run of runs) {
     g.strokeStyle = g.fillStyle = historyColour(run);

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from
-from foretrace.simulator.simulate import simulate
 from foretrace.traces.report.cells import rank_step
 from foretrace.traces.report.kinds import Kinds, Labels, fill, mix, palette
 from foretrace.traces.run import Run

