@@ -142,6 +142,7 @@ def prepare(spec: dict[str, Any], python: str) -> ModuleType:
 def _customize() -> None:
     """Import what Python imports unasked; a recording finds what it waits for loaded already."""
     before = {*map(id, sys.meta_path)}
+    sys.modules.pop("sitecustomize", None)  # of the system, which this process was started with
     with suppress(ModuleNotFoundError):  # there is none
         importlib.import_module("sitecustomize")
     for finder in [one for one in sys.meta_path if id(one) not in before]:
