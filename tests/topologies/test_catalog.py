@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from foretrace.topologies.catalog import (
     load_link,
     names,
 )
+from foretrace.topologies.cluster import digest
 from foretrace.topologies.errors import CatalogError, FabricError, TopologyError, UnitError
 from foretrace.topologies.facts import parts
 from foretrace.topologies.reach import Reach
@@ -304,3 +306,26 @@ def test_what_a_device_takes_from_another_names_it(path: Path) -> None:
 def test_devices_that_call_themselves_alike_are_told_by_their_memory(memory: int, device: str) -> None:
     """As two A100s do, which differ in bandwidth by a quarter; a slice of one is taken for the whole."""
     assert device_named("NVIDIA A100-PG509-200", memory).name == device
+
+
+@pytest.mark.parametrize(
+    ("other", "is_the_same"),
+    [
+        *(({name: value}, False) for name, value in {"n_gpus": 32, "gpus_per_node": 4, "cores": 8}.items()),
+        *(({name: value}, False) for name, value in {"nics_per_node": 4, "nics_used": 4}.items()),
+        *(
+            ({name: value}, False)
+            for name, value in {"rings_out": 3, "time_slice_s": 0.1, "cpu": "arm"}.items()
+        ),
+        ({"intra": load_link("nvlink3")}, False),
+        ({"nic": load_link("ib-xdr")}, False),
+        ({"device": load_device("a100-80gb")}, False),
+        ({"name": "ours", "description": "ours", "node_power_w": 20e3}, True),
+        ({"transfer_factors": {"near.others.wire": 2.0}}, True),
+    ],
+)
+def test_the_digest_of_a_machine_is_of_all_that_a_time_depends_on(
+    other: dict[str, Any], is_the_same: bool
+) -> None:
+    machine = load_cluster("dgx-h100", 16)
+    assert (digest(replace(machine, **other)) == digest(machine)) is is_the_same
