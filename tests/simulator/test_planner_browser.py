@@ -61,7 +61,7 @@ class Visit:
         self.address = address
 
     def ready(self) -> Visit:
-        self.page.wait_for_selector("body[data-ready]", timeout=20_000)
+        self.page.wait_for_selector("body[data-ready]", timeout=60_000)  # engines are compiled
         return self
 
     def after(self, change: Any) -> None:

@@ -1,5 +1,6 @@
 """What libraries put around a model changes neither what the model is nor what its blocks are called."""
 
+import gc
 import importlib.util
 import sys
 from collections import Counter
@@ -17,6 +18,12 @@ from foretrace.traces.store import open_run
 
 torch = pytest.importorskip("torch")
 nn: Any = torch.nn
+
+
+@pytest.fixture(autouse=True, scope="module")
+def not_frozen() -> None:
+    """Modules made while tests were collected are found by what refers to their classes: not while frozen."""
+    gc.unfreeze()
 
 
 class Net(nn.Module):  # type: ignore[misc]  # torch is untyped here
