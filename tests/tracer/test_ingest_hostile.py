@@ -1,8 +1,10 @@
 """Broken traces end in one clear line or in counted losses: never a traceback, a hang, or a wrong sum."""
 
+import gzip
 import io
 import json
 import random
+import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.ingest.ingest import ingest
+from foretrace.tracer.ingest.sources import Source, opened
 from foretrace.traces.analysis.everything import analysis
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.errors import TraceError
@@ -247,3 +250,24 @@ def test_broken_files_are_refused_or_counted(kind: str, tmp_path: Path) -> None:
     assert outcome["refused"] > N_INPUTS // 50
     assert outcome["refused in several lines"] == 0
     assert outcome["read"] + outcome["said"] > N_INPUTS // 5
+
+
+@pytest.mark.parametrize("suffix", [".json.gz", ".tar.gz"])
+def test_packed_files_may_be_padded_but_not_without_end(tmp_path: Path, suffix: str) -> None:
+    """Python reads what pads a gzip file byte by byte: gigabytes of nothing would take hours."""
+    data = json.dumps({"traceEvents": events()}).encode()
+    if suffix == ".tar.gz":
+        with tarfile.open(fileobj=(archive := io.BytesIO()), mode="w") as tar:
+            member = tarfile.TarInfo("rank0.json")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+        data = archive.getvalue()
+    file = tmp_path / f"rank0{suffix}"
+    file.write_bytes(gzip.compress(data) + bytes(10_000))
+    ingest([file], tmp_path / "run")
+    assert open_run(tmp_path / "run").spans().num_rows
+    with file.open("ab") as stream:
+        stream.truncate(1 << 24)
+    source = Source(file, "", file.stat().st_size)
+    with pytest.raises(RecordError, match="65,536 zeros follow what is packed"), opened(source) as stream:
+        stream.read()

@@ -19,7 +19,7 @@ from foretrace.tracer.ingest.explained import explained, write_issued
 from foretrace.tracer.ingest.joining import Joined, join
 from foretrace.tracer.ingest.reading import read_all
 from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.sources import GROUPS, Progress, Source, find_sources, kind_of
+from foretrace.tracer.ingest.sources import GROUPS, Progress, Source, find_sources, head, kind_of
 from foretrace.traces.info import RunInfo
 from foretrace.traces.rehearsal import FOLDER
 from foretrace.traces.store import write_run
@@ -81,6 +81,7 @@ def ingest(
     kinds |= dict.fromkeys(members, "")
     found = sorted(set(kinds.values()) - {""})
     if not found:
+        head(sources[0])  # says what is wrong with it if it cannot be read
         raise IngestError(f"{sources[0].name} is not a trace of a known kind; docs/ingest.md lists them")
     if len(found) > 1:
         raise IngestError(

@@ -142,11 +142,28 @@ def rank_in_name(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+class _Packed:
+    """A file that ends in an error in a long row of zeros that are read one by one, as gzip reads padding."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._left = file, _MOST_PADDING_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._left = self._left - 1 if data == b"\0" else _MOST_PADDING_BYTES
+        if self._left < 0:
+            raise gzip.BadGzipFile(f"more than {_MOST_PADDING_BYTES:,} zeros follow what is packed")
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class _Unpacked(gzip.GzipFile):
     """A gzip file that ends in an error where it unpacks to more than any trace does."""
 
     def __init__(self, file: IO[bytes], stored_bytes: int) -> None:
-        super().__init__(fileobj=file, mode="rb")
+        super().__init__(fileobj=cast("IO[bytes]", _Packed(file)), mode="rb")
         self._left = most_unpacked(stored_bytes)
 
     def read(self, size: int | None = -1) -> bytes:
@@ -155,6 +172,10 @@ class _Unpacked(gzip.GzipFile):
         if self._left < 0:
             raise gzip.BadGzipFile(f"it unpacks to more than {MOST_RATIO} times its size, as no trace does")
         return data
+
+
+_MOST_PADDING_BYTES: Final = 1 << 16
+"""Zeros behind what is packed: more than the 10,240 bytes of a block of a tape."""
 
 
 def most_unpacked(stored_bytes: int) -> int:
