@@ -8,6 +8,7 @@ lines, more than ``MOST_S`` or ``MOST_BYTES``, ``--json`` that is no JSON, a fig
 from __future__ import annotations
 
 import argparse
+import atexit
 import copy
 import gzip
 import itertools
@@ -248,10 +249,17 @@ class Hang(BaseException):
     """The time of a case is over."""
 
 
+def _folder() -> Path:
+    """Return a folder that goes with this process."""
+    folder = tempfile.mkdtemp(prefix="foretrace-fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 @cache
 def run_folder() -> Path:
     """Return a folder of small runs of one training: simulated, recorded, killed, rehearsed."""
-    folder = Path(tempfile.mkdtemp(prefix="foretrace-fuzz-"))
+    folder = _folder()
     settings = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 4, "pp": 2, "global_batch": 8, "seq_len": 64}
     run = open_run(simulate(job_from({**settings, "steps": 6})).write(folder / "simulated"))
     layered = {"layers": [0, 1]}
@@ -293,7 +301,7 @@ def run_folder() -> Path:
 @cache
 def made_folder() -> Path:
     """Return a folder of what is not in the corpus: archives, traces in bytes, files of other tools."""
-    folder = Path(tempfile.mkdtemp(prefix="foretrace-fuzz-"))
+    folder = _folder()
     for name, write in WRITERS.items():
         path = write(folder)
         path.rename(folder / f"{name}.trace{''.join(path.suffixes)}")
@@ -653,6 +661,7 @@ def _end(*_: object) -> None:
 
 def prepare() -> None:
     """Load and compute once what many cases need: no case has to take the time of it."""
+    made_folder()
     for one in run_folder().iterdir():
         _analysis(one.name)
     for engine in ("compiled", "contended-compiled"):
