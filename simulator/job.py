@@ -243,10 +243,10 @@ class Job:
             raise JobError("quantized_base=True needs lora_rank: 4-bit weights are not trained themselves")
         if self.recompute == "none" and (self.recompute_layers or self.recompute_every > 1):
             raise JobError("recompute_layers and recompute_every need recompute: nothing is computed again")
-        if self.checkpoint_every and not self.checkpoint_bytes_per_s:
+        if self.checkpoint_every and self.checkpoint_bytes_per_s < 1:
             raise JobError(
-                f"checkpoint_every={self.checkpoint_every} needs checkpoint_bytes_per_s above 0, at which a "
-                "rank saves its states, e.g. 1e9"
+                f"checkpoint_every={self.checkpoint_every} needs checkpoint_bytes_per_s from 1 on, at which "
+                "a rank saves its states, e.g. 1e9"
             )
 
     @property

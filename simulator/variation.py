@@ -84,6 +84,10 @@ class Variation:
         }
 
 
+MOST_FACTOR: Final = 1_000_000
+"""Times that a rank may be as slow as others; a day instead of a tenth of a second."""
+
+
 def _stragglers(text: str) -> Iterator[tuple[int, float, int | None]]:
     """Yield rank, factor and time in ns (None: all the time) of each part of *text*."""
     for part in text.split(","):
@@ -97,6 +101,9 @@ def _stragglers(text: str) -> Iterator[tuple[int, float, int | None]]:
             raise JobError(
                 f"stragglers: {part.strip()!r} is not rank:factor or rank:factor@time, e.g. 3:1.25@2ms"
             ) from None
-        if found[0] < 0 or not 0 < found[1] < float("inf"):
-            raise JobError(f"stragglers: {part.strip()!r}: a rank of at least 0 and a factor above 0")
+        if found[0] < 0 or not 0 < found[1] <= MOST_FACTOR:
+            raise JobError(
+                f"stragglers: {part.strip()!r}: a rank of at least 0 and a factor above 0, at most "
+                f"{MOST_FACTOR:,}"
+            )
         yield found

@@ -185,6 +185,19 @@ def _runs(pid: int) -> bool:
     return True
 
 
+PARTS_OF_A_RUN: Final = frozenset({"run.json", "memory.arrow", "links.arrow"})
+FOLDERS_OF_A_RUN: Final = frozenset({"spans", "ranks"})
+
+
+def spare_runs(target: Path) -> None:
+    """Raise OSError if *target* is a part of a run: what was recorded is not written over."""
+    folder = target.absolute().parent
+    at_top = target.name in PARTS_OF_A_RUN and (folder / "run.json").is_file()
+    within = folder.name in FOLDERS_OF_A_RUN and (folder.parent / "run.json").is_file()
+    if target.exists() and (at_top or within):
+        raise FileExistsError(errno.EEXIST, "it is a part of a run", str(target))
+
+
 def check_can_write(target: Path | None) -> None:
     """Raise RunError unless a file *target*, None for no file, can be written; ask before long work.
 
@@ -193,6 +206,7 @@ def check_can_write(target: Path | None) -> None:
     if target is None:
         return
     try:
+        spare_runs(target)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         folder = next(one for one in target.absolute().parents if one.exists())

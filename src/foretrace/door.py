@@ -198,7 +198,13 @@ def _json(text: str) -> Any:
 def _toml(text: str) -> Any:
     import tomllib  # noqa: PLC0415 - the recorder, which reads numbers here, is in the process of a script
 
+    if _DEEP_KEY.search(text):  # it would be made first, and take gigabytes
+        raise RecursionError
     return tomllib.loads(text)
+
+
+_DEEP_KEY: Final = re.compile(rf"""(?:[\w"'-]+[ \t]*\.[ \t]*){{{MOST_DEPTH},}}""")
+"""A key of TOML with dots that stands for too many tables in tables."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -237,6 +243,8 @@ def _yaml(text: str) -> Any:
         return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
+    except (LookupError, AttributeError, ArithmeticError, TypeError):
+        raise ValueError("a value is not what its tag says") from None
     finally:
         if loader is not None:
             loader.dispose()

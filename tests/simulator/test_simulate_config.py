@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cli import main
+from foretrace.door import parse
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
 from foretrace.simulator.errors import ConfigError, JobError, ModelError, SimulationError
 from foretrace.simulator.models.sources import load_model
@@ -173,6 +174,20 @@ def test_a_model_that_nests_too_deep_is_a_mistake(tmp_path: Path, name: str) -> 
     (tmp_path / name).write_text(f'{{"a": {lists}}}' if name.endswith("json") else f"a = {lists}")
     with pytest.raises(ModelError, match="more than 64 tables in tables"):
         load_model(str(tmp_path / name))
+
+
+def test_a_key_of_too_many_parts_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_text(".".join(["a"] * 70) + " = 1")
+    with pytest.raises(ModelError, match="more than 64 tables in tables"):
+        load_model(str(tmp_path / "deep.toml"))
+
+
+@pytest.mark.parametrize(
+    "value", ['!!bool "abc"', '!!int ""', '!!int "-"', '!!float ""', '!!timestamp "abc"']
+)
+def test_a_value_that_is_not_what_its_tag_says_is_a_mistake(value: str) -> None:
+    with pytest.raises(ModelError, match="a value is not what its tag says"):
+        parse(f"x: {value}", "YAML", "file", ModelError)
 
 
 def test_gpus_that_no_data_parallel_degree_fills_are_refused() -> None:

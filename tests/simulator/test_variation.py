@@ -143,6 +143,8 @@ def test_folded_jitter_is_close_to_that_of_every_rank() -> None:
         ({"stragglers": "3"}, r"stragglers: '3' is not rank:factor or rank:factor@time, e.g. 3:1.25@2ms"),
         ({"stragglers": "3:1.25@2"}, r"'3:1.25@2' is not rank:factor or rank:factor@time"),
         ({"stragglers": "0:-1"}, r"stragglers: '0:-1': a rank of at least 0 and a factor above 0"),
+        ({"stragglers": "0:1e300"}, "a factor above 0, at most 1,000,000"),
+        ({"checkpoint_every": 1, "checkpoint_bytes_per_s": 1e-300}, "checkpoint_bytes_per_s from 1 on"),
         ({"stragglers": "9:2"}, r"stragglers: rank 9 is outside a world of 1"),
         ({"stragglers": "9:2@1ms"}, r"stragglers: rank 9 is outside a world of 1"),
         ({"rank_jitter": 7}, r"rank_jitter=7.0: between 0 \(none\) and 1"),

@@ -322,3 +322,15 @@ def test_dlrm_on_8_gpus_waits_much_more_than_it_moves(tmp_path: Path) -> None:
     assert sum(min(own) for own in durations.values()) == pytest.approx(217_000, rel=0.005)
     assert sum(sum(own) for own in durations.values()) / 8 == pytest.approx(6_067_750)
     assert max(clock.uncertainty_ns for clock in run.info.clock.values()) <= 7_000
+
+
+def test_a_zip_archive_that_is_encrypted_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("rank0.json", "{}")
+    packed = bytearray(file.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        packed[packed.index(signature) + flags] |= 1
+    file.write_bytes(packed)
+    with pytest.raises(IngestError, match=r"a\.zip:rank0\.json is encrypted: unpack it first"):
+        ingest([file], tmp_path / "run")

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from foretrace.cli import main
 from foretrace.traces.errors import RunError
 from foretrace.traces.report.cli import report
 from foretrace.traces.run import Run
-from foretrace.traces.store import write_run
+from foretrace.traces.store import write_info, write_run
+from foretrace.traces.writer import SpanWriter
 
 
 def test_report_says_what_the_page_says(fsdp_run: Run, tmp_path: Path) -> None:
@@ -60,3 +62,31 @@ def test_a_run_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
             report, [str(tmp_path / "missing"), "-o", str(tmp_path / "r.html")], catch_exceptions=False
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_takes_the_place_of_no_part_of_a_run(fsdp_run: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", fsdp_run.info, [fsdp_run.spans()])
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for target in before:
+        for verb in ("report", "export"):
+            result = CliRunner().invoke(main, [verb, str(tmp_path / "run"), "-o", str(target)])
+            assert result.exit_code == 2
+            assert verb == "export" or "a part of a run" in result.output  # whose names end otherwise
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_recording_that_ended_before_anything_happened_is_told_in_one_line(
+    fsdp_run: Run, tmp_path: Path
+) -> None:
+    """As one that was interrupted at once: every verb says that there is nothing to show."""
+    rank = fsdp_run.stored_ranks[0]
+    with SpanWriter(tmp_path / "run", rank):
+        pass
+    info = replace(fsdp_run.info, representatives=None, finished=False)
+    for which in (rank, None):
+        write_info(tmp_path / "run", info, which)
+    for verb in ("analyze", "report", "compare"):
+        words = [verb, *[str(tmp_path / "run")] * (1 + (verb == "compare"))]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 2, result.exception
+        assert "holds no span" in result.output

@@ -220,10 +220,16 @@ def _members(path: Path) -> list[Source]:
     return [Source(path, "", size_bytes)]
 
 
+_ENCRYPTED: Final = 1
+"""Bit of the flags of a member of a zip archive (APPNOTE.TXT, section 4.4.4)."""
+
+
 def _zipped(path: Path, file: IO[bytes]) -> list[Source]:
     with zipfile.ZipFile(file) as archive:
         members = [info for info in archive.infolist() if not info.is_dir()]
     for info in members:
+        if info.flag_bits & _ENCRYPTED:
+            raise IngestError(f"{path}:{info.filename} is encrypted: unpack it first")
         if info.file_size > most_unpacked(info.compress_size):
             raise IngestError(
                 f"{path}:{info.filename} unpacks to more than {MOST_RATIO} times its size, as no trace does"

@@ -277,7 +277,7 @@ def covered_by(point: Int64Array, start: Int64Array, end: Int64Array) -> BoolArr
 def _covered(n_points: int, opens: NDArray[np.intp], closes: NDArray[np.intp]) -> BoolArray:
     """Return which intervals between points lie in any of the spans that open and close at some of them."""
     if not len(opens):
-        return np.zeros(n_points - 1, np.bool_)
+        return np.zeros(max(n_points - 1, 0), np.bool_)
     opened = np.bincount(opens, minlength=n_points)
     opened -= np.bincount(closes, minlength=n_points)
     return np.cumsum(opened)[:-1] > 0
