@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from foretrace.door import json_text
+from foretrace.door import MOST_RANKS, json_text
 from foretrace.traces.batch import batch_in, told
 from foretrace.traces.console import telling
 from foretrace.traces.rehearsal import Rehearsal
@@ -33,7 +33,7 @@ NOTABLE: Final = 0.01
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--world-size", type=click.IntRange(min=1), help="World size of the job to rehearse.")
+@click.option("--world-size", type=click.IntRange(1, MOST_RANKS), help="World size of the job to rehearse.")
 @click.option(
     "--verify",
     "n_verified",
