@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,6 +12,10 @@ from foretrace.traces.report.format import format_share
 
 if TYPE_CHECKING:
     from foretrace.simulator.search.bubbles import Bubble
+
+
+MOST_FORWARDS: Final = 1_000_000
+"""Of all ranks in a step: half a minute of work, and a gigabyte."""
 
 
 @click.command()
@@ -42,6 +46,11 @@ def bubble(*, as_json: bool, **flags: Any) -> None:
     stages, virtual = flags["stages"], flags["virtual_stages"]
     rows: list[Bubble] = []
     refused: list[str] = []
+    if (most := max(flags["micro_batches"])) * stages > MOST_FORWARDS:
+        raise ScheduleError(
+            f"{most:,} micro-batches on {stages:,} ranks are more than {MOST_FORWARDS:,} forwards: "
+            "fewer say the same"
+        )
     for schedule in flags["schedule"]:
         for n_microbatches in flags["micro_batches"]:
             try:

@@ -196,6 +196,13 @@ def test_the_verb_says_where_the_efficiency_is_passed() -> None:
     assert "1f1b reaches 90 % from 63 micro-batches on" in shown
 
 
+def test_more_work_than_it_is_worth_is_refused() -> None:
+    words = ["bubble", "--stages", "4", "--micro-batches", "8,300000", "--schedule", "zb-v"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "300,000 micro-batches on 4 ranks are more than 1,000,000 forwards" in result.output
+
+
 def test_links_half_as_fast_slow_down_what_crosses_them() -> None:
     """Where no host is slower than what crosses them."""
     found: Job = next(iter(space(tp=(8,), pp=(1,)).jobs()))
