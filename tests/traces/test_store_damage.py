@@ -322,7 +322,7 @@ def test_what_says_that_it_is_a_file_and_waits_for_a_writer_is_not_waited_for(
     monkeypatch.setattr(door, "_check_regular", lambda *_: None)
     try:
         assert door.read_text(path, RunError) == ""
-        with pytest.raises(IngestError, match="not a trace of a known kind"):
+        with pytest.raises(IngestError, match="not seekable"):
             ingest([path], tmp_path / "taken")
     finally:
         os.close(writer)
