@@ -21,7 +21,7 @@ from foretrace.door import read_text
 from foretrace.traces.errors import RunError, TimelineError, reason
 from foretrace.traces.info import RunInfo
 from foretrace.traces.reader import INFO_KEY, open_run
-from foretrace.traces.replacing import NEW, scratch_folder, take_place
+from foretrace.traces.replacing import FOLDERS_OF_A_RUN, NEW, PARTS_OF_A_RUN, scratch_folder, take_place
 from foretrace.traces.run import Run
 from foretrace.traces.sealed import write_file
 from foretrace.traces.timeline import MEMORY, checked
@@ -29,7 +29,7 @@ from foretrace.traces.writer import COMPACT_ROWS, SPANS, SpanWriter, write_atomi
 
 __all__ = ["INFO_KEY", "Run", "SpanWriter", "open_run", "write_info", "write_run"]
 
-RUN_ENTRIES: Final = frozenset({"run.json", SPANS, "ranks", "memory.arrow", "links.arrow"})
+RUN_ENTRIES: Final = PARTS_OF_A_RUN | FOLDERS_OF_A_RUN
 """What a run directory is made of; anything else in it belongs to the user."""
 
 BEFORE_A_RUN: Final = frozenset({"rehearsal"})
