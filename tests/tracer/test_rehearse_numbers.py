@@ -1,5 +1,6 @@
 """Numbers that a script makes by itself are what they are on a GPU; those of other ranks it is told."""
 
+import operator
 import os
 import re
 import sys
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis.strategies import integers, lists
+from hypothesis.strategies import integers, lists, sampled_from, tuples
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.data.numbers import MOST_ELEMENTS, Numbers
+from foretrace.tracer.rehearse.data.signs import SIGNED, Signs, follows
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.world.launchers import accelerate_flags, tell_accelerate
@@ -195,6 +197,52 @@ def test_zero_and_any_number_is_zero_and_a_truth_does_not_decide_an_or_of_number
         numbers.follow(f"aten.{name}", getattr(aten, name).Tensor, (unknown, known), {}, made)
         assert (numbers.of(made) is not None) == is_known
         assert not is_known or elements(numbers, made) == [0] * 3
+
+
+OF_SIGNS = {
+    "aten.add": lambda a, b: (a, b),
+    "aten.mul": lambda a, b: (a, b),
+    "aten.div": lambda a, b: (a, b),
+    "aten.pow": lambda a, b: (a, 0.5),
+    "aten.where": lambda a, b: (a > b, a, b),
+    "aten.masked_fill": lambda a, b: (a, a > 0, b),
+    "aten.add_": lambda a, b: (a, b),
+    "aten.mul_": lambda a, b: (a, b),
+    "aten.copy_": lambda a, b: (a, b),
+    "aten.stack": lambda a, b: ([a, b],),
+    "aten.abs": lambda a, b: (a,),
+    "aten.sum": lambda a, b: (a,),
+    "aten.sqrt": lambda a, b: (a,),
+}
+
+
+@given(
+    values=lists(integers(-3, 3), min_size=4, max_size=4),
+    steps=lists(tuples(sampled_from(sorted(OF_SIGNS)), integers(0, 9), integers(0, 9)), max_size=12),
+)
+def test_what_is_said_not_to_be_negative_is_not(values: list[int], steps: list[tuple[str, int, int]]) -> None:
+    """Whatever is added, multiplied, picked and written over."""
+    assert OF_SIGNS.keys() <= SIGNED
+    signs = Signs(lambda _: None)
+    found = [torch.tensor(float(value)) for value in values]
+    for name, one, other in steps:
+        args = OF_SIGNS[name](found[one % len(found)], found[other % len(found)])
+        are_made = signs.are_made(name, args, {})
+        if name.endswith("_") and not are_made:
+            signs.drop(args[0].untyped_storage()._cdata)
+        out = getattr(torch.ops.aten, name.removeprefix("aten."))(*args)
+        if are_made:
+            signs.keep(name, out)
+            assert not (out < 0).any()
+        found.append(out.max() if out.dim() else out)
+        assert not any((one < 0).any() for one in found if signs.holds(one))
+
+
+@given(number=integers(0, 3), bound=integers(-2, 2))
+def test_how_a_number_that_is_not_negative_compares_is_how_it_does(number: int, bound: int) -> None:
+    for compare in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
+        assert follows(compare, bound) in {None, compare(number, bound)}
+    assert (follows(operator.lt, 0.0), follows(operator.ge, 0.0)) == (False, True)
 
 
 def test_numbers_go_with_their_tensor_and_large_ones_are_left_out() -> None:

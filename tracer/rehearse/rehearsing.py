@@ -193,7 +193,11 @@ def _checked(asked: Asked, output: Path) -> Path:
     parsed(asked.expert_load)
     script, is_module = script_of(asked.command)
     if not is_module and not Path(script[0]).is_file():
-        raise RehearsalError(f"{script[0]}: no such script")
+        is_program = shutil.which(script[0]) is not None
+        python = (
+            "; write the line of Python that it runs, where '$RANK' is a rank's own" if is_program else ""
+        )
+        raise RehearsalError(f"{script[0]}: no such script{python}")
     if asked.stub and not Path(asked.stub).is_file():
         raise RehearsalError(f"{asked.stub}: no such stub file")
     return checked_target(output)

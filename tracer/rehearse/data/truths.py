@@ -162,14 +162,23 @@ def picking(code: CodeType, at: int) -> Callable[[Any, Any], bool] | None:
     return None
 
 
+TENSORS: Final = frozenset(
+    {"tensor", "as_tensor", "new_tensor", "Tensor", "FloatTensor", "DoubleTensor", "full", "new_full"}
+)
+"""Functions of torch that make a tensor of numbers."""
+
+
 @lru_cache(maxsize=1024)
 def may_decide(name: str, line: int) -> bool:
     """Whether a number that is made in *line* of the file *name* may decide what is done there.
 
     It does if a condition, a comparison, an index or a whole number is made of it, or of something that it is
-    given to. Names are compared, whatever function they are in.
+    given to. Names are compared, whatever function they are in. In a tensor that it is put into, it is as
+    unknown as before.
     """
     nodes = [*ast.walk(_tree(name))]
+    if _is_put(nodes, line):
+        return False
     uses = [use for node in nodes for use in _uses(node)]
     if any(isinstance(one, ast.Call) and _covers(one, line) for use in uses for one in ast.walk(use)):
         return True
@@ -181,6 +190,15 @@ def may_decide(name: str, line: int) -> bool:
         n_before = len(found)
         found |= {one for node, names in given if not found.isdisjoint(_named(node)) for one in names}
     return any(not found.isdisjoint(_named(use)) for use in uses)
+
+
+def _is_put(nodes: Sequence[ast.AST], line: int) -> bool:
+    """Whether every ``float(...)`` in *line* is an element of a new tensor."""
+    calls = [one for one in nodes if isinstance(one, ast.Call) and _covers(one, line)]
+    made = [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == "float"]
+    tensors = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr in TENSORS]
+    inside = {id(part) for tensor in tensors for part in ast.walk(tensor)}
+    return bool(made) and all(id(one) in inside for one in made)
 
 
 def _uses(node: ast.AST) -> Iterator[ast.expr]:

@@ -38,6 +38,7 @@ BY: Final[Mapping[str, str]] = MappingProxyType(
 ALIKE: Final = frozenset({"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
 """Variables of torchrun that are the same for every rank, so that a file of a batch job can export them."""
 
+_VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -145,16 +146,18 @@ def environment(spec: Mapping[str, Any], env: Mapping[str, str] | None = None) -
 def words_of(spec: Mapping[str, Any]) -> list[str]:
     """Return script and arguments as a rank is started with them.
 
+    What a launcher sets may stand in an argument, as ``$RANK`` in a line that a shell on every node reads.
     Sources: ``config_from_args`` in torch/distributed/run.py; ``main`` in deepspeed/launcher/launch.py.
 
-    >>> spec = {"rank": 9, "local_world_size": 8, "command": ["a.py", "-v"]}
+    >>> spec = {"rank": 9, "world_size": 16, "local_world_size": 8, "command": ["a.py", "--id=$RANK", "$5"]}
     >>> words_of({**spec, "launchers": ("python", OLD)}), words_of({**spec, "launchers": ("torchrun",)})
-    (['a.py', '--local-rank=1', '-v'], ['a.py', '-v'])
+    (['a.py', '--local-rank=1', '--id=9', '$5'], ['a.py', '--id=9', '$5'])
     """
     script, *arguments = spec["command"]
-    at = spec["rank"] % spec["local_world_size"]
+    at, is_set = spec["rank"] % spec["local_world_size"], environment(spec)
     told = [f"{BY_ARGUMENT[name]}={at}" for name in spec["launchers"] if name in BY_ARGUMENT]
-    return [script, *told[-1:], *arguments]
+    own = [_VARIABLE.sub(lambda found: is_set.get(found[1] or found[2], found[0]), one) for one in arguments]
+    return [script, *told[-1:], *own]
 
 
 def _of_torchrun(rank: int, n_ranks: int, n_local: int) -> dict[str, object]:
