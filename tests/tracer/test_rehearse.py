@@ -322,6 +322,8 @@ def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
         rehearse(Asked(command=(), world_size=2), tmp_path / "run")
     with pytest.raises(RehearsalError, match="no such script"):
         rehearse(Asked(command=("gone.py",), world_size=2), tmp_path / "run")
+    with pytest.raises(RehearsalError, match="sh: no such script; write the line of Python that it runs"):
+        rehearse(Asked(command=("sh", "-c", "python train.py"), world_size=2), tmp_path / "run")
     with pytest.raises(RehearsalError, match="outside a world of 2"):
         rehearse(Asked(command=(str(script),), world_size=2, ranks=(2,)), tmp_path / "run")
     with pytest.raises(RehearsalError, match="no such stub"):

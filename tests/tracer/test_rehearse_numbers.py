@@ -4,6 +4,7 @@ import operator
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def test_zero_and_any_number_is_zero_and_a_truth_does_not_decide_an_or_of_number
         assert not is_known or elements(numbers, made) == [0] * 3
 
 
-OF_SIGNS = {
+OF_SIGNS: dict[str, Callable[[Any, Any], tuple[Any, ...]]] = {
     "aten.add": lambda a, b: (a, b),
     "aten.mul": lambda a, b: (a, b),
     "aten.div": lambda a, b: (a, b),

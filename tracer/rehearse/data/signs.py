@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from foretrace.tracer.rehearse.tape.calls import is_in_part, storage_key, tensors_in
@@ -89,8 +90,11 @@ class Signs:
         """Keep that no element of *out*, what the operator *name* has made, is negative."""
         for tensor in tensors_in(out):
             if not is_in_part(name, tensor):
-                key, storage = storage_key(tensor), tensor.untyped_storage()
-                self._held[key] = weakref.ref(storage, lambda _, key=key: self._held.pop(key, None))
+                key = storage_key(tensor)
+                self._held[key] = weakref.ref(tensor.untyped_storage(), partial(self._gone, key))
+
+    def _gone(self, key: int, _: Any) -> None:
+        self.drop(key)
 
     def drop(self, key: int) -> None:
         """Forget what is known of the storage with this *key*."""

@@ -105,9 +105,8 @@ class Unknown(float):
         """Return what arithmetic makes of the number: one that nobody has computed either."""
         if not isinstance(other, Number):
             return NotImplemented
-        is_kept = (
-            other.is_positive if type(other) is Unknown else isinstance(other, int | float) and other >= 0
-        )
+        is_plain = isinstance(other, int | float) and not isinstance(other, Unknown)
+        is_kept = other >= 0 if is_plain else getattr(other, "is_positive", False)
         return self if is_kept or not self.is_positive else self._unsigned()
 
     def _unsigned(self, *_: Any) -> Any:
