@@ -105,8 +105,10 @@ class Unknown(float):
         """Return what arithmetic makes of the number: one that nobody has computed either."""
         if not isinstance(other, Number):
             return NotImplemented
-        is_plain = isinstance(other, int | float) and not isinstance(other, Unknown)
-        is_kept = other >= 0 if is_plain else getattr(other, "is_positive", False)
+        if isinstance(other, Unknown):
+            is_kept = other.is_positive
+        else:
+            is_kept = isinstance(other, int | float) and other >= 0
         return self if is_kept or not self.is_positive else self._unsigned()
 
     def _unsigned(self, *_: Any) -> Any:
