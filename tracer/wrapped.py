@@ -81,16 +81,17 @@ def held_whole(model: Any) -> Any:
 
     A loss is told by what it has beside that one part: nothing but losses of torch.
     """
-    if not (own := _parameters(model)):
+    if not (own := parameters_of(model)):
         return model
-    found = next((one for one in model.modules() if is_holder(one) and _parameters(one) == own), model)
+    found = next((one for one in model.modules() if is_holder(one) and parameters_of(one) == own), model)
     parts = list(inside(found).children())
     others = [part for part in parts if not _is_of(part, LOSSES)]
     is_loss = len(others) == 1 < len(parts) and not _is_of(others[0], CONTAINERS)
-    return others[0] if is_loss and _parameters(others[0]) == own else found
+    return others[0] if is_loss and parameters_of(others[0]) == own else found
 
 
-def _parameters(model: Any) -> set[int]:
+def parameters_of(model: Any) -> set[int]:
+    """Return who the parameters of *model* are."""
     return {id(one) for one in model.parameters()}
 
 

@@ -8,6 +8,7 @@ from tests.rehearsals import rehearse, rows_and_tokens
 from foretrace.simulator.rehearsed.notes import model_flops
 from foretrace.tracer.rehearse.data.loaders import AGAIN
 from foretrace.tracer.rehearse.rehearsing import Asked
+from foretrace.traces.batch import batch_in
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
 pytest.importorskip("torch")
@@ -187,3 +188,42 @@ def test_channels_of_spectra_are_no_tokens(tmp_path: Path) -> None:
     script.write_text(SPECTRA)
     found = rehearse(Asked(command=(str(script),), world_size=1, ranks=(0,)), tmp_path / "run")
     assert rows_and_tokens(found) == (ROWS, 0)
+
+
+TWICE = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+
+
+class Own(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.module = model
+
+    def forward(self, x):
+        return self.module(x)
+
+
+model = nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for wrap in (Own, nn.parallel.DistributedDataParallel):
+    around = wrap(model)
+    for _ in range(3 if {steps} else 1):
+        model(torch.ones(6, 8).cuda()).sum().backward()
+        around(torch.ones(2, 8).cuda()).sum().backward()
+        optimizer.step() if {steps} else None
+"""
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(True, 4), (False, 0)])
+def test_a_model_is_one_with_what_is_around_it_and_without(steps: bool, warmup: int, tmp_path: Path) -> None:
+    """Rows of both are counted; where no step ends, inputs of two shapes say nothing of one."""
+    script = tmp_path / "train.py"
+    script.write_text(TWICE.format(steps=steps))
+    asked = Asked(command=(str(script),), world_size=RANKS, ranks=(0,), warmup=warmup)
+    batch = batch_in(rehearse(asked, tmp_path / "run").job)
+    assert batch.rows == ((6 + 2) * RANKS if steps else None)
+    assert ("take inputs of 2 x 8 and 6 x 8" in batch.unknown) is not steps

@@ -125,7 +125,8 @@ class RehearsalSession(State):
         self.shapes: Any = None
         self.completions = None
         self._model_is = (False, False)
-        self._model: Any = None
+        self._model: Any = None  # of this step, a weak reference; its number is that of ``learning``
+        self._number = -1
         self._sides = Sides(frozenset(), frozenset())
         self._shared: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         stated.finish = self.steps.finish
@@ -253,12 +254,16 @@ class RehearsalSession(State):
             self._shared[module] = bool(data_parallel(module)[0])
         found = (trains, self._shared[module])
         # As pairs of truths: whether it trains comes before whether other ranks have it.
+        # With what is around it, as DistributedDataParallel, or without: it is one model.
+        number = self.learning.number_of(module)
+        is_same = self._model is not None and (number, trains) == (self._number, self._model_is[0])
         if self._model is None or found > self._model_is:
-            self._model, self._model_is, self.forwards = weakref.ref(module), found, 0
+            self._model, self._model_is, self._number = weakref.ref(module), found, number
+            self.forwards, is_same = self.forwards if is_same else 0, True
             self.trainings.count(module, trains=trains)
             if "schedule" not in self.job:
                 self.note_input(args)
-        self.forwards += self._model() is module and found == self._model_is
+        self.forwards += is_same
 
     def classes(self) -> list[str]:
         """Return the class names of the running modules, the outermost first."""

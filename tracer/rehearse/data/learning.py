@@ -12,6 +12,7 @@ from foretrace.tracer.inputs import input_of, tensors_inside
 from foretrace.tracer.rehearse.replacing import replaces
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.tape.calls import storage_key, tensors_in
+from foretrace.tracer.wrapped import inside, parameters_of
 
 # Which lookups of tables a pass adds to each other: words and their kinds are one text, not two.
 
@@ -320,7 +321,7 @@ class Learning:
         if not trains:
             self._n_idle += 1
             return
-        self._running = _Pass(self._number(module), self._session.tape.next_number)
+        self._running = _Pass(self.number_of(module), self._session.tape.next_number)
         self._passes.append(self._running)
 
     def note_input(self, job: dict[str, Any], values: Iterable[Any]) -> None:
@@ -346,7 +347,7 @@ class Learning:
     def end(self, module: Any, out: Any) -> None:
         """The model *module* has returned *out*, unless it is one of another thread."""
         one = self._running
-        if one is None or one.model != self._numbers.get(module):
+        if one is None or one.model != self.number_of(module):
             return
         self._running = None
         one.take()
@@ -370,7 +371,7 @@ class Learning:
         that of the step before has come in this one. In a pipeline some passes are only written down again.
         """
         session, passes, n_run = self._session, self._passes, self._n_run
-        own = None if model is None else self._number(model)
+        own = None if model is None else self.number_of(model)
         self._passes, self._n_run, unused = [], Counter(), list[_Pass]()
         if not session.is_pipelined:
             for number in {one.model for one in passes}:
@@ -387,6 +388,10 @@ class Learning:
             session.note_job(**used[0].job)
         self._say(len(unused), [one for one in passes if not one.has_run])
         return sum(one.model == own for one in unused)
+
+    def shapes(self) -> set[tuple[int, ...]]:
+        """Return the shapes of the inputs of passes in the step that is not over."""
+        return {tuple(one.job["input_shape"]) for one in self._passes if one.job}
 
     def sizes(self, first: int) -> Taken | None:
         """Return rows and tokens of a step, on average of those from *first* on; None if some are unknown."""
@@ -452,10 +457,15 @@ class Learning:
 
         return reached
 
-    def _number(self, module: Any) -> int:
-        if module not in self._numbers:
-            self._numbers[module], self._n_models = self._n_models, self._n_models + 1
-        return self._numbers[module]
+    def number_of(self, module: Any) -> int:
+        """Return the number of the model *module*, the same with what is around it and without."""
+        model = inside(module)
+        if model not in self._numbers:
+            own = parameters_of(model)
+            same = (number for other, number in self._numbers.items() if parameters_of(other) == own)
+            self._numbers[model] = next(same, self._n_models)
+            self._n_models = max(self._n_models, self._numbers[model] + 1)
+        return self._numbers[model]
 
 
 def _nodes(out: Any) -> Iterator[Any]:

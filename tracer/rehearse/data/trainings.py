@@ -36,6 +36,7 @@ NEXT: Final = (
 """Notes about trainings before the kept steps, beginning with them, or after them."""
 
 NO_INPUT: Final = "no tensor was seen among the arguments of the model"
+UNLIKE: Final = "passes take inputs of {shapes}, and no step ends that tells which of them train"
 """Why rows and tokens are unknown."""
 
 
@@ -151,6 +152,9 @@ class Trainings:
             return _plain(shape, session.pipeline.microbatches_in(step), has_tokens=is_tokens(job))
         n_passes = self.n_passes()
         sizes, by_shape = session.learning.sizes(first), is_tokens(job)
+        if sizes is None and len(shapes := session.learning.shapes()) > 1:
+            listed = " and ".join(sorted(" x ".join(map(str, one)) for one in shapes))
+            return {"unknown": UNLIKE.format(shapes=listed)}
         rows = shape[0] * n_passes if sizes is None else sizes.rows
         tokens, given = rows * shape[1] * by_shape if sizes is None else sizes.tokens, rows
         # Fractions in rows that no loader gives are not counted as tokens.
