@@ -111,6 +111,34 @@ class FusedAdam(torch.optim.Optimizer):
 """
 """The optimizer of DeepSpeed as it asks for its kernel and calls it."""
 
+CPU_ADAM = """
+import torch
+
+
+class CPUAdamBuilder:
+    def load(self):
+        raise RuntimeError("compiled code would read the memory of fake tensors")
+
+
+class DeepSpeedCPUAdam(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+        self.kernels = CPUAdamBuilder().load()
+        self.kernels.create_adam(3, lr, 0.9, 0.999, 1e-8, 0.01, True, False)
+
+    def __del__(self):
+        self.kernels.destroy_adam(3)
+
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            for name in () if state else ("mean", "square"):
+                state[name] = torch.zeros_like(p.data, device="cpu")
+            states = state["mean"], state["square"]
+            self.kernels.adam_update(3, 1, 0.1, 0.9, 0.999, 1e-8, 0.01, True, p.data, p.grad.data, *states)
+"""
+"""Its optimizer on the host."""
+
 FUSED = """
 import sys, torch, torch.distributed as dist
 
@@ -120,25 +148,31 @@ if sys.argv[1] == "deepspeed":
     from deepspeed.ops.adam.fused_adam import FusedAdam
 
     optimizer = FusedAdam(model.parameters(), lr=0.1)
+elif sys.argv[1] == "host":
+    from deepspeed.ops.adam.cpu_adam import DeepSpeedCPUAdam
+
+    model = model.cpu()
+    optimizer = DeepSpeedCPUAdam(model.parameters(), lr=0.1)
 else:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
 for _ in range(4):
-    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    model(torch.ones(2, 64, device=next(model.parameters()).device)).sum().backward()
     optimizer.step()
     model.zero_grad()
 """
 
 
 def test_the_fused_adam_of_deepspeed_is_one_pass_over_all_parameters(tmp_path: Path) -> None:
-    """Its kernel is compiled on GPUs only: a rehearsal has what torch's own moves."""
+    """Its kernels are compiled: a rehearsal has what torch's own moves, on the GPU or on the host."""
     package = tmp_path / "deepspeed" / "ops" / "adam"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").touch()
     (package / "fused_adam.py").write_text(ADAM)
+    (package / "cpu_adam.py").write_text(CPU_ADAM)
     (tmp_path / "train.py").write_text(FUSED)
     moved = {}
-    for kind in ("deepspeed", "torch"):
+    for kind in ("deepspeed", "host", "torch"):
         _rehearsed(tmp_path / kind, 1, str(tmp_path / "train.py"), kind)
         rows = read_rank(rehearsal_folder(tmp_path / kind / "run"), 1)
         works = [rows.works.to_pylist()[one["item"]] for one in rows.events.to_pylist() if one["what"] == 0]
@@ -147,3 +181,5 @@ def test_the_fused_adam_of_deepspeed_is_one_pass_over_all_parameters(tmp_path: P
     n_values = 64 * 64 + 64 + 64 * 32 + 32
     assert size == pytest.approx(7 * 4 * n_values, abs=2 * counters)
     assert moved["torch"] == pytest.approx([size], abs=2 * counters)
+    assert len(moved["host"]) == 4  # one parameter after the other
+    assert sum(moved["host"]) == pytest.approx(size, abs=4 * counters)

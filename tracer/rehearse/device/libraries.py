@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import SimpleNamespace
@@ -132,20 +132,53 @@ def _deepspeed_adam(session: RehearsalSession, module: Any) -> None:
     It takes what ``multi_tensor_adam`` of csrc/adam/multi_tensor_adam.cu does: lists of gradients, parameters
     and states, each read once, the last three written.
     """
-    import torch
 
     def multi_tensor_adam(_: int, flag: Any, lists: Any, lr: float, *numbers: Any) -> None:
         beta1, beta2, eps, _step, is_decoupled, _corrects, weight_decay = numbers
         gradients, parameters, *states = lists
-        fused = internals.fused_adam(is_decoupled=is_decoupled)
-        told = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
-        with torch.no_grad():
-            counters = [flag] * len(gradients)  # the kernel is told the step as a number
-            fused(parameters, gradients, *states, [], counters, lr=lr, amsgrad=False, maximize=False, **told)
+        lists = parameters, gradients, *states
+        _adam(lists, flag, (lr, beta1, beta2, eps, weight_decay), is_decoupled=is_decoupled)
 
-    module.FusedAdamBuilder = lambda: SimpleNamespace(
-        load=lambda *_, **__: SimpleNamespace(multi_tensor_adam=multi_tensor_adam)
-    )
+    _load(module, "FusedAdamBuilder", multi_tensor_adam=multi_tensor_adam)
+
+
+def _deepspeed_cpu_adam(session: RehearsalSession, module: Any) -> None:
+    """Let its Adam on the host, which is compiled and reads memory that fake tensors do not have, be torch's.
+
+    As ``ds_adam_step`` of csrc/adam/cpu_adam_impl.cpp it takes one parameter at a time.
+    """
+    import torch
+
+    are_decoupled: dict[int, bool] = {}
+
+    def create(number: int, *settings: Any) -> None:
+        are_decoupled[number] = settings[-2]
+
+    def update(number: int, step: int, lr: float, *given: Any) -> None:
+        beta1, beta2, eps, weight_decay, _corrects, *tensors = given
+        lists, counter = [[one] for one in tensors], torch.tensor(float(step))
+        _adam(lists, counter, (lr, beta1, beta2, eps, weight_decay), is_decoupled=are_decoupled[number])
+
+    _load(module, "CPUAdamBuilder", create_adam=create, adam_update=update, destroy_adam=are_decoupled.pop)
+
+
+def _load(module: Any, builder: str, **functions: Callable[..., Any]) -> None:
+    """Let the *builder* in *module* of something that is compiled load these *functions* in its place."""
+    setattr(module, builder, lambda: SimpleNamespace(load=lambda *_, **__: SimpleNamespace(**functions)))
+
+
+def _adam(
+    lists: Sequence[Sequence[Any]], counter: Any, settings: Sequence[float], *, is_decoupled: bool
+) -> None:
+    """Update *lists*: parameters, gradients and two states; *settings*: lr, betas, eps and weight decay."""
+    import torch
+
+    lr, beta1, beta2, eps, weight_decay = settings
+    told = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+    counters = [counter] * len(lists[0])  # the kernel is told the step as a number
+    with torch.no_grad():
+        fused = internals.fused_adam(is_decoupled=is_decoupled)
+        fused(*lists, [], counters, amsgrad=False, maximize=False, **told)
 
 
 def _accelerate(session: RehearsalSession, module: Any) -> None:
@@ -206,6 +239,7 @@ _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "deepspeed.runtime.zero.utils": _deepspeed,
     "deepspeed.runtime.pipe.engine": _deepspeed_pipeline,
     "deepspeed.ops.adam.fused_adam": _deepspeed_adam,
+    "deepspeed.ops.adam.cpu_adam": _deepspeed_cpu_adam,
     "ray": _refused("init", NO_RAY),
     internals.SHARDED_TENSOR: _sharded_tensors,
     "torch.distributed.rpc": _refused("init_rpc", NO_RPC),
