@@ -116,6 +116,7 @@ told = told_last = kept.sum().item() + number
 words.append(float(told))
 made = [loss.new([number]), torch.Tensor([number]), loss.new_tensor([number]), torch.full((2,), number)[:1]]
 print(*(one.item() for one in made))
+print(np.mean(words), np.median([number] * 3), *np.mean([[number]] * 2, axis=0).tolist())
 """
 NEEDS = {
     "a comparison": "number < 0.5",
@@ -130,6 +131,8 @@ NEEDS = {
     "a comparison with what was made of it": "math.exp(told / 2) > 1",
     "a comparison of arrays": "(loss.numpy() * 2 > 1).any()",
     "a plain number that decides": "float(loss) > 3",
+    "a mean that decides": "np.mean([number, 1.0]) > 3",
+    "a tensor that decides": "torch.tensor([float(number)]).item() > 3",
     "a plain number by another name": "plain",
     "a mask": "rows[rows > loss]",
 }

@@ -147,7 +147,10 @@ UNSUPPORTED: Final = frozenset({"UnsupportedOperatorException", "UnsupportedFake
 OURS: Final = str(Path(__file__).parents[1]) + os.sep
 STANDARD: Final = str(Path(os.__file__).parent) + os.sep
 # With folders around it: a script may be below a folder that is called torch.
-LIBRARIES: Final = ("/site-packages/torch/", "/dist-packages/torch/", "/typing_extensions.py")
+LIBRARIES: Final = (
+    *(f"/{place}-packages/{name}/" for place in ("site", "dist") for name in ("torch", "numpy")),
+    "/typing_extensions.py",
+)
 """Parts of the paths of files that are not of a script; ``STANDARD`` is where those of Python are."""
 
 INSTALLED: Final = "-packages" + os.sep
@@ -341,7 +344,7 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def is_library(name: str) -> bool:
-    """Whether the file *name* is Python's, torch's or ours, not one of a script or another library."""
+    """Whether the file *name* is Python's, torch's, NumPy's or ours, not a script's or another library's."""
     is_standard = name.startswith(STANDARD) and INSTALLED not in name
     return is_standard or name.startswith((OURS, "<")) or any(part in name for part in LIBRARIES)
 
