@@ -99,7 +99,7 @@ def write_info(path: str | os.PathLike[str], info: RunInfo, rank: int | None = N
         RunError: the file cannot be written.
     """
     name = Path("run.json") if rank is None else Path("ranks") / f"rank-{rank:05d}.json"
-    write_atomically(Path(path) / name, info.to_json())
+    write_atomically(Path(path) / name, info.to_json(), is_of_run=True)
 
 
 def _check_replaceable(target: Path, info: RunInfo) -> None:

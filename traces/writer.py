@@ -226,15 +226,15 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def write_atomically(target: Path, text: str) -> None:
+def write_atomically(target: Path, text: str, *, is_of_run: bool = False) -> None:
     """Write *text* to *target* so that a reader sees the old contents or the new, never a part.
 
-    Raises RunError: the file cannot be written.
+    Raises RunError: the file cannot be written, or is a part of a run that *is_of_run* does not say it is of.
     """
     if not target.name:
         raise RunError(f"cannot write '{target}': that is a folder")
     try:
-        with replacing(target) as file:
+        with replacing(target, is_of_run=is_of_run) as file:
             file.write(text.encode())
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}") from error
