@@ -8,6 +8,7 @@ the rank is done, ``close`` turns the stream into a compressed Arrow file, which
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from pyarrow import ipc
 
 from foretrace.traces.errors import RunError, reason
 from foretrace.traces.replacing import replacing, replacing_by_name
-from foretrace.traces.sealed import BLANK, KEY, Pieces, look, mapped, segments, write_file
+from foretrace.traces.sealed import BLANK, KEY, Pieces, look, mapped, named, segments, write_file
 from foretrace.traces.timeline import TIMELINE, checked, timeline
 
 SPANS: Final = "spans"  # folder of the run directory that holds one file per rank
@@ -40,12 +41,16 @@ class SpanWriter:
         rank: global rank of the spans.
         fsync: wait for the disk after each batch.
 
+    Attributes:
+        id: what is in the file, and in ``RunInfo.files``, so that no file of another run takes its place.
+
     Raises:
         RunError: the directory cannot be written, or holds spans of this rank already.
     """
 
     def __init__(self, path: str | os.PathLike[str], rank: int, *, fsync: bool = False) -> None:
         self.rank = rank
+        self.id = secrets.token_hex(8)
         self.n_spans = 0
         folder = Path(path) / SPANS
         self._stream_path = folder / f"rank-{rank:05d}.arrows"
@@ -59,7 +64,9 @@ class SpanWriter:
             raise RunError(f"cannot record into {path}: {error}") from error
         # Through memory, where each batch gets its checksum before it goes to the file.
         self._pieces = Pieces()
-        self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(self._pieces, TIMELINE)
+        self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(
+            self._pieces, named(TIMELINE, self.id)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +196,8 @@ def compact(stream: Path, target: Path) -> None:
             final = {name: batch.column(name).dictionary for name in _LABELS}
         source.seek(0)
         with replacing_by_name(target) as made:
-            write_file(made, TIMELINE, _grouped(ipc.open_stream(source), final))
+            rows = ipc.open_stream(source)
+            write_file(made, rows.schema, _grouped(rows, final))
             # It must have reached the disk before the stream, which has the same spans, is deleted.
             _sync(made)
     _sync(target.parent)
