@@ -200,3 +200,37 @@ def test_no_verb_writes_over_a_run(flag: str, recorded: Path, monkeypatch: pytes
     is_folder = flag in ("simulate --output", "rehearse --output", "record --output", "ingest --output")
     assert is_folder or "it is a part of a run" in said[0]
     assert {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()} == before
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.is_char_device(), reason="needs /dev/full")
+@pytest.mark.parametrize("verb", ["simulate", "search"])
+def test_of_several_outputs_all_are_written_or_none(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for places in (["made/a", "/dev/full"], ["same", "same"], ["same/", "./same"]):
+        found = CliRunner().invoke(
+            cli.main, [verb, *JOB.split(), "--output", places[0], "--report", places[1]]
+        )
+        *_, said = found.stderr.splitlines()  # behind the progress of a search
+        assert (found.exit_code, found.stdout) == (2, "")
+        assert re.match(r"Error: (cannot write /dev/full: No space|(\./)?same would be two things)", said), (
+            said
+        )
+        assert [path for path in tmp_path.rglob("*") if not path.is_dir() or path.name != "made"] == []
+    for words in (["--output", "a", "--report", "b/page.html"], ["--report", "/dev/null"]):
+        assert CliRunner().invoke(cli.main, [verb, *JOB.split(), *words]).exit_code == 0
+    assert (tmp_path / "a").exists()
+    assert (tmp_path / "b" / "page.html").stat().st_size > 10_000
+
+
+def test_a_page_may_be_in_the_folder_of_its_run(tmp_path: Path) -> None:
+    run, page = tmp_path / "run", tmp_path / "run" / "pages" / "page.html"
+    words = ["simulate", *JOB.split(), "--output", str(run), "--report", str(page)]
+    for _ in range(2):
+        assert CliRunner().invoke(cli.main, words).exit_code == 0
+    assert page.is_file()
+    assert (run / "run.json").is_file()

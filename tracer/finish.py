@@ -58,7 +58,7 @@ def finish(path: Path) -> dict[str, Any] | None:
             names = ("layout", "cluster", "model", "job", "groups", "finished")
             known = {name: getattr(run.info, name) for name in names}
             # The memory of the ranks is in one file now.
-            files = {name: one for name, one in run.info.files.items() if not name.endswith(".memory.arrow")}
+            files = {name: one for name, one in run.files.items() if not name.endswith(".memory.arrow")}
             files |= {"memory.arrow": of} if (path / "memory.arrow").is_file() else {}
             summarized = json.loads(json.dumps(summary))
             write_info(path, replace(info, **known, files=files, summary=summarized))

@@ -175,8 +175,8 @@ class RunInfo:
     audit: Audit | None = None
     # versions of the programs that made it, e.g. ``{"foretrace": "0.1.0", "torch": "2.13.0"}``.
     versions: Mapping[str, str] = field(default_factory=dict)
-    # files of the run, and what each holds under ``sealed.ID``; not what the run was, so not compared
-    files: Mapping[str, str] = field(default_factory=dict, compare=False)
+    # files of the run, and what each holds under ``sealed.ID``
+    files: Mapping[str, str] = field(default_factory=dict)
     started: str | None = None  # ISO 8601 time of the start, None for a simulated run
     finished: bool = True  # whether the writer came to its end
     format_version: int = FORMAT_VERSION  # version of the format; readers refuse a newer one

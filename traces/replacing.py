@@ -35,7 +35,7 @@ def replacing(target: Path, *, is_of_run: bool = False) -> Iterator[BinaryIO]:
         spare_runs(target)
     if not target.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    if target.exists() and not target.is_file() and not target.is_dir():
+    if _is_stream(target):
         with target.open("wb") as file:
             yield file
         return
@@ -53,6 +53,10 @@ def replacing(target: Path, *, is_of_run: bool = False) -> Iterator[BinaryIO]:
         finally:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)
+
+
+def _is_stream(target: Path) -> bool:
+    return target.exists() and not target.is_file() and not target.is_dir()
 
 
 @contextmanager
@@ -204,20 +208,26 @@ def spare_runs(target: Path) -> None:
             raise FileExistsError(errno.EEXIST, "it is a part of a run", str(target))
 
 
-def check_can_write(target: Path | None) -> None:
-    """Raise RunError unless a file *target*, None for no file, can be written; ask before long work.
+def check_can_write(*files: Path | None, folder: Path | None = None) -> None:
+    """Raise RunError unless *files*, None for no file, can be written; ask before long work.
 
-    Folders on the way to it may be missing, as ``replacing`` makes them; none is made here.
+    None of them may have the name of another one, or of the *folder* that is written as well. Folders on the
+    way to them may be missing, as ``replacing`` makes them; none is made here.
     """
-    if target is None:
-        return
-    try:
-        spare_runs(target)
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        folder = next(one for one in target.absolute().parents if one.exists())
-        probe = _beside(folder / target.name)
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {reason(error)}; nothing was done") from error
+    taken = {os.path.realpath(folder)} if folder is not None else set()
+    for target in files:
+        if target is None or _is_stream(target):
+            continue
+        if (place := os.path.realpath(target)) in taken:
+            raise RunError(f"{target} would be two things: give each a name of its own; nothing was done")
+        taken.add(place)
+        try:
+            spare_runs(target)
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            above = next(one for one in target.absolute().parents if one.exists())
+            probe = _beside(above / target.name)
+            probe.touch(exist_ok=False)
+            probe.unlink()
+        except OSError as error:
+            raise RunError(f"cannot write {target}: {reason(error)}; nothing was done") from error

@@ -74,7 +74,7 @@ def write_run(
             fresh = scratch / NEW
             (fresh / SPANS).mkdir(parents=True)
             # Of the description, so that equal runs are written as equal files.
-            of = hashlib.blake2b(replace(info, files={}).to_json().encode(), digest_size=8).hexdigest()
+            of = hashlib.blake2b(info.to_json().encode(), digest_size=8).hexdigest()
             with _Files(of) as files:
                 for table in tables:
                     _write_spans(files, fresh / SPANS, _checked_ranks(table, info.world_size))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -246,6 +247,33 @@ def write_atomically(target: Path, text: str, *, is_of_run: bool = False) -> Non
             file.write(text.encode())
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}") from error
+
+
+@contextmanager
+def writing(files: Sequence[tuple[str | Path, str]], folder: str | Path | None = None) -> Iterator[None]:
+    """Write several files, each with its text, all of them or none.
+
+    They take their places when what is done meanwhile has succeeded. That may be to make *folder*; what is to
+    be in that is written when it is there.
+
+    Raises RunError: one cannot be written.
+    """
+    made = None if folder is None else Path(os.path.realpath(folder))
+    later = [one for one in files if made is not None and made in Path(os.path.realpath(one[0])).parents]
+    target: str | Path | None = None
+    try:
+        with ExitStack() as waiting:
+            for target, text in files:
+                if (target, text) not in later:
+                    file = waiting.enter_context(replacing(Path(target)))
+                    file.write(text.encode())
+                    file.flush()
+            target = None
+            yield
+    except OSError as error:
+        raise RunError(f"cannot write {target or error.filename}: {reason(error)}") from error
+    for target, text in later:
+        write_atomically(Path(target), text)
 
 
 def _sync(path: Path) -> None:
