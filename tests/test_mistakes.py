@@ -130,6 +130,14 @@ def test_a_number_that_is_none_or_that_nothing_holds(words: list[str], number: s
     assert_one_line([*words, number])
 
 
+@pytest.mark.parametrize("words", ["bench clock", "bench collectives", "topology detect -o here.toml"])
+def test_no_verb_starts_thousands_of_processes(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("foretrace.tracer.bench.world.subprocess.Popen", lambda *a, **b: started.append(a))
+    assert "100000 is not in the range" in assert_one_line([*words.split(), "--processes", "100000"])
+    assert started == []
+
+
 JOB = "--model gpt2 --cluster dgx-h100 --gpus 8 --global-batch 8 --seq-len 64"
 OUTPUTS = {
     "simulate --output": f"simulate {JOB} --output {{}}",

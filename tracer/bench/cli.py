@@ -240,9 +240,12 @@ SIZES: Final = "64 KiB,1 MiB,16 MiB"  # where latency rules, where bandwidth doe
 FAR_BELOW: Final = 0.5
 """Share of the promised speed below which a collective is counted: more than any model of it is off."""
 
+MOST_PROCESSES: Final = 512
+"""Processes that are started to measure one machine: more than any has cores, and each takes 0.2 GB."""
+
 PROCESSES: Final = click.option(
     "--processes",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=2, max=MOST_PROCESSES),
     default=2,
     show_default=True,
     help="Processes to start, if not under torchrun.",
