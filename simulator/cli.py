@@ -113,17 +113,18 @@ def simulate(
     from foretrace.simulator.price import usd_per_gpu_hour
     from foretrace.simulator.recorded.cli import errors_table
     from foretrace.simulator.recorded.operators import forward_only
-    from foretrace.simulator.rehearsed.cli import timed
+    from foretrace.simulator.rehearsed.cli import page_of, timed
     from foretrace.simulator.render import document, show
     from foretrace.simulator.simulate import simulate as run_simulation
     from foretrace.traces.replacing import check_can_write
+    from foretrace.traces.writer import writing
 
     usd_per_gpu_hour(price, None)  # a price that is none is refused before anything is simulated
     power = supply(pue, grid)
     configs = settings_files(file, config, files)
     _check_sources(configs, like_run, rehearsal)
     # Before the work: a page that cannot be written is said at once, not after minutes.
-    check_can_write(Path(report) if report else None)
+    check_can_write(Path(report) if report else None, folder=Path(output) if output else None)
     given = {name: value for name, value in flags.items() if value is not None}
     read: list[dict[str, Any]] = []
     beside = None
@@ -152,12 +153,9 @@ def simulate(
             if like_run is not None and (said := forward_only(like_run)):
                 info = replace(simulation.info, warnings=(*simulation.info.warnings, said))
                 simulation = replace(simulation, info=info)
-    if output is not None:
-        simulation.write(output)
-    if report is not None:
-        from foretrace.traces.report.html import write_report
-
-        write_report(report, simulation.run)
+    with writing(page_of(simulation, report), output):
+        if output is not None:
+            simulation.write(output)
     errors = _against(like_run, given, calibration, simulation) if like_run and script else ()
     if as_json:
         found = document(simulation, output, report, price=price, power=power) | {"configs": read}

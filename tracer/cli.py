@@ -11,6 +11,7 @@ import click
 from rich.markup import escape
 
 from foretrace.door import json_text
+from foretrace.tracer.bench.cli import MOST_PROCESSES
 from foretrace.traces.console import stdout, telling
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _free_directory(command: tuple[str, ...]) -> Path:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="TOML file to write.")
 @click.option(
     "--processes",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=2, max=MOST_PROCESSES),
     default=2,
     show_default=True,
     help="Processes to start, which communicate over gloo.",

@@ -41,7 +41,10 @@ def finish(path: Path) -> dict[str, Any] | None:
         confirms), ``warnings`` of the ranks, ``ranks_here``, how many ranks a machine has, and
         ``ranks_known``, how many have begun to record here; None if no rank has recorded a span.
     """
-    _join_memory(path)
+    stored, of = path / "run.json", ""
+    with suppress(TraceError):  # none yet, or of an older version
+        of = read_info(stored).files.get("run.json", "")
+    _join_memory(path, of)
     try:
         run = open_run(path)
         summary = summarize(run)
@@ -49,13 +52,16 @@ def finish(path: Path) -> dict[str, Any] | None:
         return None
     if (kernels := _kernels(path)) is not None:
         summary = {**summary, "kernels": kernels}
-    stored = path / "run.json"
     try:
         if stored.is_file():
             info = read_info(stored)
             names = ("layout", "cluster", "model", "job", "groups", "finished")
             known = {name: getattr(run.info, name) for name in names}
-            write_info(path, replace(info, **known, summary=json.loads(json.dumps(summary))))
+            # The memory of the ranks is in one file now.
+            files = {name: one for name, one in run.files.items() if not name.endswith(".memory.arrow")}
+            files |= {"memory.arrow": of} if (path / "memory.arrow").is_file() else {}
+            summarized = json.loads(json.dumps(summary))
+            write_info(path, replace(info, **known, files=files, summary=summarized))
     except TraceError:  # a full disk: the sidecars of the ranks say what run.json would
         pass
     here = (run.info.cluster or {}).get("gpus_per_node", run.info.world_size)
@@ -106,7 +112,7 @@ def _kernels(path: Path) -> str | None:
     return str(path / KERNELS)
 
 
-def _join_memory(path: Path) -> None:
+def _join_memory(path: Path, of: str) -> None:
     """Join the memory samples of the ranks into the file of the run; a broken file stays where it is."""
     files, tables = [], []
     for file in sorted(path.glob("ranks/rank-*.memory.arrow")):
@@ -119,7 +125,7 @@ def _join_memory(path: Path) -> None:
         # Each file has a dictionary of its own, and an Arrow file holds only one for a column.
         joined = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         try:
-            write_samples(path / "memory.arrow", joined)
+            write_samples(path / "memory.arrow", joined, of)
         except OSError:  # a full disk: readers join the files of the ranks
             return
     # Only now that all samples are in the file of the run.

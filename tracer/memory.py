@@ -21,7 +21,7 @@ from foretrace.tracer import internals
 from foretrace.tracer.clock import now_ns
 from foretrace.tracer.guarded import Guards, Replacements, between
 from foretrace.traces.replacing import replacing_by_name
-from foretrace.traces.sealed import write_file
+from foretrace.traces.sealed import named, write_file
 from foretrace.traces.timeline import MEMORY
 
 MOST_SAMPLES: Final = 20_000  # samples that are kept: 2 MB
@@ -158,12 +158,15 @@ class MemoryLog:
         if statm >= 0:
             os.close(statm)
 
-    def write(self, path: Path, rank: int, run_ns: Callable[[int], int]) -> None:
-        """Write the samples of one rank beside its sidecar, all of them or none."""
-        write_samples(path / "ranks" / f"rank-{rank:05d}.memory.arrow", self.table(rank, run_ns))
+    def write(self, path: Path, rank: int, run_ns: Callable[[int], int], of: str) -> None:
+        """Write the samples of one rank, *of* which run they are, beside its sidecar, all of them or none."""
+        write_samples(path / "ranks" / f"rank-{rank:05d}.memory.arrow", self.table(rank, run_ns), of)
 
 
-def write_samples(target: Path, table: pa.Table) -> None:
-    """Write *table*, of the columns ``MEMORY``, to *target*, all of it or, raising OSError, nothing."""
+def write_samples(target: Path, table: pa.Table, of: str) -> None:
+    """Write *table*, of the columns ``MEMORY``, to *target*, all of it or, raising OSError, nothing.
+
+    *of* which run it is stands in the file, if it is known.
+    """
     with replacing_by_name(target) as made:
-        write_file(made, MEMORY, [table])
+        write_file(made, named(MEMORY, of), [table])

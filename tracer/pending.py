@@ -127,7 +127,7 @@ class Pending:
             "n_pending": len(found),
             "stack": main_stack(),
         }
-        write_atomically(self.path, sealed_text(json.dumps(document)))
+        write_atomically(self.path, sealed_text(json.dumps(document)), is_of_run=True)
 
     def _described(self, one: Communication) -> dict[str, Any]:
         start = self._moments.ns(one.start) + self._shift_ns if self._moments.knows(one.start) else -1

@@ -78,8 +78,10 @@ class Session(Training[Lane], Guarded):
         self.device_times = DeviceTimes(moments)
         self._audit: Audit | None = None
         self._auditor = self.guarded("the audit", Auditor)(self.groups) if is_distributed() else None
+        writer = SpanWriter(path, rank)
+        self._id = writer.id
         self.sink = Sink(
-            SpanWriter(path, rank),
+            writer,
             clock.span_shift_ns,
             moments,
             self.device_times,
@@ -103,7 +105,8 @@ class Session(Training[Lane], Guarded):
     def _write_beginning(self) -> None:
         if self.rank == self.window.first_rank(self.world_size):
             # What comes first into run.json stays: layout and device are known once they are used.
-            write_info(self.path, replace(self.info(finished=False), layout=None, cluster=None))
+            known = replace(self.info(finished=False), layout=None, cluster=None)
+            write_info(self.path, replace(known, files={"run.json": self._id}))
         self._write_sidecar()
 
     def pausing(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -198,6 +201,7 @@ class Session(Training[Lane], Guarded):
     def info(self, *, finished: bool) -> RunInfo:
         """Return what this rank knows about the run."""
         groups, dropped = self.groups.table(), self.sink.dropped
+        own = f"ranks/rank-{self.rank:05d}"
         return RunInfo(
             origin="recorded",
             name=self.name,
@@ -213,6 +217,9 @@ class Session(Training[Lane], Guarded):
             dropped=dropped,
             audit=self._audit,
             versions=versions(),
+            files=dict.fromkeys(
+                (f"{own}.json", f"{own}.memory.arrow", f"spans/rank-{self.rank:05d}.arrow"), self._id
+            ),
             started=self._started,
             finished=finished,
         )
@@ -237,7 +244,7 @@ class Session(Training[Lane], Guarded):
                 write_info(self.path, self.info(finished=False), self.rank)
             return
         self.guarded("the audit", self._ask_c10d)()
-        self.memory.write(self.path, self.rank, self.clock.mapping())
+        self.memory.write(self.path, self.rank, self.clock.mapping(), of=self._id)
         write_info(self.path, self.info(finished=True), self.rank)
 
     def _seen(self, one: Communication) -> None:

@@ -175,6 +175,8 @@ class RunInfo:
     audit: Audit | None = None
     # versions of the programs that made it, e.g. ``{"foretrace": "0.1.0", "torch": "2.13.0"}``.
     versions: Mapping[str, str] = field(default_factory=dict)
+    # files of the run, and what each holds under ``sealed.ID``
+    files: Mapping[str, str] = field(default_factory=dict)
     started: str | None = None  # ISO 8601 time of the start, None for a simulated run
     finished: bool = True  # whether the writer came to its end
     format_version: int = FORMAT_VERSION  # version of the format; readers refuse a newer one
@@ -308,6 +310,7 @@ def merged(base: RunInfo | None, parts: Mapping[int, RunInfo]) -> RunInfo:
         summary={key: value for info in reversed(known) for key, value in info.summary.items()},
         audit=joined_audits([info.audit for info in ordered], len(ordered)) or first.audit,
         versions={key: value for info in reversed(known) for key, value in info.versions.items()},
+        files={name: one for info in reversed(known) for name, one in info.files.items()},
         warnings=(*own, *(said for said in _collected(parts) if said not in own), *clashes),
         dropped=dict(dropped),
         finished=(base is not None and base.finished) or everyone,

@@ -7,7 +7,7 @@ Files of another kind, or damaged ones, are refused in one line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path, PurePosixPath
@@ -23,12 +23,18 @@ from foretrace.traces.info import RunInfo, merged, rank_list
 from foretrace.traces.notebook import run_html
 from foretrace.traces.pending import damaged_notes
 from foretrace.traces.run import Part, Run
-from foretrace.traces.sealed import KEY, WAY_OUT, mapped, read_batches, read_file, segments
+from foretrace.traces.sealed import ID, KEY, WAY_OUT, mapped, read_batches, read_file, segments
 from foretrace.traces.timeline import FORMAT_VERSION, LINKS, MEMORY, LinkChange, checked
 from foretrace.traces.writer import SPANS
 
 INFO_KEY: Final = b"foretrace.run"
 """Schema metadata under which a single file carries the text of ``run.json``."""
+
+MOST_NAMED: Final = 3  # files of a run that are missing and named
+
+FOREIGN: Final = (
+    "is of another run: put back the one of this run, or move it away and read the rest with --partial"
+)
 
 _BECOMES: Final = dict.fromkeys(
     (".json", ".gz", ".zip", ".pb", ".sqlite", ".et"),
@@ -74,6 +80,7 @@ class _Reader:
         self._name = name
         self._notes: list[str] = []
         self._is_sealed = True
+        self._root, self._files, self._is_named = "", dict[str, str](), True
 
     def directory(self, root: str) -> Run:
         """Open a run directory, complete or still being written."""
@@ -87,6 +94,7 @@ class _Reader:
         }
         base = self._info(files["run.json"].path) if "run.json" in files else None
         sidecars = {rank: self._info(at.path) for rank, _, at in _rank_files(files, "ranks")}
+        self._root, self._files = root, self._files_of(base, sidecars)
         spans = self._span_files(files)
         if base is None and not sidecars and not spans:
             raise RunError(
@@ -117,6 +125,14 @@ class _Reader:
             self._notes += [f"{name} is no file: left out" for name in _no_files(Path(root))]
         if not self._is_sealed:
             self._notes.append("files without checksums: damage to them would go unnoticed")
+        if not self._is_named:
+            self._notes.append("files that do not say of which run they are: others would go unnoticed")
+        # Of spans that are missing, the ranks are told. The others are not of a rank that may still come.
+        of_spans = tuple(name for name in base.files if name.startswith(SPANS)) if base is not None else ()
+        if base is not None and (lost := base.files.keys() - files.keys() - set(of_spans)):
+            first = ", ".join(sorted(lost)[:MOST_NAMED])
+            more = f" and {len(lost) - MOST_NAMED:,} more" if len(lost) > MOST_NAMED else ""
+            self._notes.append(f"files of the run are missing, and what they say is not shown: {first}{more}")
         return Run(self._name, info, parts, memory, self._notes, links=links, shown=run_html)
 
     def file(self, path: str) -> Run:
@@ -134,6 +150,25 @@ class _Reader:
             info = _guessed(int(max(np.max(table["rank"].to_numpy()), np.max(table["peer"].to_numpy()))) + 1)
         part = Part(None, lambda: table)
         return Run(self._name, info, [part], MEMORY.empty_table(), self._notes, shown=run_html)
+
+    def _files_of(self, base: RunInfo | None, sidecars: Mapping[int, RunInfo]) -> dict[str, str]:
+        """Return what files of the run hold under ``ID``. Raises RunError: a sidecar is of another run."""
+        found = dict(base.files) if base is not None else {}
+        for rank, info in sidecars.items():
+            for name, of in info.files.items():
+                if found.setdefault(name, of) != of:
+                    raise RunError(f"{self._name}/ranks/rank-{rank:05d}.json {FOREIGN}")
+        return found
+
+    def _check_own(self, path: str, schema: pa.Schema) -> None:
+        """Raise RunError if the file *path* is of another run; take note if it does not say."""
+        # A stream is named as the file that it becomes.
+        if not (wanted := self._files.get(path[len(self._root) :].strip("/").replace(".arrows", ".arrow"))):
+            return
+        said = (schema.metadata or {}).get(ID)
+        self._is_named &= said is not None
+        if said is not None and said != wanted.encode():
+            raise RunError(f"{path} {FOREIGN}")
 
     def _span_files(self, files: dict[str, fs.FileInfo]) -> dict[int, fs.FileInfo]:
         """Return the file of each rank; the finished one where a stream is still beside it."""
@@ -158,6 +193,7 @@ class _Reader:
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{at.path} is not an Arrow file, or is damaged: {reason(error)}") from error
         _refuse_newer(schema, at.path)
+        self._check_own(at.path, schema)
         self._is_sealed &= KEY in (schema.metadata or {})
         return Part(rank, lambda: _timeline(read_file(source, at.path)[0], at.path))
 
@@ -183,6 +219,7 @@ class _Reader:
     def _arrow(self, path: str) -> pa.Table:
         """Return the rows of an Arrow file, and note whether it has a checksum."""
         table, is_sealed = read_file(self._source(path), path)
+        self._check_own(path, table.schema)
         self._is_sealed &= is_sealed
         return table
 
@@ -218,6 +255,7 @@ class _Reader:
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{path} is damaged: {reason(error)}; {WAY_OUT}") from error
         _refuse_newer(schema, path)
+        self._check_own(path, schema)
         self._is_sealed &= is_sealed
         if damaged := [number for number, batch in enumerate(batches, 1) if batch is None]:
             which = f"{'batch' if len(damaged) == 1 else 'batches'} {rank_list(damaged)} of {len(batches)}"

@@ -280,7 +280,7 @@ def read_rehearsal(path: str | Path) -> Rehearsal:
 
 def write_rehearsal(folder: Path, rehearsal: Rehearsal) -> None:
     """Write ``rehearsal.json`` into *folder*, in one step."""
-    write_atomically(folder / "rehearsal.json", rehearsal.to_json())
+    write_atomically(folder / "rehearsal.json", rehearsal.to_json(), is_of_run=True)
 
 
 def rank_file(folder: Path, rank: int, part: str) -> Path:

@@ -21,17 +21,21 @@ from foretrace.traces.private import held, held_folder, is_held
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
+def replacing(target: Path, *, is_of_run: bool = False) -> Iterator[BinaryIO]:
     """Give a new file, open to be written, which takes the place of *target* when all of it is written.
 
     Until then, and if writing fails, *target* stays as it was. Where it is a link, what it leads to is
     replaced. A pipe, a terminal or a device such as ``/dev/null`` has no place to take: it is written itself.
-    Folders on the way to *target* that do not exist are made. Raises OSError: the file cannot be made or put
-    in its place, or a link of another user's leads to it.
+    Folders on the way to *target* that do not exist are made. Every file that a verb writes where its user
+    says comes through here, so a part of a run is replaced only by who records or makes that run, which
+    *is_of_run* says. Raises OSError: it is one, the file cannot be made or put in its place, or a link of
+    another user's leads to it.
     """
+    if not is_of_run:
+        spare_runs(target)
     if not target.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    if target.exists() and not target.is_file() and not target.is_dir():
+    if _is_stream(target):
         with target.open("wb") as file:
             yield file
         return
@@ -49,6 +53,10 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
         finally:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)
+
+
+def _is_stream(target: Path) -> bool:
+    return target.exists() and not target.is_file() and not target.is_dir()
 
 
 @contextmanager
@@ -188,30 +196,38 @@ def _runs(pid: int) -> bool:
 PARTS_OF_A_RUN: Final = frozenset({"run.json", "memory.arrow", "links.arrow"})
 FOLDERS_OF_A_RUN: Final = frozenset({"spans", "ranks"})
 
+_KEPT: Final = PARTS_OF_A_RUN | FOLDERS_OF_A_RUN | {"rehearsal", "kineto", "kernels"}
+_DEEPEST: Final = 3  # parts of a path in a run, as of a file of a rank of a rehearsal
+
 
 def spare_runs(target: Path) -> None:
-    """Raise OSError if *target* is a part of a run: what was recorded is not written over."""
-    folder = target.absolute().parent
-    at_top = target.name in PARTS_OF_A_RUN and (folder / "run.json").is_file()
-    within = folder.name in FOLDERS_OF_A_RUN and (folder.parent / "run.json").is_file()
-    if target.exists() and (at_top or within):
-        raise FileExistsError(errno.EEXIST, "it is a part of a run", str(target))
+    """Raise OSError if *target*, or what it leads to, is a part of a run: what was recorded stays."""
+    final = Path(os.path.realpath(target))
+    for run in list(final.parents)[:_DEEPEST]:
+        if final.relative_to(run).parts[0] in _KEPT and (run / "run.json").is_file():
+            raise FileExistsError(errno.EEXIST, "it is a part of a run", str(target))
 
 
-def check_can_write(target: Path | None) -> None:
-    """Raise RunError unless a file *target*, None for no file, can be written; ask before long work.
+def check_can_write(*files: Path | None, folder: Path | None = None) -> None:
+    """Raise RunError unless *files*, None for no file, can be written; ask before long work.
 
-    Folders on the way to it may be missing, as ``replacing`` makes them; none is made here.
+    None of them may have the name of another one, or of the *folder* that is written as well. Folders on the
+    way to them may be missing, as ``replacing`` makes them; none is made here.
     """
-    if target is None:
-        return
-    try:
-        spare_runs(target)
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        folder = next(one for one in target.absolute().parents if one.exists())
-        probe = _beside(folder / target.name)
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {reason(error)}; nothing was done") from error
+    taken = {os.path.realpath(folder)} if folder is not None else set()
+    for target in files:
+        if target is None or _is_stream(target):
+            continue
+        if (place := os.path.realpath(target)) in taken:
+            raise RunError(f"{target} would be two things: give each a name of its own; nothing was done")
+        taken.add(place)
+        try:
+            spare_runs(target)
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            above = next(one for one in target.absolute().parents if one.exists())
+            probe = _beside(above / target.name)
+            probe.touch(exist_ok=False)
+            probe.unlink()
+        except OSError as error:
+            raise RunError(f"cannot write {target}: {reason(error)}; nothing was done") from error

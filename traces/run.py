@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -73,7 +73,8 @@ class Run:
         inside: Mapping[int, Inside] | None = None,
     ) -> None:
         self.path = path  # where it was opened
-        self.info = info  # what ``run.json`` and the sidecars of the ranks say
+        # What ``run.json`` and the sidecars of the ranks say. Of another run, it is not of the same files.
+        self.info, self.files = replace(info, files={}), info.files
         self._parts = {part.rank: part for part in parts if part.rank is not None}
         self._tables: dict[int, pa.Table] = {}
         self._seen: dict[str, list[tuple[int, pa.ChunkedArray]]] = {name: [] for name in TIMELINE.names}

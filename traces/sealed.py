@@ -23,6 +23,8 @@ from foretrace.traces.errors import RunError, reason
 KEY: Final = b"foretrace.checksum"  # key of the metadata, of a schema or of a batch, that holds the checksum
 BLANK: Final = b"foretrace.crc32:????????"  # value of the metadata before the checksum is known
 
+ID: Final = b"foretrace.id"  # key of the metadata of a schema that holds of which run the file is
+
 _DIGITS: Final = 8
 _MARK: Final = re.compile(rb"foretrace\.crc32:([0-9a-f?]{8})")
 
@@ -38,6 +40,11 @@ class Sealed(NamedTuple):
 
 WAY_OUT: Final = "copy it again, or move it away and read the other ranks with --partial"
 """What can be done about the file of a rank that is damaged."""
+
+
+def named(schema: pa.Schema, of: str) -> pa.Schema:
+    """Return *schema* with *of* which run it is in its metadata, as ``RunInfo.files`` has it."""
+    return schema.with_metadata({**(schema.metadata or {}), ID: of.encode()}) if of else schema
 
 
 def look(data: Any) -> Sealed:

@@ -6,10 +6,12 @@ is still in progress. ``open_run`` reads both. The files are described in docs/t
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Self
@@ -23,7 +25,7 @@ from foretrace.traces.info import RunInfo
 from foretrace.traces.reader import INFO_KEY, open_run
 from foretrace.traces.replacing import FOLDERS_OF_A_RUN, NEW, PARTS_OF_A_RUN, scratch_folder, take_place
 from foretrace.traces.run import Run
-from foretrace.traces.sealed import write_file
+from foretrace.traces.sealed import named, write_file
 from foretrace.traces.timeline import MEMORY, checked
 from foretrace.traces.writer import COMPACT_ROWS, SPANS, SpanWriter, write_atomically
 
@@ -71,14 +73,17 @@ def write_run(
         with scratch_folder(target) as (scratch, place):
             fresh = scratch / NEW
             (fresh / SPANS).mkdir(parents=True)
-            (fresh / "run.json").write_text(info.to_json(), encoding="utf-8")
-            with _Files() as files:
+            # Of the description, so that equal runs are written as equal files.
+            of = hashlib.blake2b(info.to_json().encode(), digest_size=8).hexdigest()
+            with _Files(of) as files:
                 for table in tables:
                     _write_spans(files, fresh / SPANS, _checked_ranks(table, info.world_size))
-            if memory is not None:
-                _write_table(fresh / "memory.arrow", memory)
-            if links is not None:
-                _write_table(fresh / "links.arrow", links)
+                for name, beside in (("memory.arrow", memory), ("links.arrow", links)):
+                    if beside is not None:
+                        files.write(fresh / name, beside)
+            written = sorted(str(path.relative_to(fresh)) for path in fresh.rglob("*.arrow"))
+            whole = replace(info, files=dict.fromkeys(["run.json", *written], of))
+            (fresh / "run.json").write_text(whole.to_json(), encoding="utf-8")
             take_place(scratch, place, RUN_ENTRIES)
     except (OSError, pa.ArrowException, UnicodeEncodeError) as error:
         raise RunError(f"cannot write {path}: {reason(error)}") from error
@@ -99,7 +104,7 @@ def write_info(path: str | os.PathLike[str], info: RunInfo, rank: int | None = N
         RunError: the file cannot be written.
     """
     name = Path("run.json") if rank is None else Path("ranks") / f"rank-{rank:05d}.json"
-    write_atomically(Path(path) / name, info.to_json())
+    write_atomically(Path(path) / name, info.to_json(), is_of_run=True)
 
 
 def _check_replaceable(target: Path, info: RunInfo) -> None:
@@ -159,13 +164,15 @@ def _write_spans(files: _Files, folder: Path, spans: pa.Table) -> None:
 class _Files:
     """Writes tables while the next ones are being made: compressing them takes no part of the interpreter."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: str) -> None:
+        self._of = of
         self._pool = ThreadPoolExecutor(WRITERS)
         self._waiting: deque[Future[None]] = deque()
 
     def write(self, path: Path, table: pa.Table) -> None:
         """Have *table* written to *path* soon. Raises OSError, ArrowException for one before it."""
-        self._waiting.append(self._pool.submit(_write_table, path, table))
+        schema = named(table.schema, self._of)
+        self._waiting.append(self._pool.submit(write_file, path, schema, [table], COMPACT_ROWS))
         while len(self._waiting) > 2 * WRITERS:  # so that few tables are held
             self._waiting.popleft().result()
 
@@ -177,7 +184,3 @@ class _Files:
         if kind is None:
             for written in self._waiting:
                 written.result()
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    write_file(path, table.schema, [table], COMPACT_ROWS)

@@ -8,7 +8,9 @@ the rank is done, ``close`` turns the stream into a compressed Arrow file, which
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -19,7 +21,7 @@ from pyarrow import ipc
 
 from foretrace.traces.errors import RunError, reason
 from foretrace.traces.replacing import replacing, replacing_by_name
-from foretrace.traces.sealed import BLANK, KEY, Pieces, look, mapped, segments, write_file
+from foretrace.traces.sealed import BLANK, KEY, Pieces, look, mapped, named, segments, write_file
 from foretrace.traces.timeline import TIMELINE, checked, timeline
 
 SPANS: Final = "spans"  # folder of the run directory that holds one file per rank
@@ -40,12 +42,16 @@ class SpanWriter:
         rank: global rank of the spans.
         fsync: wait for the disk after each batch.
 
+    Attributes:
+        id: what is in the file, and in ``RunInfo.files``, so that no file of another run takes its place.
+
     Raises:
         RunError: the directory cannot be written, or holds spans of this rank already.
     """
 
     def __init__(self, path: str | os.PathLike[str], rank: int, *, fsync: bool = False) -> None:
         self.rank = rank
+        self.id = secrets.token_hex(8)
         self.n_spans = 0
         folder = Path(path) / SPANS
         self._stream_path = folder / f"rank-{rank:05d}.arrows"
@@ -59,7 +65,9 @@ class SpanWriter:
             raise RunError(f"cannot record into {path}: {error}") from error
         # Through memory, where each batch gets its checksum before it goes to the file.
         self._pieces = Pieces()
-        self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(self._pieces, TIMELINE)
+        self._writer: ipc.RecordBatchStreamWriter | None = ipc.new_stream(
+            self._pieces, named(TIMELINE, self.id)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +197,8 @@ def compact(stream: Path, target: Path) -> None:
             final = {name: batch.column(name).dictionary for name in _LABELS}
         source.seek(0)
         with replacing_by_name(target) as made:
-            write_file(made, TIMELINE, _grouped(ipc.open_stream(source), final))
+            rows = ipc.open_stream(source)
+            write_file(made, rows.schema, _grouped(rows, final))
             # It must have reached the disk before the stream, which has the same spans, is deleted.
             _sync(made)
     _sync(target.parent)
@@ -226,18 +235,45 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def write_atomically(target: Path, text: str) -> None:
+def write_atomically(target: Path, text: str, *, is_of_run: bool = False) -> None:
     """Write *text* to *target* so that a reader sees the old contents or the new, never a part.
 
-    Raises RunError: the file cannot be written.
+    Raises RunError: the file cannot be written, or is a part of a run that *is_of_run* does not say it is of.
     """
     if not target.name:
         raise RunError(f"cannot write '{target}': that is a folder")
     try:
-        with replacing(target) as file:
+        with replacing(target, is_of_run=is_of_run) as file:
             file.write(text.encode())
     except OSError as error:
         raise RunError(f"cannot write {target}: {reason(error)}") from error
+
+
+@contextmanager
+def writing(files: Sequence[tuple[str | Path, str]], folder: str | Path | None = None) -> Iterator[None]:
+    """Write several files, each with its text, all of them or none.
+
+    They take their places when what is done meanwhile has succeeded. That may be to make *folder*; what is to
+    be in that is written when it is there.
+
+    Raises RunError: one cannot be written.
+    """
+    made = None if folder is None else Path(os.path.realpath(folder))
+    later = [one for one in files if made is not None and made in Path(os.path.realpath(one[0])).parents]
+    target: str | Path | None = None
+    try:
+        with ExitStack() as waiting:
+            for target, text in files:
+                if (target, text) not in later:
+                    file = waiting.enter_context(replacing(Path(target)))
+                    file.write(text.encode())
+                    file.flush()
+            target = None
+            yield
+    except OSError as error:
+        raise RunError(f"cannot write {target or error.filename}: {reason(error)}") from error
+    for target, text in later:
+        write_atomically(Path(target), text)
 
 
 def _sync(path: Path) -> None:

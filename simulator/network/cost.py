@@ -59,7 +59,7 @@ class Network:
         self._whole: Reach | None = None
         # Layouts share most of their groups; the bound is against large machines.
         self._unlike = lru_cache(KEPT_SETS)(self._unlike_of)
-        self._shapes: dict[tuple[int, ...], GroupShape] = {}
+        self._shapes: dict[Sequence[int], GroupShape] = {}
         self._transfers: dict[tuple[str, int, GroupShape], Transfer] = {}
 
     def kind(self, rank: int) -> int:
@@ -217,7 +217,9 @@ class Network:
 
     def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return what the group of *ranks* gets out of the fabric."""
-        key = tuple(ranks)
+        # Ranks that are equally far apart, as most are, by their ends: a group may have a million.
+        evenly = range(ranks[0], ranks[-1] + 1, max(ranks[min(1, len(ranks) - 1)] - ranks[0], 1))
+        key = evenly if tuple(evenly) == tuple(ranks) else tuple(ranks)
         if key not in self._shapes:
             self._shapes[key] = self._reach.shape([self.placement[rank] for rank in key])
         return self._shapes[key]

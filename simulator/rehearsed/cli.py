@@ -91,20 +91,25 @@ def time_and_show(
 ) -> dict[str, Any]:
     """Time the rehearsal at *path*, write the run, print it unless *as_json*; return the figures."""
     from foretrace.simulator.render import document, show
+    from foretrace.traces.writer import writing
 
     with telling("simulating", quiet=as_json) as tell:
         simulation = timed(path, settings, tell, calibration=calibration)
-    if output is not None:
-        simulation.write(output)
-    if report is not None:
-        from foretrace.traces.report.html import write_report
-
-        write_report(report, simulation.run)
+    with writing(page_of(simulation, report), output):
+        if output is not None:
+            simulation.write(output)
     if not as_json:
         show(simulation, output, report)
     # Through JSON: plain types, as the caller prints them beside its own.
     found: dict[str, Any] = json.loads(json.dumps(document(simulation, output, report)))
     return found
+
+
+def page_of(simulation: Simulation, report: str | None) -> list[tuple[str, str]]:
+    """Return the page of *simulation* and where it is to be written, if it is asked for."""
+    from foretrace.traces.report.html import report_html
+
+    return [] if report is None else [(report, report_html(simulation.run))]
 
 
 FOR_MACHINES: Final = ("rehearsal", "cluster", "price", "tokens", "by", "top", "what_if")

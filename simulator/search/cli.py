@@ -46,18 +46,18 @@ def search(ctx: click.Context, /, *, as_json: bool, **flags: Any) -> None:
     from foretrace.simulator.config import job_settings, write_config
     from foretrace.simulator.configs.cli import show_differences
     from foretrace.simulator.configs.write import written
-    from foretrace.simulator.search.render import show, write_page
-    from foretrace.traces.writer import write_atomically
+    from foretrace.simulator.search.render import page, show
+    from foretrace.traces.writer import writing
 
     _check_before(flags)
     spaces = _spaces(flags)
     best, said = _searched(spaces, flags, quiet=as_json)
     made = [written(best, target) for target in flags["targets"]]
     said["written"] = {one.target: one.describe() for one in made}
-    if flags["output"]:
-        write_atomically(Path(flags["output"]), write_config(job_settings(best)))
-    if flags["report"]:
-        write_page(flags["report"], said, spaces)
+    files = [(flags["output"], write_config(job_settings(best)))] if flags["output"] else []
+    files += [(flags["report"], page(said, spaces))] if flags["report"] else []
+    with writing(files):
+        pass
     if as_json:
         click.echo(json_text(said))
     else:
@@ -78,8 +78,7 @@ def _check_before(flags: Mapping[str, Any]) -> None:
     supply(flags["pue"], flags["grid"])
     if flags["tokens"] is not None:
         parse_count(flags["tokens"])
-    for path in (flags["output"], flags["report"]):
-        check_can_write(Path(path) if path else None)
+    check_can_write(*(Path(path) if path else None for path in (flags["output"], flags["report"])))
 
 
 def _check_needed(ctx: click.Context, flags: Mapping[str, Any]) -> None:

@@ -130,6 +130,10 @@ class OfStages(NamedTuple):
     host: Int64Array
 
 
+MOST_RANKS_KEPT: Final = 1 << 20
+"""Ranks of all layouts together whose groups are kept."""
+
+
 class UnitTimes:
     """Answers what the parts of a step take in ns, on one machine.
 
@@ -146,6 +150,10 @@ class UnitTimes:
         """Return the groups of *job*."""
         key = (job.layout, job.shard_ranks, has_two_copies(job.schedule))
         if key not in self._groups:
+            # The oldest go: those of a million ranks take hundreds of megabytes.
+            n_ranks = job.layout.world_size + sum(one.layout.world_size for one in self._groups.values())
+            while self._groups and n_ranks > MOST_RANKS_KEPT:
+                n_ranks -= self._groups.pop(next(iter(self._groups))).layout.world_size
             self._groups[key] = job_groups(job)
         return self._groups[key]
 

@@ -15,7 +15,7 @@ from foretrace.simulator.search.space import Space
 from foretrace.topologies.units import format_bytes, format_time
 from foretrace.traces.console import stdout
 from foretrace.traces.report.format import format_share
-from foretrace.traces.report.html import write_sweep
+from foretrace.traces.report.html import sweep_html
 
 BAR: Final = 30
 """Letters that the longest bar of a waterfall takes."""
@@ -217,17 +217,16 @@ SHOWN_PARTS: Final = 4
 """Parts of a waterfall that a sentence holds."""
 
 
-def write_page(path: str, said: Mapping[str, Any], spaces: Sequence[Space]) -> None:
-    """Write the page of what a search said.
+def page(said: Mapping[str, Any], spaces: Sequence[Space]) -> str:
+    """Return the page of what a search said.
 
-    *path*: file to write, whole or not at all. *said*: ``layouts``, best first; ``front``, the fastest for
-    every amount of memory; and what is counted. Raises ReportError if the file cannot be written.
+    *said*: ``layouts``, best first; ``front``, the fastest for every amount of memory; and what is counted.
     """
     listed = [_row(one, number) for number, one in enumerate(said["layouts"], 1)]
     names = [_layout(one) for one in said["layouts"]]
     rows = [*listed, *(_row(one, None) for one in said["front"] if _layout(one) not in names)]
     machines = ", ".join(f"{space.cluster.n_gpus} × {space.cluster.name}" for space in spaces)
-    write_sweep(path, rows, title=f"{spaces[0].model.name} on {machines}", notes=_notes(said))
+    return sweep_html(rows, title=f"{spaces[0].model.name} on {machines}", notes=_notes(said))
 
 
 def _row(one: Mapping[str, Any], rank: int | None) -> dict[str, Any]:

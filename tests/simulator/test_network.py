@@ -351,3 +351,11 @@ def test_more_gpus_in_a_rack_never_take_less(small: int, large: int) -> None:
     for kind in sorted(set(KINDS) - {"broadcast", "reduce"}):
         few, many = (net.collective(kind, GIB, range(n)) for n in (small, large))
         assert total_ns(few) <= total_ns(many)
+
+
+def test_a_group_of_neighbours_is_kept_by_its_ends() -> None:
+    """Not by its members, of which a large job has a million; in any other order a group is another one."""
+    net = Network(plain(512))
+    shapes = [net.shape(ranks) for ranks in (range(0, 512, 8), tuple(range(0, 512, 8)), (0, 8, 24, 16), (3,))]
+    assert shapes[0] == shapes[1]
+    assert list(net._shapes) == [range(0, 505, 8), (0, 8, 24, 16), range(3, 4)]

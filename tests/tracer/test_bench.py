@@ -31,8 +31,8 @@ from foretrace.tracer.bench.kernels import (
     cases,
     line,
     sustained_s,
+    table_text,
     timed,
-    write_table,
 )
 from foretrace.tracer.bench.world import GEMM_SHAPES, SIZES_BYTES
 from foretrace.tracer.errors import RecordError
@@ -85,7 +85,7 @@ def test_a_table_is_read_by_validate_kernels_and_the_device_predicts_it(
     measured: Bench, tmp_path: Path
 ) -> None:
     table, device = tmp_path / "kernels.csv", tmp_path / "device.toml"
-    write_table(measured, table)
+    table.write_text(table_text(measured), encoding="utf-8")
     device.write_text(to_toml(measured), encoding="utf-8")
     found = validate_kernels(table, device=str(device))
     assert not found.failures

@@ -5,7 +5,9 @@ import io
 import json
 import random
 import tarfile
+import zipfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.ingest.ingest import ingest
-from foretrace.tracer.ingest.sources import Source, opened
+from foretrace.tracer.ingest.sources import Source, found_sources, opened, read_whole
 from foretrace.traces.analysis.everything import analysis
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.errors import TraceError
@@ -268,6 +270,69 @@ def test_packed_files_may_be_padded_but_not_without_end(tmp_path: Path, suffix: 
     assert open_run(tmp_path / "run").spans().num_rows
     with file.open("ab") as stream:
         stream.truncate(1 << 24)
-    source = Source(file, "", file.stat().st_size)
+    source = Source(file, str(file), file.stat().st_size)
     with pytest.raises(RecordError, match="65,536 zeros follow what is packed"), opened(source) as stream:
         stream.read()
+
+
+def _count(read: Counter[str], name: str, n_bytes: int) -> None:
+    read[name] += n_bytes
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tgz"])
+def test_a_member_costs_its_own_bytes_however_many_others_an_archive_has(tmp_path: Path, suffix: str) -> None:
+    """Not the directory of the archive, nor the members before it; nothing unpacked is left behind."""
+    luck = random.Random(0)  # bytes that cannot be packed, so that a packed archive is as long
+    members = {f"{i}{'n' * 10_000}.json": luck.randbytes(100_000) for i in range(30)}
+    file = tmp_path / f"a{suffix}"
+    if suffix == ".zip":
+        with zipfile.ZipFile(file, "w") as packed:
+            for name, data in members.items():
+                packed.writestr(name, data)
+    else:
+        with tarfile.open(file, "w:gz" if suffix == ".tgz" else "w") as tar:
+            for name, data in members.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    with found_sources([file], tmp_path / "run") as sources:
+        assert [one.name for one in sources] == [f"{file}:{name}" for name in members]
+        for source, data in zip(sources, members.values(), strict=True):
+            read = Counter[str]()
+            assert read_whole(source, partial(_count, read)) == data
+            # A buffer is filled at the first member of the archive, too.
+            assert read.total() < len(data) + 3 * (1 << 16)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_archive_holds_no_more_files_than_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        for i in range(6):
+            packed.writestr(f"{i}.json", b"{}")
+    monkeypatch.setattr("foretrace.tracer.ingest.sources.MOST_FILES", 5)
+    with pytest.raises(RecordError, match=r"a\.zip holds more than 5 files"):
+        ingest([tmp_path / "a.zip"], tmp_path / "run")
+
+
+def test_the_first_files_that_are_left_out_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "rank0.json").write_text(json.dumps({"traceEvents": events()}))
+    for i in range(20):
+        (tmp_path / "traces" / f"note{i}.json").write_text("{}")
+    left_out = [one for one in ingest([tmp_path / "traces"], tmp_path / "run").warnings if "left out" in one]
+    assert len(left_out) == 17
+    assert left_out[-1] == "4 more files are left out"
+
+
+def test_traces_that_share_no_group_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with each, a few thousand of them would take minutes."""
+    compared: list[None] = []
+    monkeypatch.setattr("foretrace.tracer.ingest.joining._difference", lambda a, b: compared.append(None))
+    (tmp_path / "traces").mkdir()
+    kernel = next(event for event in events() if event["cat"] == "kernel")
+    for rank in range(6):
+        (tmp_path / "traces" / f"rank{rank}.json").write_text(json.dumps({"traceEvents": [kernel]}))
+    assert ingest([tmp_path / "traces"], tmp_path / "run").world_size == 6
+    assert compared == []

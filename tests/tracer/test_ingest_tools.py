@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from foretrace.cli import main
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import READERS, ingest
-from foretrace.tracer.ingest.sources import find_sources, kind_of
+from foretrace.tracer.ingest.sources import found_sources, kind_of
 from foretrace.traces.analysis.gaps import gaps
 from foretrace.traces.columns import int64, is_one_of
 from foretrace.traces.run import Run
@@ -323,8 +323,8 @@ def _file(path: Path, data: bytes) -> Path:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_kind_is_told_by_what_is_in_a_file(tmp_path: Path, kind: str) -> None:
-    (source,) = find_sources([WRITERS[kind](tmp_path)])
-    assert kind_of(source) == kind
+    with found_sources([WRITERS[kind](tmp_path)], tmp_path / "run") as (source,):
+        assert kind_of(source) == kind
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -17,7 +17,7 @@ from tests.processes import TIMEOUT_S
 from foretrace.tracer.pending import SLOTS
 from foretrace.traces.errors import RunError
 from foretrace.traces.pending import P2P, read_issued
-from foretrace.traces.store import open_run
+from foretrace.traces.store import SpanWriter, open_run
 
 
 def test_sigkill_leaves_a_readable_prefix(tmp_path: Path, config: Path, ranks: Any) -> None:
@@ -49,6 +49,10 @@ def test_sigkill_leaves_a_readable_prefix(tmp_path: Path, config: Path, ranks: A
         for row in spans:
             streams[row["stream"]].append((row["start_ns"], row["start_ns"] + row["duration_ns"]))
         assert all(a[1] <= b[0] for found in streams.values() for a, b in pairwise(sorted(found)))
+    (path / "spans" / "rank-00001.arrows").unlink()
+    SpanWriter(path, 1).append_table(run.spans([1]))
+    with pytest.raises(RunError, match=r"rank-00001\.arrows is of another run"):
+        open_run(path)
 
 
 def n_steps(path: Path, rank: int) -> int:

@@ -9,8 +9,9 @@ import pytest
 from foretrace.tracer.cli import _told
 from foretrace.tracer.errors import RecordError
 from foretrace.tracer.finish import merge
+from foretrace.traces.errors import RunError
 from foretrace.traces.reader import open_whole
-from foretrace.traces.store import open_run
+from foretrace.traces.store import SpanWriter, open_run
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,15 @@ def test_what_two_machines_recorded_becomes_one_run(nodes: Path, tmp_path: Path,
         for rank in (0, 1)
     ]
     assert numbers[0] == numbers[1]
+    (output / "spans" / "rank-00001.arrow").unlink()
+    with SpanWriter(output, 1) as writer:
+        writer.append_table(run.spans([1]))
+    with pytest.raises(RunError, match=r"rank-00001\.arrow is of another run"):
+        open_run(output)
+    for name in ("memory.arrow", "spans/rank-00001.arrow", "ranks/rank-00001.json"):
+        (output / name).unlink()
+    lost = "files of the run are missing, and what they say is not shown: memory.arrow, ranks/rank-00001.json"
+    assert lost in open_run(output).warnings
 
 
 def test_parts_that_do_not_belong_together_are_refused(nodes: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _killed(path: Path) -> None:
             writer.append(some(10, rank=rank, first=first))
         write_info(path, info(2, finished=False, clock={rank: Clock(offset_ns=7)}), rank)
     columns = {"rank": [0], "t_ns": [0], "category": ["total"], "bytes": [5]}
-    write_samples(path / "ranks" / "rank-00000.memory.arrow", pa.table(columns).cast(MEMORY))
+    write_samples(path / "ranks" / "rank-00000.memory.arrow", pa.table(columns).cast(MEMORY), "")
     said = json.dumps({"rank": 0, "t_ns": 50, "collectives": {"1": 7}, "pending": [], "stack": ["a.py:3"]})
     (path / "ranks" / "rank-00000.pending.json").write_text(sealed_text(said))
     (path / "ranks" / "rank-00001.ended.json").write_text(sealed_text('{"status": -9, "signals_sent": [15]}'))
@@ -189,6 +189,36 @@ def test_damage_beside_the_spans_is_named(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace("5", "6", 1))
         assert f"{file} is damaged: left out" in open_run(tmp_path / "killed").warnings
     assert (read_pending(tmp_path / "killed"), read_ended(tmp_path / "killed")) == ([], {})
+
+
+@pytest.mark.parametrize("name", ["spans/rank-00001.arrow", "memory.arrow"])
+def test_a_file_of_another_run_is_refused(name: str, tmp_path: Path) -> None:
+    _finished(tmp_path / "run")
+    _finished(tmp_path / "alike")
+    file = tmp_path / "run" / name
+    file.write_bytes((tmp_path / "alike" / name).read_bytes())
+    assert open_run(tmp_path / "run").warnings == ()  # of equal runs files are equal, too
+    about = open_run(tmp_path / "run")
+    write_run(tmp_path / "other", replace(about.info, name="another"), about.spans(), about.memory())
+    file.write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(RunError, match=rf"{file} is of another run: put back the one of this run"):
+        open_run(tmp_path / "run")
+
+
+def test_a_sidecar_of_another_run_is_refused(tmp_path: Path) -> None:
+    _finished(tmp_path / "run")
+    files = {"spans/rank-00001.arrow": "another"}
+    write_info(tmp_path / "run", replace(info(2), files=files), 1)
+    with pytest.raises(RunError, match=r"ranks/rank-00001\.json is of another run"):
+        open_run(tmp_path / "run")
+
+
+def test_files_that_a_run_has_lost_are_named_once(tmp_path: Path) -> None:
+    _finished(tmp_path / "run")
+    for name in ("memory.arrow", "links.arrow"):
+        (tmp_path / "run" / name).unlink()
+    said = "files of the run are missing, and what they say is not shown: links.arrow, memory.arrow"
+    assert open_run(tmp_path / "run").warnings == (said,)
 
 
 @pytest.mark.parametrize("said", [b"[", b"[3]", b'[{"rank": 1}]', b"\xff"])
@@ -244,9 +274,15 @@ def test_a_run_without_checksums_says_so_once(tmp_path: Path) -> None:
         with ipc.new_file(str(file), TIMELINE) as writer:
             writer.write_table(table)
     run = open_run(tmp_path / "run")
-    assert [said for said in run.warnings if "checksums" in said] == [
-        "files without checksums: damage to them would go unnoticed"
-    ]
+    assert run.warnings == (
+        "files without checksums: damage to them would go unnoticed",
+        "files that do not say of which run they are: others would go unnoticed",
+    )
+    about = tmp_path / "run" / "run.json"
+    document = json.loads(about.read_text())
+    del document["files"], document["checksum"]
+    about.write_text(json.dumps(document))
+    assert open_run(tmp_path / "run").warnings == run.warnings[:1]
 
 
 @pytest.mark.parametrize(

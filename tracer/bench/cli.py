@@ -90,8 +90,7 @@ def kernels(
     from foretrace.tracer.bench.kernels import bench as measure
     from foretrace.traces.replacing import check_can_write
 
-    check_can_write(output)
-    check_can_write(device_file)
+    check_can_write(output, device_file)
     device = device or _default_device()
     if against:
         _promised(ctx, against, ())  # an unknown device is refused before anything is measured
@@ -118,13 +117,13 @@ def kernels(
 
 def _write(measured: Bench, output: Path | None, device_file: Path | None) -> None:
     from foretrace.tracer.bench.device import to_toml
-    from foretrace.tracer.bench.kernels import write_table
-    from foretrace.traces.writer import write_atomically
+    from foretrace.tracer.bench.kernels import table_text
+    from foretrace.traces.writer import writing
 
-    if output:
-        write_table(measured, output)
-    if device_file:
-        write_atomically(device_file, to_toml(measured))
+    files = [(output, table_text(measured))] if output else []
+    files += [(device_file, to_toml(measured))] if device_file else []
+    with writing(files):
+        pass
 
 
 def _default_device() -> str:
@@ -241,9 +240,12 @@ SIZES: Final = "64 KiB,1 MiB,16 MiB"  # where latency rules, where bandwidth doe
 FAR_BELOW: Final = 0.5
 """Share of the promised speed below which a collective is counted: more than any model of it is off."""
 
+MOST_PROCESSES: Final = 512
+"""Processes that are started to measure one machine: more than any has cores, and each takes 0.2 GB."""
+
 PROCESSES: Final = click.option(
     "--processes",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=2, max=MOST_PROCESSES),
     default=2,
     show_default=True,
     help="Processes to start, if not under torchrun.",

@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
 
 from foretrace.tracer.errors import RecordError, need_torch
-from foretrace.traces.writer import write_atomically
 
 MIN_S: Final = 0.25  # least time spent on one figure, so that a busy moment of the machine does not decide it
 
@@ -420,14 +418,14 @@ def bench(
     )
 
 
-def write_table(measured: Bench, path: Path) -> None:
-    """Write the rows as a CSV table with an id each. Raises RunError if it cannot be written."""
+def table_text(measured: Bench) -> str:
+    """Return the rows as a CSV table with an id each."""
     rows = [{"id": f"bench-{at:03}", **asdict(one)} for at, one in enumerate(measured.kernels, start=1)]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows({key: "" if value == 0 else value for key, value in row.items()} for row in rows)
-    write_atomically(path, text.getvalue())
+    return text.getvalue()
 
 
 def _check(device: str, dtype: str) -> None:

@@ -126,7 +126,7 @@ def _dumps(paths: Sequence[str]) -> Iterator[Source]:
         for file in sorted(files):
             if (
                 file.is_file()
-                and kind_of(source := Source(file, "", file.stat().st_size)) == "flight recorder"
+                and kind_of(source := Source(file, str(file), file.stat().st_size)) == "flight recorder"
             ):
                 yield source
 

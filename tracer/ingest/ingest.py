@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from foretrace.tracer.ingest.explained import explained, write_issued
 from foretrace.tracer.ingest.joining import Joined, join
 from foretrace.tracer.ingest.reading import read_all
 from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.sources import GROUPS, Progress, Source, find_sources, head, kind_of
+from foretrace.tracer.ingest.sources import GROUPS, Progress, Source, found_sources, head, kind_of
 from foretrace.traces.info import RunInfo
 from foretrace.traces.rehearsal import FOLDER
 from foretrace.traces.store import write_run
@@ -40,6 +40,9 @@ READERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """By kind of file, the module whose ``read`` reads it, given a source and the function that is told of
 progress; imported when there is such a file. A file of several ranks gives a recording each."""
+
+MOST_NAMED: Final = 16
+"""Files that are left out and named; a folder may hold many more."""
 
 
 def ingest(
@@ -72,12 +75,34 @@ def ingest(
         RunError: *output* cannot be written.
     """
     pattern = _pattern(communicates)
-    sources = find_sources(paths)
+    with found_sources(paths, Path(output)) as sources:
+        kind, recordings, lost = _read(sources, pattern, progress, explain=explain)
+    if kind == "exported":
+        if len(recordings) > 1:
+            raise IngestError("each exported file is a run: take them over one at a time")
+        return _taken_over(recordings[0], output, name, lost)
+    joined = join(recordings, name or Path(output).absolute().name, kind)
+
+    info = replace(joined.info, warnings=(*joined.info.warnings, *lost))
+    if info.cluster and describe_device is not None:
+        device = info.cluster["device"]
+        can = describe_device(device["name"], device.get("memory_bytes", 0))
+        info = replace(info, cluster={"device": {**device, **can}})
+    if pattern is not None:
+        evidence = info.job["evidence"] if info.job else {}
+        evidence["communication kernels"] = f"those known, and those that fit {communicates!r}, as asked"
+    return _written(output, explained(info, joined.issued) if explain else info, joined)
+
+
+def _read(
+    sources: Sequence[Source], pattern: re.Pattern[str] | None, progress: Progress | None, *, explain: bool
+) -> tuple[str, list[Recording], list[str]]:
+    """Return of what kind *sources* are, what is recorded in them, and in one line each what is left out."""
     kinds = {source: kind_of(source) for source in sources}
-    beside = _graphs_beside_traces(kinds)
+    beside = set(_graphs_beside_traces(kinds))
     # Left out as if they were no traces, and told of below.
     kinds |= dict.fromkeys(beside, "")
-    members = [source for source, kind in kinds.items() if kind == GROUPS]
+    members = dict.fromkeys(source for source, kind in kinds.items() if kind == GROUPS)
     kinds |= dict.fromkeys(members, "")
     found = sorted(set(kinds.values()) - {""})
     if not found:
@@ -94,7 +119,7 @@ def ingest(
     if found[0] == "kineto":
         options = {"communicates": pattern, "explain": explain}
     elif found[0] == "chakra":
-        options = shared([source for source in sources if kinds[source]], members)
+        options = shared([source for source in sources if kinds[source]], list(members))
     outcomes = list(read_all(READERS[found[0]], options, [s for s in sources if kinds[s]], progress))
     recordings = [one for outcome in outcomes for one in outcome.recordings]
     failed = [outcome.failed for outcome in outcomes if outcome.failed]
@@ -106,21 +131,9 @@ def ingest(
         for source in sources
         if not kinds[source] and source not in members
     ]
-    if found[0] == "exported":
-        if len(recordings) > 1:
-            raise IngestError("each exported file is a run: take them over one at a time")
-        return _taken_over(recordings[0], output, name, [*failed, *ignored])
-    joined = join(recordings, name or Path(output).absolute().name, found[0])
-
-    info = replace(joined.info, warnings=(*joined.info.warnings, *failed, *ignored))
-    if info.cluster and describe_device is not None:
-        device = info.cluster["device"]
-        can = describe_device(device["name"], device.get("memory_bytes", 0))
-        info = replace(info, cluster={"device": {**device, **can}})
-    if pattern is not None:
-        evidence = info.job["evidence"] if info.job else {}
-        evidence["communication kernels"] = f"those known, and those that fit {communicates!r}, as asked"
-    return _written(output, explained(info, joined.issued) if explain else info, joined)
+    if len(ignored) > MOST_NAMED:
+        ignored[MOST_NAMED:] = [f"{len(ignored) - MOST_NAMED:,} more files are left out"]
+    return found[0], recordings, [*failed, *ignored]
 
 
 def _written(output: str | os.PathLike[str], info: RunInfo, joined: Joined) -> RunInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -383,20 +383,31 @@ LEAST_NS: Final = 50_000  # differences below this are left alone: ranks of one 
 def common_clock(tables: dict[int, pa.Table]) -> dict[int, Clock]:
     """Return the clock of each rank; ranks that share no collective with others keep their own time."""
     ends = {rank: collectives(table) for rank, table in tables.items()}
+    unknown: defaultdict[int, set[int]] = defaultdict(
+        set
+    )  # ranks of each group whose clocks are not known yet
+    for rank, groups in ends.items():
+        for group in groups:
+            unknown[group].add(rank)
     clock: dict[int, Clock] = {}
+
+    def know(rank: int, time: Clock) -> None:
+        clock[rank] = time
+        waiting.append(rank)
+        for group in ends[rank]:
+            unknown[group].discard(rank)
+
+    waiting: deque[int] = deque()
     for root in sorted(tables):
-        if root in clock:
-            continue
-        clock[root] = Clock()
-        waiting = [root]
+        if root not in clock:
+            know(root, Clock())
         while waiting:
             # Breadth first: each difference on the way adds its doubt, so the way is as short as can be.
-            known = waiting.pop(0)
-            for rank in sorted(set(tables) - set(clock)):
+            known = waiting.popleft()
+            for rank in sorted(set().union(*(unknown[group] for group in ends[known]))):
                 difference = _difference(ends[known], ends[rank])
                 if difference is not None:
-                    clock[rank] = _chained(clock[known], *difference)
-                    waiting.append(rank)
+                    know(rank, _chained(clock[known], *difference))
     return clock
 
 

@@ -40,7 +40,7 @@ def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     Raises IngestError: it is no such export, packed, damaged, or lacks what is needed.
     """
     with source.path.open("rb") as file:
-        is_packed = source.member or file.read(2) == b"\x1f\x8b"
+        is_packed = source.member is not None or file.read(2) == b"\x1f\x8b"
     if is_packed or not head(source)[:16].startswith(SQLITE):
         raise IngestError(f"{source.name}: a database is read from a file of its own: unpack it first")
     try:

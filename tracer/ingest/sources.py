@@ -8,18 +8,20 @@ import io
 import json
 import os
 import re
+import shutil
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from foretrace.door import files_in, open_regular, opener
+from foretrace.door import MOST_FILES, files_in, open_regular, opener
 from foretrace.tracer.errors import IngestError
 from foretrace.traces.errors import reason
+from foretrace.traces.replacing import scratch_folder
 
 MOST_BYTES: Final = 1 << 30  # largest file that is held: all but Chrome traces are read whole
 
@@ -43,33 +45,33 @@ Progress = Callable[[str, int], None]
 class Source:
     """One trace file, or one member of an archive."""
 
-    path: Path  # the file on disk
-    member: str  # name inside the archive, "" if the file is not one
+    path: Path  # the file on disk, or an archive as it was unpacked
+    name: str  # what to call it in a message
     size_bytes: int  # what it takes on disk, for progress
-
-    @property
-    def name(self) -> str:
-        """What to call it in a message."""
-        return f"{self.path}:{self.member}" if self.member else str(self.path)
+    member: zipfile.ZipInfo | tarfile.TarInfo | None = field(default=None, compare=False)
+    """Where it is in an archive, so that the archive is not searched anew for each of its members."""
 
 
-def find_sources(paths: Iterable[str | os.PathLike[str]]) -> list[Source]:
-    """Return the files at *paths*, those in folders and archives included, in the order of their names.
+@contextmanager
+def found_sources(paths: Iterable[str | os.PathLike[str]], output: Path) -> Iterator[list[Source]]:
+    """Give the files at *paths*, those in folders and archives included, in the order of their names.
 
-    Hidden files are left out. Raises IngestError: a path does not exist, an archive cannot be listed, or
-    nothing is there.
+    Hidden files are left out. A packed tar archive can only be read from its beginning, so it is unpacked
+    beside *output* for as long as its members are read. Raises IngestError: a path does not exist, an archive
+    cannot be listed, or nothing is there; OSError: it cannot be unpacked there.
     """
     found: list[Source] = []
-    for given in paths:
-        path = Path(given)
-        if not path.exists():
-            raise IngestError(f"{path} does not exist; give trace files, or a folder of them")
-        for file in list(files_in(path, IngestError)) if path.is_dir() else [path]:
-            if not file.name.startswith("."):
-                found += _members(file)
-    if not found:
-        raise IngestError(f"no files in {', '.join(map(str, paths))}")
-    return sorted(found, key=_in_order)
+    with ExitStack() as unpacked:
+        for given in paths:
+            path = Path(given)
+            if not path.exists():
+                raise IngestError(f"{path} does not exist; give trace files, or a folder of them")
+            for file in list(files_in(path, IngestError)) if path.is_dir() else [path]:
+                if not file.name.startswith("."):
+                    found += _members(file, lambda: unpacked.enter_context(scratch_folder(output))[0])
+        if not found:
+            raise IngestError(f"no files in {', '.join(map(str, paths))}")
+        yield sorted(found, key=_in_order)
 
 
 def _in_order(source: Source) -> list[tuple[int, str]]:
@@ -86,8 +88,8 @@ def opened(source: Source, progress: Progress | None = None) -> Iterator[IO[byte
     """
     try:
         with io.BufferedReader(_Counted(source, progress), _BUFFER_BYTES) as file:
-            if source.member:
-                with _opened_member(file, source) as stream:
+            if source.member is not None:
+                with _opened_member(file, source, source.member) as stream:
                     yield stream
             else:
                 yield _inside(file, source.size_bytes)
@@ -201,23 +203,39 @@ class _Counted(io.FileIO):
         return data
 
 
-def _members(path: Path) -> list[Source]:
+def _members(path: Path, scratch: Callable[[], Path]) -> list[Source]:
+    """Return the file at *path*, or the files in it; *scratch* gives a folder to unpack it in."""
     try:
         with open_regular(path, IngestError) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if zipfile.is_zipfile(file):
                 return _zipped(path, file)
-            if path.name.endswith((".tar", ".tar.gz", ".tgz")):
-                file.seek(0)
-                with tarfile.open(fileobj=_inside(file, size_bytes)) as tar:
-                    return [
-                        Source(path, info.name, info.size)
-                        for info in tar
-                        if info.isfile() and not Path(info.name).name.startswith(".")
-                    ]
+            file.seek(0)
+            if not path.name.endswith((".tar", ".tar.gz", ".tgz")):
+                return [Source(path, str(path), size_bytes)]
+            if (inside := _inside(file, size_bytes)) is file:
+                return _tarred(path, path, file)
+            unpacked = scratch() / "unpacked.tar"
+            with unpacked.open("x+b") as out:
+                shutil.copyfileobj(inside, out)
+                out.seek(0)
+                return _tarred(path, unpacked, out)
     except UNREADABLE as error:
         raise IngestError(f"cannot read {path}: {reason(error)}") from error
-    return [Source(path, "", size_bytes)]
+
+
+def _tarred(path: Path, unpacked: Path, file: IO[bytes]) -> list[Source]:
+    """Return the members of the tar archive *path*, which lies *unpacked* and open as *file*."""
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        members = [info for info in tar if info.isfile() and not Path(info.name).name.startswith(".")]
+    return _few([Source(unpacked, f"{path}:{info.name}", info.size, info) for info in members], path)
+
+
+def _few(members: list[Source], path: Path) -> list[Source]:
+    """Return *members* unless they are more than a folder may hold."""
+    if len(members) > MOST_FILES:
+        raise IngestError(f"{path} holds more than {MOST_FILES:,} files: give the archive of one run")
+    return members
 
 
 _ENCRYPTED: Final = 1
@@ -234,22 +252,30 @@ def _zipped(path: Path, file: IO[bytes]) -> list[Source]:
             raise IngestError(
                 f"{path}:{info.filename} unpacks to more than {MOST_RATIO} times its size, as no trace does"
             )
-    return [Source(path, info.filename, info.compress_size) for info in members]
+    return _few([Source(path, f"{path}:{info.filename}", info.compress_size, info) for info in members], path)
 
 
 @contextmanager
-def _opened_member(file: IO[bytes], source: Source) -> Iterator[IO[bytes]]:
+def _opened_member(
+    file: IO[bytes], source: Source, member: zipfile.ZipInfo | tarfile.TarInfo
+) -> Iterator[IO[bytes]]:
     """Open a member of a zip or tar archive; one that is gzipped itself is decompressed, too."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive, archive.open(source.member) as stream:
-            yield from _unzipped(stream, source.member, source.size_bytes)
+    if isinstance(member, zipfile.ZipInfo):
+        # Opened as one without members: to open the archive itself is to read its whole directory.
+        with zipfile.ZipFile(io.BytesIO(_NO_MEMBERS)) as archive:
+            archive.fp = file
+            with archive.open(member) as stream:
+                yield from _unzipped(stream, member.filename, source.size_bytes)
         return
-    file.seek(0)
-    with tarfile.open(fileobj=_inside(file, os.fstat(file.fileno()).st_size)) as tar:
-        member = tar.extractfile(source.member)
-        if member is None:
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        inside = tar.extractfile(member)
+        if inside is None:
             raise IngestError(f"{source.name} is not a file")
-        yield from _unzipped(member, source.member, source.size_bytes)
+        yield from _unzipped(inside, member.name, source.size_bytes)
+
+
+_NO_MEMBERS: Final = b"PK\x05\x06" + bytes(18)
+"""A zip archive without members: the record of its end (APPNOTE.TXT, section 4.3.16)."""
 
 
 def _inside(file: IO[bytes], size_bytes: int) -> IO[bytes]:

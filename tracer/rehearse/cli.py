@@ -155,7 +155,7 @@ def rehearse(
         raise click.UsageError("--world-size N: how many ranks the job has; or --verify N for a small one")
     from foretrace.tracer.rehearse.rehearsing import Asked, free_directory, rehearse, wanted_ranks
 
-    _check_time(cluster, calibration, report)
+    _check_time(cluster, calibration, report, output)
     if cluster is not None and machines is not None:
         # Before the script runs: the machine may be too small for its ranks.
         machines["check"](cluster, calibration, world_size)
@@ -207,13 +207,15 @@ def _verify(n: int, command: tuple[str, ...], output: Path | None, *, as_json: b
     return 0 if found.agrees else 1
 
 
-def _check_time(cluster: str | None, calibration: str | None, report: str | None) -> None:
+def _check_time(
+    cluster: str | None, calibration: str | None, report: str | None, output: Path | None
+) -> None:
     """Raise UsageError, before the script runs, if what is asked of its time cannot be had."""
     if report is not None and cluster is None:
         raise click.UsageError(
             f"--report {report}: a page shows times; name a machine, as --cluster dgx-h100"
         )
-    check_can_write(Path(report) if report else None)
+    check_can_write(Path(report) if report else None, folder=output)
     if calibration is not None and cluster is None:
         raise click.UsageError(
             f"--calibration {calibration}: it is of a machine; name that, as --cluster here.toml"

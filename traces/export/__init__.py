@@ -21,7 +21,7 @@ from foretrace.traces.export.perfetto import write_perfetto
 from foretrace.traces.export.snapshot import write_snapshot
 from foretrace.traces.info import rank_list
 from foretrace.traces.reader import INFO_KEY
-from foretrace.traces.replacing import replacing, spare_runs
+from foretrace.traces.replacing import replacing
 from foretrace.traces.run import Run
 from foretrace.traces.timeline import TIMELINE
 
@@ -123,7 +123,6 @@ def export(
     if absent := set(chosen) - set(run.ranks):
         raise RunError(f"no rank {rank_list(absent)} in {run.path}; it has ranks {rank_list(run.ranks)}")
     try:
-        spare_runs(target)
         with replacing(target) as file:
             if target.suffix == ".gz":
                 with gzip.open(file, "wb", compresslevel=6) as packed:

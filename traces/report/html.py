@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from foretrace.traces.errors import ReportError, reason
 from foretrace.traces.pack import Pack
-from foretrace.traces.replacing import replacing, spare_runs
+from foretrace.traces.replacing import replacing
 from foretrace.traces.report.document import document
 from foretrace.traces.report.format import number
 from foretrace.traces.report.kinds import palette
@@ -79,7 +79,6 @@ def write_whole(target: Path, text: str) -> Path:
     Raises ReportError: *target* cannot be written.
     """
     try:
-        spare_runs(target)
         with replacing(target) as file:
             file.write(text.encode())
     except OSError as error:
