@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.simulator.made_jobs import fixed_bytes
 from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from, job_settings
@@ -80,6 +81,7 @@ def test_shares_of_every_rank_add_up_to_one(pp: int, dp: int, tp: int, sharding:
     recompute=st.sampled_from(RECOMPUTES),
     steps=st.integers(1, 2),
 )
+@example(pp=2, schedule="dualpipe-v", sharding="ddp", recompute="none", steps=1)
 def test_memory_over_time_peaks_where_the_stage_does(
     pp: int, schedule: str, sharding: str, recompute: str, steps: int
 ) -> None:
@@ -97,7 +99,7 @@ def test_memory_over_time_peaks_where_the_stage_does(
             assert [t for t, _ in function] == sorted({t for t, _ in function})
             assert max(b for _, b in function) == size
             assert min(b for _, b in function) >= 0
-        assert held[rank, "total"][-1][1] == stage.fixed_bytes
+        assert held[rank, "total"][-1][1] == fixed_bytes(stage)
 
 
 def test_every_rank_simulated_gives_the_same_figures() -> None:
