@@ -4,8 +4,9 @@ python benchmarks/mutations.py topologies simulator/engine [-n 20] [--seed 0] [-
 
 A mistake is another operator, comparison or constant, or a function that returns None. It is made in a copy
 of the working tree. The tests that belong to a file are the files of tests nearest to it: those that import
-it, then those that import what imports it; of equally near ones, those of its package and with words of its
-name. A mistake is found by a test that fails with it, or does not end, and passes without it.
+it, then those that import what imports it; of equally near ones, those of its package, with words of its
+name, and that name it most often. A mistake is found by a test that fails with it, or does not end, and
+passes without it.
 """
 
 from __future__ import annotations
@@ -113,15 +114,19 @@ def imported(path: Path) -> frozenset[Path]:
 
 def nearest_tests(path: Path, most: int) -> list[Path]:
     """Return the files of tests that are nearest to *path*, at most so many."""
-    package, words = path.relative_to(ROOT).parts[0], beginnings(path)
+    package = path.relative_to(ROOT).parts[0]
     others = sorted({*modules().values()})
     near: list[Path] = []
     reached = {path}
     further = {path}
+
+    def order(test: Path) -> tuple[bool, int, int]:
+        n_words = len(beginnings(path) & beginnings(test))
+        return package not in test.parts, -n_words, -test.read_text(encoding="utf-8").count(path.stem)
+
     while further and len(near) < most:
         further = {one for one in others if imported(one) & further} - reached
-        tests = [one for one in sorted(further) if one.name.startswith("test_")]
-        near += sorted(tests, key=lambda one: (package not in one.parts, -len(words & beginnings(one))))
+        near += sorted((one for one in sorted(further) if one.name.startswith("test_")), key=order)
         reached |= further
     return near[:most]
 
