@@ -121,8 +121,8 @@ def nearest_tests(path: Path, most: int) -> list[Path]:
     further = {path}
 
     def order(test: Path) -> tuple[bool, int, int]:
-        n_words = len(beginnings(path) & beginnings(test))
-        return package not in test.parts, -n_words, -test.read_text(encoding="utf-8").count(path.stem)
+        said = re.findall(rf"\b{path.stem}\b", test.read_text(encoding="utf-8"))
+        return package not in test.parts, -len(beginnings(path) & beginnings(test)), -len(said)
 
     while further and len(near) < most:
         further = {one for one in others if imported(one) & further} - reached

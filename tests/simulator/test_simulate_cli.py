@@ -106,6 +106,9 @@ def test_all_ranks_are_simulated_when_asked() -> None:
         (("--model", "llama3-70"), "unknown model 'llama3-70'"),
         ((*NAMED, "--config", "no-such.toml"), "no-such.toml cannot be read"),
         (("no-such.toml", *NAMED), "no-such.toml cannot be read"),
+        (("a.toml", "--like", "run"), "--like run and a.toml: give one of them"),
+        (("a.toml", "--rehearsal", "its"), "--rehearsal its and a.toml: give one of them"),
+        (("--like", "run", "--rehearsal", "its"), "--rehearsal its and --like run: give one of them"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(args: tuple[str, ...], message: str) -> None:
