@@ -26,7 +26,6 @@ from foretrace.simulator.simulate import simulate as in_every_reading
 from foretrace.simulator.simulate import simulate_many
 from foretrace.simulator.summary import MOST_REMEDIES
 from foretrace.traces.analysis.metrics import breakdown
-from foretrace.traces.errors import RunError
 from foretrace.traces.report.words import subtitle
 from foretrace.traces.store import open_run
 from foretrace.traces.timeline import TIMELINE
@@ -123,13 +122,6 @@ def test_a_written_run_is_the_run(tmp_path: Path) -> None:
     assert run.spans().to_pylist() == simulation.run.spans().to_pylist()
     assert run.memory().to_pylist() == simulation.memory.to_pylist()
     assert run.warnings == ()
-
-
-def test_nothing_is_written_over_what_is_not_a_run(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
-    with pytest.raises(RunError, match="is not a run: nothing written"):
-        simulate(make_job(n_layers=1)).write(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_what_does_not_fit_is_named_with_what_is_largest() -> None:
