@@ -86,6 +86,8 @@ def instead(node: ast.expr | ast.Return) -> str:
         changed = node.operand
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
         changed.value = not node.value if isinstance(node.value, bool) else node.value + 1
+        if isinstance(node.value, float):  # one more of what is large would be the same
+            changed.value = 2 * node.value + 1
     else:
         return ""
     return f"({ast.unparse(changed)})"

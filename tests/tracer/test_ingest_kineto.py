@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -18,11 +19,13 @@ from hypothesis import strategies as st
 from foretrace.cli import main
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
+from foretrace.tracer.ingest.joining import LONGEST_NS, _first_ns
 from foretrace.tracer.ingest.kernels import collective_kind, is_communication, kernel
 from foretrace.tracer.ingest.recording import innermost
 from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.columns import int64, is_one_of, lanes
+from foretrace.traces.info import Clock
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
 
@@ -205,6 +208,17 @@ def test_the_innermost_owns_every_moment_once(spans: list[tuple[int, int]]) -> N
         cut.append((start, min([end, *(b for a, b in cut if a <= start < b)])))
     owners = {moment: number for number, (a, b) in enumerate(cut) for moment in range(a, b)}
     assert [(moment, i) for i, a, b in pieces for moment in range(a, b)] == sorted(owners.items())
+
+
+@pytest.mark.parametrize("late_ns", [LONGEST_NS, LONGEST_NS + 1])
+def test_clocks_that_lie_further_apart_than_can_be_told_are_refused(late_ns: int) -> None:
+    tables = dict.fromkeys((0, 1), pa.table({"start_ns": np.zeros(1, np.int64)}))
+    clock = {0: Clock(), 1: Clock(offset_ns=late_ns)}
+    if late_ns > LONGEST_NS:
+        with pytest.raises(IngestError, match="years apart"):
+            _first_ns(tables, clock)
+    else:
+        assert _first_ns(tables, clock) == 0
 
 
 def test_a_pause_is_told_apart_by_who_was_late(tmp_path: Path) -> None:
