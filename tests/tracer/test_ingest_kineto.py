@@ -21,7 +21,7 @@ from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.ingest.joining import LONGEST_NS, _first_ns
 from foretrace.tracer.ingest.kernels import collective_kind, is_communication, kernel
-from foretrace.tracer.ingest.recording import innermost
+from foretrace.tracer.ingest.recording import Rows, innermost
 from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.columns import int64, is_one_of, lanes
@@ -208,6 +208,14 @@ def test_the_innermost_owns_every_moment_once(spans: list[tuple[int, int]]) -> N
         cut.append((start, min([end, *(b for a, b in cut if a <= start < b)])))
     owners = {moment: number for number, (a, b) in enumerate(cut) for moment in range(a, b)}
     assert [(moment, i) for i, a, b in pieces for moment in range(a, b)] == sorted(owners.items())
+
+
+@pytest.mark.parametrize(("end_ns", "streams"), [(10, ["it", "it"]), (11, ["it", "it 2"])])
+def test_what_overlaps_by_a_nanosecond_is_beside(end_ns: int, streams: list[str]) -> None:
+    found = Rows()
+    for start, end in ((10, 20), (0, end_ns)):
+        found.add({"category": "host", "kind": "x", "start_ns": start, "duration_ns": end - start})
+    assert found.beside("it")["stream"].to_pylist() == streams
 
 
 @pytest.mark.parametrize("late_ns", [LONGEST_NS, LONGEST_NS + 1])

@@ -1,5 +1,8 @@
 """Spans played in waves start and end as when each is played by itself, in order."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 
 from foretrace.traces.errors import RunError
 from foretrace.traces.replay.waves import Edges, Graph
+from foretrace.traces.replay.work import _belonging, _Pass
 
 
 def edges_of(after: list[int], before: list[int]) -> Edges:
@@ -91,3 +95,12 @@ def test_what_depends_on_nothing_starts_when_it_may() -> None:
     """The latest end of what a span depends on, and what is given where there is nothing."""
     edges = edges_of([2, 2], [0, 1])
     assert edges.latest(3, np.array([4, 7, 9]), np.array([1, 1, 1])).tolist() == [1, 1, 7]
+
+
+def test_a_transfer_that_names_no_part_of_the_model_belongs_to_its_micro_batch() -> None:
+    """In whatever order they come; where a micro-batch has two passes, their order tells."""
+    work: Any = SimpleNamespace(microbatch=np.array([1, 0, 1]), chunk=np.array([-1, -1, 1]))
+    own = [_Pass(at, at, "forward", *named) for at, named in enumerate([(0, 0), (1, 0)])]
+    assert _belonging(work, [0, 1], own, skip=0) == [1, 0]
+    own.append(_Pass(2, 2, "forward", 1, 1))
+    assert _belonging(work, [0, 1, 2], own, skip=0) == [0, 0, 2]
