@@ -211,10 +211,10 @@ def _against(
 
 def _check_sources(configs: Sequence[str], like_run: str | None, rehearsal: str | None) -> None:
     """Raise click.UsageError if more than one of files, a run and a rehearsal says what to simulate."""
-    if like_run is not None and configs:
-        raise click.UsageError(f"--like {like_run} and {configs[0]}: give one of them")
-    if rehearsal is not None and (configs or like_run):
-        raise click.UsageError(f"--rehearsal {rehearsal} and {[*configs, like_run][0]}: give one of them")
+    flags = {"--rehearsal": rehearsal, "--like": like_run}
+    given = [*(f"{flag} {path}" for flag, path in flags.items() if path is not None), *configs[:1]]
+    if len(given) > 1:
+        raise click.UsageError(f"{given[0]} and {given[1]}: give one of them")
 
 
 def _job(

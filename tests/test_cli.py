@@ -222,36 +222,12 @@ class TestMistakes:
     def test_unknown_option(self) -> None:
         assert_one_line(run(*SIMULATE, "--tensor-parallel", "8"), "--tensor-parallel", "simulate --help")
 
-    def test_layout_that_does_not_fill_the_gpus(self) -> None:
-        assert_one_line(run(*SIMULATE, "--dp", "3"), "12", "16", "dp=4")
-
-    def test_unknown_model(self) -> None:
-        assert_one_line(run(*SIMULATE, "--model", "llama3-70"), "llama3-70b")
-
-    def test_unknown_cluster(self) -> None:
-        assert_one_line(run(*SIMULATE, "--cluster", "dgx-h10"), "dgx-h100")
-
     def test_batch_that_does_not_divide(self) -> None:
         assert_one_line(run(*SIMULATE, "--global-batch", "33"), "33", "32")
 
     def test_tp_that_does_not_divide_the_heads(self) -> None:
         args = "simulate --model llama3-8b --cluster dgx-h100 --gpus 6 --tp 6 --global-batch 32".split()
         assert_one_line(run(*args), "tp=6")
-
-    def test_foreign_file(self, tmp_path: Path) -> None:
-        foreign = tmp_path / "notes.arrow"
-        foreign.write_text("not a timeline")
-        assert_one_line(run("analyze", str(foreign)), "notes.arrow")
-
-    def test_missing_run(self, tmp_path: Path) -> None:
-        assert_one_line(run("analyze", str(tmp_path / "nowhere")), "nowhere")
-
-    def test_output_that_is_not_a_run_is_left_alone(self, tmp_path: Path) -> None:
-        precious = tmp_path / "precious"
-        precious.mkdir()
-        (precious / "thesis.tex").write_text("mine")
-        assert_one_line(run(*SIMULATE, "-o", str(precious)), "precious")
-        assert [path.name for path in precious.iterdir()] == ["thesis.tex"]
 
     def test_output_in_a_file_that_is_in_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

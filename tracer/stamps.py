@@ -158,11 +158,6 @@ class Gate:
         self._n_captures = 0
         self.device: int | None = None  # index of the device of this process, None while it has not used one
 
-    @property
-    def is_capturing(self) -> bool:
-        """Whether a graph is being captured, on whatever thread."""
-        return self._n_captures > 0
-
     @contextmanager
     def asking(self) -> Iterator[bool]:
         """Hold captures off meanwhile; yield whether CUDA may be asked: not while one goes on."""

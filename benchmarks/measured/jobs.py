@@ -522,15 +522,6 @@ def step_job(row: Row) -> StepJob:
     return StepJob(job, share, tuple(said))
 
 
-def parallel_class(row: Row) -> str:
-    """Return the class of layouts that *row* belongs to: MoE, 3D, FSDP or DP/TP+DP; the first that fits."""
-    if row.integer("experts", 0) > 1:
-        return "MoE"
-    if row.integer("pp", 1) > 1:
-        return "3D"
-    return "FSDP" if sharding_of(row.text("sharding")) == "fsdp" else "DP/TP+DP"
-
-
 def size_names() -> tuple[str, ...]:
     """Return the classes of the number of GPUs, from small to large."""
     return (*(name for _, name in SIZES), LARGEST)

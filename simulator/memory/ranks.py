@@ -118,7 +118,10 @@ def rank_memory(
     }
     # -(-a // b) rounds up; a stage may hold the embedding or the head alone, without a layer.
     ahead = {stage: -(-kept[stage] // max(len(layers[stage]), 1)) for stage in stages}
-    items["activations"] = _most_kept(actions, kept, ahead, job_pairs(job)) + brought_back
+    # The two of a pair take turns at communications within layers; without any, all of the forward is first.
+    has_turns = job.layout.tp * job.layout.cp * job.layout.ep > 1
+    paired = job_pairs(job) if has_turns else frozenset()
+    items["activations"] = _most_kept(actions, kept, ahead, paired) + brought_back
     return RankMemory(
         pp=pp,
         stages=stages,

@@ -156,11 +156,6 @@ class Peak:
         """All categories together."""
         return sum(self.items.values())
 
-    @property
-    def fixed_bytes(self) -> int:
-        """Bytes held all the time: model states and reserved memory."""
-        return sum(self.items.get(name, 0) for name in FIXED)
-
     def largest(self, n: int = 3) -> list[tuple[str, int]]:
         """Return the *n* largest categories with their bytes, largest first."""
         return sorted(self.items.items(), key=lambda item: -item[1])[:n]

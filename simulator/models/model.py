@@ -126,15 +126,6 @@ class Model(Sizes):
         return self.tower_params() + self.embedding_params() + layers + self.norm_params + head
 
     @property
-    def n_mtp_params(self) -> int:
-        """Parameters of the modules for multi-token prediction, beside ``n_params``; they share both ends.
-
-        Each has two norms, a matrix that joins two hidden states, a layer like the last one, and a norm.
-        """
-        join = 2 * self.hidden * self.hidden
-        return self.n_mtp * (3 * self.norm_params + join + self.layer_params(self.n_layers - 1))
-
-    @property
     def n_active_params(self) -> int:
         """Number of parameters that one token meets, embedding included: ``top_k`` of the routed experts."""
         idle = sum(self.expert_params(layer) for layer in range(self.n_layers))

@@ -9,7 +9,7 @@ from mutations import ROOT, mistakes, nearest_tests
 CODE = """
 def share(a: "int", b: int = 2) -> float:
     # µs, of two bytes, before what is changed
-    return a * b if not a > 1 else f"{a + 1}"
+    return a * b * 1e9 if not a > 1 else f"{a + 1}"
 """
 
 
@@ -21,7 +21,8 @@ def test_every_mistake_is_another_program_of_the_same_shape(tmp_path: Path) -> N
     made = {ast.unparse(ast.parse(code[: one.start] + one.new.encode() + code[one.end :])) for one in found}
     assert {(one.old, one.new) for one in found} == {
         *(("2", "(3)"), ("1", "(2)"), ("a * b", "(a / b)"), ("a > 1", "(a >= 1)"), ("not a > 1", "(a > 1)")),
-        ("return a * b if not a > 1 else f'{a + 1}'", "return None"),
+        *(("1000000000.0", "(2000000001.0)"), ("a * b * 1000000000.0", "(a * b / 1000000000.0)")),
+        ("return a * b * 1000000000.0 if not a > 1 else f'{a + 1}'", "return None"),
     }
     assert len(made - {ast.unparse(ast.parse(CODE))}) == len(found)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from measured.jobs import FILLED, job_of, parallel_class, step_job
+from measured.jobs import FILLED, job_of, step_job
 from measured.judge import Step, run_rows
 from measured.table import Row
 from tests.simulator.predicted import simulate
@@ -199,11 +199,6 @@ def test_an_encoder_sees_both_ways() -> None:
 )
 def test_a_device_is_found_by_what_people_write(hardware: str, memory: object, device: str) -> None:
     assert job(hardware=hardware, gpu_mem_gb=memory).cluster.device.name == device
-
-
-def test_the_class_of_a_layout_is_told_by_what_its_sharding_means() -> None:
-    assert parallel_class(Row({**DENSE, "sharding": "FULL_SHARD"}, 1)) == "FSDP"
-    assert parallel_class(Row({**DENSE, "sharding": "Distributed Optimizer"}, 1)) == "DP/TP+DP"
 
 
 @pytest.mark.parametrize(

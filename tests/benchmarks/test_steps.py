@@ -16,7 +16,7 @@ import validate
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from measured.jobs import model_of, parallel_class, size_class, step_job
+from measured.jobs import model_of, size_class, step_job
 from measured.judge import (
     COLUMNS,
     Step,
@@ -186,19 +186,6 @@ def test_a_batch_that_does_not_fill_micro_batches_is_scaled() -> None:
     assert step.job.global_batch in (16, 20)
     assert step.share == pytest.approx(18 / step.job.global_batch)
     assert any("global batch" in words for words in step.assumed)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "DP/TP+DP"),
-        ({"sharding": "zero3-fsdp"}, "FSDP"),
-        ({"sharding": "fsdp", "pp": 2}, "3D"),
-        ({"experts": 8, "pp": 2}, "MoE"),
-    ],
-)
-def test_classes(changes: dict[str, object], expected: str) -> None:
-    assert parallel_class(Row({**LLAMA, **changes}, 1)) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from functools import cache, partial
 from hypothesis.strategies import booleans, builds, sampled_from
 
 from foretrace.simulator.job import RECOMPUTES, Job
-from foretrace.simulator.memory.stage import StageMemory, stage_memory
+from foretrace.simulator.memory.stage import FIXED, Peak, StageMemory, stage_memory
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.sharding import SHARDINGS
@@ -45,6 +45,11 @@ def two_layers(name: str) -> Model:
 
 def memory_of(some: Job, in_flight: int = 1) -> StageMemory:
     return stage_memory(some, range(some.model.n_layers), 0, in_flight, first=True, last=True)
+
+
+def fixed_bytes(memory: Peak) -> int:
+    """Return the bytes that are held all the time: model states and reserved memory."""
+    return sum(memory.items.get(name, 0) for name in FIXED)
 
 
 short_jobs = builds(

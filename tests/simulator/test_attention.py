@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, sampled_from, tuples
 
-from foretrace.simulator.compute.attention import attention_s
+from foretrace.simulator.compute.attention import attention_s, rows_s
 from foretrace.simulator.workload.ops import Op
 from foretrace.topologies.catalog import device_names, load_device
 from foretrace.topologies.device import Device
@@ -195,3 +195,11 @@ def test_the_longest_row_is_as_long_as_its_window() -> None:
     window = replace(core(1, one.queries, 32768, 128, window=1024), bytes_moved=0)
     alone = replace(core(1, one.queries, 1024 + one.queries, 128, causal=False), bytes_moved=0)
     assert attention_s(window, device) == pytest.approx(attention_s(alone, device))
+
+
+def test_a_row_of_tiles_that_is_alone_takes_its_start_and_end_longer() -> None:
+    device = load_device("h100-sxm")
+    one = replace(device.attention_kernels[device.attention_kernel].forward, tail=0.0)
+    row = core(1, one.queries, 128, 128)
+    longer_s, s = (rows_s(row, replace(one, tile_overhead_s=more), 1e15, 132) for more in (1e-6, 0.0))
+    assert longer_s - s == pytest.approx(1e-6)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from foretrace.cli import main
 from foretrace.simulator.config import job_from
 from foretrace.simulator.errors import CalibrationError
 from foretrace.simulator.job import Job
-from foretrace.simulator.recorded.calibrate import calibrate
+from foretrace.simulator.recorded.calibrate import calibrate, check_device
 from foretrace.simulator.recorded.calibration import Calibration, Factor, constants_of, read_calibration
 from foretrace.simulator.recorded.least_squares import fit_factors, median_error
 from foretrace.simulator.variation import Variation
@@ -312,3 +313,14 @@ def test_the_verb_writes_a_file_that_simulate_takes(tmp_path: Path) -> None:
     result = runner.invoke(main, ["simulate", "--like", str(path), "--calibration", str(file)])
     assert result.exit_code == 0, result.output
     assert "calibrated: products x 1.5" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-a100"])
+def test_a_run_is_fitted_to_the_device_that_it_ran_on_alone(name: str) -> None:
+    cluster = {"device": {"name": "NVIDIA H100 80GB HBM3"}}
+    run: Any = SimpleNamespace(path="run", info=SimpleNamespace(cluster=cluster))
+    if name == "dgx-h100":
+        check_device(run, load_cluster(name, 8))
+    else:
+        with pytest.raises(CalibrationError, match="ran on NVIDIA H100 80GB HBM3, dgx-a100 has a100"):
+            check_device(run, load_cluster(name, 8))

@@ -35,6 +35,13 @@ def test_accelerate_and_its_deepspeed_file_complete_each_other(tmp_path: Path) -
     assert (job.sharding, job.layout.dp, job.global_batch) == ("zero3", 8, 64)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_gradients_are_summed_and_sent_in_the_types_of_the_file(tmp_path: Path, dtype: str) -> None:
+    types = {"data_types": {"grad_accum_dtype": dtype}, "communication_data_type": dtype}
+    job = job_of(tmp_path, DEEPSPEED | types)
+    assert (job.fp32_gradients, job.profile.reduces_in_16_bit) == (dtype == "fp32", dtype != "fp32")
+
+
 def test_a_file_alone_is_zero_under_a_model_of_hugging_face(tmp_path: Path) -> None:
     profile = job_of(tmp_path, DEEPSPEED).profile
     plain, megatron = load_framework("deepspeed"), load_framework("megatron-deepspeed")

@@ -257,3 +257,10 @@ def test_fused_experts_do_between_their_products_what_kernels_did() -> None:
     assert "moe.up.dgrad.quantise" in back[0] - back[1]
     plain = replace(fused, fp8=False, recipe="")
     assert layer_blocks(plain, 0) == layer_blocks(replace(plain, conventions=()), 0)
+
+
+@pytest.mark.parametrize(
+    "names", ["gated activation, joined activation", "rotary, half_rotary, scaled_rotary"]
+)
+def test_a_fused_kernel_does_not_mind_how_its_halves_lie(names: str) -> None:
+    assert len({FUSED[name] for name in names.split(", ")}) == 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
+from tests.simulator.made_jobs import fixed_bytes
 from tests.simulator.predicted import simulate
 
 from foretrace.simulator.job import RECOMPUTES, Job
@@ -111,7 +112,7 @@ def test_after_a_step_memory_holds_what_it_held_before(
         total = own.filter(np.array(own["category"]) == "total").sort_by("t_ns")
         held = total["bytes"].to_pylist()
         memory = rank_memories(some)[some.layout.coord(rank).pp]
-        assert held[-1] == min(held) == memory.fixed_bytes  # nothing but states is left, as before the step
+        assert held[-1] == min(held) == fixed_bytes(memory)  # nothing but states is left, as before the step
         assert max(held) == memory.peak_bytes
 
 

@@ -296,3 +296,7 @@ def test_sums_of_gradients_of_norms_are_counted(times: int) -> None:
     assert len(spans) == times * (2 * 32 + 1)
     assert {row["size_bytes"] for row in spans} <= {4096 * 2}
     assert observed.norm_reductions(run) == times
+
+
+def test_what_is_described_in_another_form_is_another() -> None:
+    assert observed.different({"device": "h100", "n": 1}, {"device": {"name": "h100"}, "n": 1}) == ["device"]

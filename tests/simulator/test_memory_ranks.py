@@ -19,7 +19,7 @@ COMBINED = Layout(pp=4, dp=2, ep=2)
 
 
 def paired(schedule: str, *, together: bool) -> Job:
-    dense, experts = job(cut("llama3-8b", 16), Layout(pp=4)), job(cut("mixtral-8x7b", 16), COMBINED)
+    dense, experts = job(cut("llama3-8b", 16), Layout(tp=2, pp=4)), job(cut("mixtral-8x7b", 16), COMBINED)
     return replace(
         experts if schedule == "combined-1f1b" else dense,
         schedule=schedule,

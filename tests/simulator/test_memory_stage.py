@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import integers, sampled_from
-from tests.simulator.made_jobs import cluster, cut, memory_of
+from tests.simulator.made_jobs import cluster, cut, fixed_bytes, memory_of
 from tests.simulator.made_jobs import short_job as job
 from tests.simulator.made_jobs import short_jobs as jobs
 
@@ -17,6 +17,7 @@ from foretrace.simulator.memory.activations import kept_bytes, logits_bytes, wor
 from foretrace.simulator.memory.stage import AT_HEAD, AT_LAYER, IN_LOSS, stage_memory, state_bytes
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.sharding import SHARDINGS
+from foretrace.simulator.workload.micro_batch import head_blocks
 from foretrace.traces.layout import Layout
 
 
@@ -43,7 +44,7 @@ def test_what_stages_hold_at_once_is_less_than_all_they_ever_hold(some: Job, in_
     memory = memory_of(some, in_flight)
     loss, layer = logits_bytes(some, in_flight), working_bytes(some, 3)
     kept = in_flight * memory.activation_bytes_per_microbatch
-    held = memory.peak_bytes - memory.fixed_bytes
+    held = memory.peak_bytes - fixed_bytes(memory)
     assert held >= kept + max(loss, layer + logits_bytes(some, in_flight - 1, working=False))
 
 
@@ -133,7 +134,7 @@ def test_fp32_keeps_no_second_copy() -> None:
 @given(some=jobs)
 def test_more_zero_never_needs_more_state_memory(some: Job) -> None:
     sizes = [
-        memory_of(replace(some, sharding=sharding)).fixed_bytes
+        fixed_bytes(memory_of(replace(some, sharding=sharding)))
         for sharding in ("ddp", "zero1", "zero2", "zero3")
     ]
     assert sizes == sorted(sizes, reverse=True)
@@ -161,7 +162,6 @@ def test_recomputation_never_raises_the_peak(some: Job, in_flight: int) -> None:
 def test_items_are_the_whole(some: Job, in_flight: int) -> None:
     memory = memory_of(some, in_flight)
     assert all(size >= 0 for size in memory.items.values())
-    assert 0 < memory.fixed_bytes <= memory.peak_bytes
     assert sum(size for _, size in memory.largest(len(memory.items))) == memory.peak_bytes
     (_, first), (_, second) = memory.largest(2)
     assert first == max(memory.items.values()) >= second
@@ -258,7 +258,7 @@ def test_multi_token_prediction_is_held_by_the_last_stage() -> None:
         for one in (some, replace(some, model=replace(model, n_mtp=0)))
     )
     more = with_it.items["parameters"] - without.items["parameters"]
-    assert more == 2 * (model.n_mtp_params + model.vocab * model.hidden)
+    assert more == 2 * sum(block.params for block in head_blocks(some)[1:])
     kept = with_it.activation_bytes_per_microbatch - without.activation_bytes_per_microbatch
     assert kept == kept_bytes(some, 7) + 6 * 2048 * 2 * model.hidden
     assert logits_bytes(some, 1) - logits_bytes(replace(some, model=replace(model, n_mtp=0)), 1) == (

@@ -96,16 +96,25 @@ def test_all_ranks_are_simulated_when_asked() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--model", "llama3-70", *NAMED[2:]), "unknown model 'llama3-70'"),
+        (
+            ("--model", "llama3-70", *NAMED[2:]),
+            "unknown model 'llama3-70': not a file, not a preset; near: llama3-70b",
+        ),
         ((*NAMED, "--schedule", "zigzag"), "unknown schedule 'zigzag': one of naive, gpipe, 1f1b"),
         ((*NAMED, "--sharding", "zero9"), "sharding='zero9': one of ddp, zero1, zero2, zero3, fsdp"),
-        ((*NAMED, "--dp", "2"), "pp*dp*cp*tp = 1*2*1*8 = 16 ranks, but the cluster has 8 GPUs"),
+        (
+            (*NAMED, "--dp", "2"),
+            "pp*dp*cp*tp = 1*2*1*8 = 16 ranks, but the cluster has 8 GPUs; with this pp, cp and tp dp=1",
+        ),
         ((*NAMED, "--tp", "0"), "tp=0: a parallel degree is a whole number of at least 1"),
         (("--cluster", "dgx-h100"), "model and global_batch are missing: --model"),
-        (("--cluster", "dgx-h10"), "no cluster 'dgx-h10' in the catalogue: did you mean"),
+        (("--cluster", "dgx-h10"), "no cluster 'dgx-h10' in the catalogue: did you mean dgx-h100"),
         (("--model", "llama3-70"), "unknown model 'llama3-70'"),
         ((*NAMED, "--config", "no-such.toml"), "no-such.toml cannot be read"),
         (("no-such.toml", *NAMED), "no-such.toml cannot be read"),
+        (("a.toml", "--like", "run"), "--like run and a.toml: give one of them"),
+        (("a.toml", "--rehearsal", "its"), "--rehearsal its and a.toml: give one of them"),
+        (("--like", "run", "--rehearsal", "its"), "--rehearsal its and --like run: give one of them"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(args: tuple[str, ...], message: str) -> None:

@@ -197,7 +197,7 @@ def test_bytes_of_matrix_products() -> None:
 def test_blocks_hold_every_parameter_once(name: str) -> None:
     some = job(two_layers(name))
     blocks = all_blocks(some)
-    assert sum(block.params for block in blocks) == some.model.n_params + some.model.n_mtp_params
+    assert sum(block.params for block in blocks) == some.model.n_params
     assert sum(block.expert_params for block in blocks) == sum(
         some.model.expert_params(layer) for layer in range(2)
     )

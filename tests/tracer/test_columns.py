@@ -58,10 +58,10 @@ class Kept:
         """Nothing is left to write."""
 
 
-def _written(*batches: list[Any], has_step: Any = lambda step: True) -> list[dict[str, Any]]:
-    """Return the rows of what a recording hands over, batch by batch."""
-    kept, moments = Kept(), Resolver()
-    sink = Sink(
+def _sink(kept: Kept, has_step: Any = lambda step: True) -> Sink:
+    """Return what writes into *kept*, and writes by itself at its end alone."""
+    moments = Resolver()
+    return Sink(
         cast("Any", kept),
         SHIFT_NS,
         moments,
@@ -71,6 +71,12 @@ def _written(*batches: list[Any], has_step: Any = lambda step: True) -> list[dic
         flush_s=3600,
         has_step=has_step,
     )
+
+
+def _written(*batches: list[Any], has_step: Any = lambda step: True) -> list[dict[str, Any]]:
+    """Return the rows of what a recording hands over, batch by batch."""
+    kept = Kept()
+    sink = _sink(kept, has_step)
     sink.start()
     for batch in batches:
         for one in batch:
@@ -122,6 +128,16 @@ def test_rows_never_overlap_each_other_or_the_batch_before(before: list[Any], fo
 def test_steps_that_are_not_recorded_leave_no_row_and_no_room(found: list[Any], steps: set[int]) -> None:
     kept = [one for one in found if one.step in steps]
     assert _written(found, has_step=steps.__contains__) == _written(kept)
+
+
+def test_what_has_not_ended_when_the_recording_does_is_counted() -> None:
+    group, kept = GroupInfo(id=5, axis="dp", ranks=(0, 1)), Kept()
+    sink = _sink(kept)
+    sink.start()
+    sink.put(Communication("send", group, 4, 1, 64, "fp32", Block("activations"), (2, 0, 0, 9), 10))
+    sink.close()
+    assert sink.dropped == {"communications under way when the recording ended": 1}
+    assert not kept.rows
 
 
 def test_rows_of_all_kinds_are_one_table() -> None:

@@ -310,7 +310,8 @@ def test_a_wait_of_the_training_and_the_thread_that_writes_agree() -> None:
         completions.ended(one)
         assert one.end is end
         assert one.launch.duration_ns == MS
-        assert not GATE.is_capturing
+        with GATE.asking() as allowed:
+            assert allowed
 
 
 class Raising:

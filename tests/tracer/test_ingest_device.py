@@ -329,6 +329,14 @@ def test_what_a_missing_rank_was_waited_for_is_no_transfer(tmp_path: Path) -> No
     assert row[3:6] == ("≤ 50.0 µs", "unknown", "≥ 80 MB/s")
 
 
+@pytest.mark.parametrize("shapes", [[], "[[1000]]", None])
+def test_an_annotation_without_a_shape_tells_no_size(tmp_path: Path, shapes: Any) -> None:
+    said = {"Input Dims": shapes, "Input type": ["float"]}
+    note = event("user_annotation", "nccl:all_reduce", 85, 12, 1, **said)
+    run = taken(tmp_path, [note, *launched("ncclKernel_AllReduce(x)", 100, 50, 20, 1)], info(0, 2))
+    assert [row["size_bytes"] for row in rows(run, kind="all_reduce")] == [0]
+
+
 @pytest.mark.parametrize("n_steps", [1, 2])
 def test_what_runs_in_a_lone_step_and_is_of_none_is_told(tmp_path: Path, n_steps: int) -> None:
     """A second step begins behind what was launched before it; the only one is the window of the host."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -18,11 +19,13 @@ from hypothesis import strategies as st
 from foretrace.cli import main
 from foretrace.tracer.errors import IngestError
 from foretrace.tracer.ingest.ingest import ingest
+from foretrace.tracer.ingest.joining import LONGEST_NS, _first_ns
 from foretrace.tracer.ingest.kernels import collective_kind, is_communication, kernel
-from foretrace.tracer.ingest.recording import innermost
+from foretrace.tracer.ingest.recording import Rows, innermost
 from foretrace.traces.analysis.communications import arrivals
 from foretrace.traces.analysis.metrics import breakdown
 from foretrace.traces.columns import int64, is_one_of, lanes
+from foretrace.traces.info import Clock
 from foretrace.traces.run import Run
 from foretrace.traces.store import open_run
 
@@ -197,10 +200,33 @@ def test_rounding_of_one_microsecond_makes_no_second_stream() -> None:
 
 @given(spans=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=20))
 def test_the_innermost_owns_every_moment_once(spans: list[tuple[int, int]]) -> None:
+    """One that outlasts the span it began in is cut to it."""
     ordered = sorted(((a, a + d) for a, d in spans), key=lambda s: (s[0], -s[1]))
     pieces = innermost(np.array([a for a, _ in ordered]), np.array([b for _, b in ordered]))
-    assert all(a[2] <= b[1] for a, b in pairwise(pieces))
-    assert all(ordered[i][0] <= a < b <= ordered[i][1] for i, a, b in pieces)
+    cut: list[tuple[int, int]] = []
+    for start, end in ordered:
+        cut.append((start, min([end, *(b for a, b in cut if a <= start < b)])))
+    owners = {moment: number for number, (a, b) in enumerate(cut) for moment in range(a, b)}
+    assert [(moment, i) for i, a, b in pieces for moment in range(a, b)] == sorted(owners.items())
+
+
+@pytest.mark.parametrize(("end_ns", "streams"), [(10, ["it", "it"]), (11, ["it", "it 2"])])
+def test_what_overlaps_by_a_nanosecond_is_beside(end_ns: int, streams: list[str]) -> None:
+    found = Rows()
+    for start, end in ((10, 20), (0, end_ns)):
+        found.add({"category": "host", "kind": "x", "start_ns": start, "duration_ns": end - start})
+    assert found.beside("it")["stream"].to_pylist() == streams
+
+
+@pytest.mark.parametrize("late_ns", [LONGEST_NS, LONGEST_NS + 1])
+def test_clocks_that_lie_further_apart_than_can_be_told_are_refused(late_ns: int) -> None:
+    tables = dict.fromkeys((0, 1), pa.table({"start_ns": np.zeros(1, np.int64)}))
+    clock = {0: Clock(), 1: Clock(offset_ns=late_ns)}
+    if late_ns > LONGEST_NS:
+        with pytest.raises(IngestError, match="years apart"):
+            _first_ns(tables, clock)
+    else:
+        assert _first_ns(tables, clock) == 0
 
 
 def test_a_pause_is_told_apart_by_who_was_late(tmp_path: Path) -> None:

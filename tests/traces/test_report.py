@@ -272,6 +272,14 @@ def test_a_report_that_cannot_be_written_says_where(pipeline_run: Run, tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"taken", "file"}
 
 
+def test_parts_of_the_model_on_a_rank_are_counted(tmp_path: Path) -> None:
+    columns = {"category": ["compute"] * 3, "kind": ["forward"] * 3, "virtual_stage": [0, 2, 1]}
+    times = {"start_ns": [0, 10, 20], "duration_ns": [10] * 3}
+    spans = timeline({"rank": [0] * 3, "step": [0] * 3, **columns, **times})
+    run = open_run(write_run(tmp_path / "run", RunInfo(origin="simulated", world_size=1), spans))
+    assert contents(report_html(run))["runs"][0]["n_chunks"] == 3
+
+
 def test_a_run_without_a_step_is_refused(tmp_path: Path) -> None:
     nothing = timeline(
         {"rank": [0], "category": ["host"], "kind": ["x"], "start_ns": [0], "duration_ns": [0]}

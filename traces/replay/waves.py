@@ -119,11 +119,6 @@ class Graph:
             for a, b in pairwise(units.tolist())
         ]
 
-    @property
-    def n_waves(self) -> int:
-        """How many waves there are."""
-        return len(self._waves) + 1
-
     def chains(self, spans: slice) -> tuple[slice, _Rows, _Rows]:
         """Return the chains of *spans* that no edge leaves, these in order, and where each chain begins."""
         own = slice(*np.searchsorted(self.head, (spans.start, spans.stop)).tolist())

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import HOST, UNNAMED_AXIS, Activity
 from foretrace.traces.analysis.communications import COMMUNICATION
-from foretrace.traces.columns import Int64Array, bounds, int64, is_one_of, labels, lanes
+from foretrace.traces.columns import Int64Array, bounds, factorized, int64, is_one_of, labels, lanes
 from foretrace.traces.layout import AXES
 
 COMPUTE_CATEGORIES: Final = ("compute", "copy")
@@ -158,8 +158,8 @@ def _by_axis_and_direction(
     kind_codes, kind_names = labels(spans, "kind")
     is_directed = np.array([name in _DIRECTIONS for name in kind_names], np.bool_)
     direction = np.where(is_directed[kind_codes], kind_codes, -1)[rows]
-    key = axis_codes[rows].astype(np.int64) * (len(kind_names) + 1) + direction
-    for lane in np.unique(key):
+    key = factorized(axis_codes[rows], direction)
+    for lane in range(key.max() + 1):
         chosen = rows[key == lane]
         first = chosen[0]
         kind = kind_names[kind_codes[first]]
