@@ -44,6 +44,17 @@ if TYPE_CHECKING:  # what a type checker knows of the names that are imported on
     from foretrace.traces.store import open_run as open_run
 
     __version__: str
+else:  # from which it would conclude that there is every name
+
+    def __getattr__(name: str) -> Any:
+        """Return a public name, importing its module on first use."""
+        if name == "__version__":
+            return _version()
+        if name not in API:
+            raise AttributeError(f"module 'foretrace' has no attribute {name!r}")
+        module = import_module(f"{__name__}.{API[name]}")
+        return module if name == "figures" else getattr(module, name)
+
 
 API: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -73,16 +84,6 @@ API: Final[Mapping[str, str]] = MappingProxyType(
 """Public names and the module of this package that each one comes from."""
 
 __all__ = sorted(API)  # noqa: PLE0605 - sorted() of str keys is a list of str
-
-
-def __getattr__(name: str) -> Any:
-    """Return a public name, importing its module on first use."""
-    if name == "__version__":
-        return _version()
-    if name not in API:
-        raise AttributeError(f"module 'foretrace' has no attribute {name!r}")
-    module = import_module(f"{__name__}.{API[name]}")
-    return module if name == "figures" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -116,11 +116,11 @@ def test_split_backwards_of_several_stages_are_told_apart(
         assert steps == [0, 1, 2]  # two optimizers per rank, one step
     assert sends.keys() == receives.keys()
     for key, send in sends.items():
-        # The schedule waits for its sends when the step is over: their ends must not be those of the waits.
+        # The schedule waits for its sends when the step is over: an end that is that of the wait says so.
         late_ns = (
             send["start_ns"] + send["duration_ns"] - receives[key]["start_ns"] - receives[key]["duration_ns"]
         )
-        assert late_ns < 200_000_000
+        assert send["is_bound"] or late_ns < 200_000_000
 
 
 @pytest.fixture

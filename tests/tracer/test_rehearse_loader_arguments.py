@@ -90,18 +90,19 @@ def begin(worker):
     random.seed(random.randrange(10) + get_worker_info().id + 7)
 
 
-said = []
-for kept in ({"dataset": Walks(), "shuffle": True}, {"dataset": Shuffled()}):
-    for more in ({"num_workers": 1}, {"num_workers": 1, "worker_init_fn": begin}, {"num_workers": 0}):
-        said.append([batch.tolist() for batch in DataLoader(batch_size=3, **kept, **more)])
-    said.append([random.randrange(100), int(np.random.randint(100)), int(torch.randint(0, 100, (1,)))])
-said.append(get_worker_info())
-with open(sys.argv[1], "w") as file:
-    json.dump(said, file)
-if torch.cuda.is_available():
-    model = torch.nn.Linear(2, 2).cuda()
-    model(torch.ones(1, 2).cuda()).sum().backward()
-    torch.optim.SGD(model.parameters()).step()
+if __name__ == "__main__":
+    said = []
+    for kept in ({"dataset": Walks(), "shuffle": True}, {"dataset": Shuffled()}):
+        for more in ({"num_workers": 1}, {"num_workers": 1, "worker_init_fn": begin}, {"num_workers": 0}):
+            said.append([batch.tolist() for batch in DataLoader(batch_size=3, **kept, **more)])
+        said.append([random.randrange(100), int(np.random.randint(100)), int(torch.randint(0, 100, (1,)))])
+    said.append(get_worker_info())
+    with open(sys.argv[1], "w") as file:
+        json.dump(said, file)
+    if torch.cuda.is_available():
+        model = torch.nn.Linear(2, 2).cuda()
+        model(torch.ones(1, 2).cuda()).sum().backward()
+        torch.optim.SGD(model.parameters()).step()
 """
 
 

@@ -193,10 +193,11 @@ def test_a_script_that_fails_to_import_fails_where_it_is_rehearsed(tmp_path: Pat
 
 
 PROJECT = """
-import tracer, traces.mine, simulator, topologies, sitecustomize
+import sys, tracer, traces.mine, simulator, topologies, sitecustomize
 import torch, torch.distributed as dist
 
-assert [one.WHO for one in (tracer, traces.mine, simulator, topologies, sitecustomize)] == ["mine"] * 5
+assert [one.WHO for one in (tracer, traces.mine, simulator, topologies)] == ["mine"] * 4
+assert sitecustomize.__file__ == sys.argv[1]
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -218,9 +219,13 @@ def test_a_project_s_own_modules_bear_the_names_of_ours(tmp_path: Path) -> None:
     (tmp_path / "traces" / "__init__.py").touch()
     for name in ("tracer", "traces/mine", "simulator", "topologies", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text("WHO = 'mine'\n")
+    # Debian's Python has one of its own, and has imported it when a script begins.
+    found = [sys.executable, "-c", "import sitecustomize; print(sitecustomize.__file__)"]
+    (done,) = Runner.launch(found, cwd=tmp_path, loads_torch=True, PYTHONSAFEPATH="")
+    command = ("train.py", done.stdout.strip())
     foretrace = (sys.executable, "-m", "foretrace")
     (done,) = Runner.launch(
-        [*foretrace, "record", "-o", "run", "--", sys.executable, "train.py"],
+        [*foretrace, "record", "-o", "run", "--", sys.executable, *command],
         cwd=tmp_path,
         fresh=tmp_path / "run",
         loads_torch=True,
@@ -229,7 +234,7 @@ def test_a_project_s_own_modules_bear_the_names_of_ours(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
     assert open_run(tmp_path / "run").stored_ranks == (0,)
     (done,) = Runner.launch(
-        [*foretrace, "rehearse", "--world-size", "1", "-o", "rehearsal", "--", "train.py"],
+        [*foretrace, "rehearse", "--world-size", "1", "-o", "rehearsal", "--", *command],
         cwd=tmp_path,
         loads_torch=True,
     )

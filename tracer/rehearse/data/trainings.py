@@ -60,11 +60,12 @@ class Trainings:
         self._known: weakref.WeakKeyDictionary[Any, _Described] = weakref.WeakKeyDictionary()
         self._gathered: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._now: weakref.ref[Any] | None = None
-        self._trained: dict[int, tuple[int, dict[str, Any]]] = {}  # of each step: the model, its description
-        self._called: dict[int, set[int]] = {}  # the models that each step calls
+        # Models and parameters are known by references: the next may be where one was that is gone.
+        self._trained: dict[int, tuple[Any, dict[str, Any]]] = {}  # of each step: the model, its description
+        self._called: dict[int, set[Any]] = {}  # the models that each step calls
         self.begun: list[int] = []  # the first steps of trainings after the first one
         self._shapes: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._parameters: list[dict[int, tuple[int, ...]]] = []
+        self._parameters: list[dict[Any, tuple[int, ...]]] = []
         self.flows = Flows(
             session.groups,
             self._trained_shapes,
@@ -98,15 +99,15 @@ class Trainings:
             if inner not in self._known:
                 self._known[inner] = _Described(describe_model(module), data_parallel(module)[0])
             self._describe(inner)
-        self._trained[session.position.step] = (id(inner), session.model)
+        self._trained[session.position.step] = (weakref.ref(inner), session.model)
 
     def call(self, module: Any) -> None:
         """Note that the present step trains *module*, the model of that step or another one."""
-        self._called.setdefault(self._session.position.step, set()).add(id(inside(module)))
+        self._called.setdefault(self._session.position.step, set()).add(weakref.ref(inside(module)))
         if module not in self._shapes:
             self._shapes.add(module)
             trained = (one for one in module.parameters() if one.requires_grad)
-            self._parameters.append({id(one): tuple(whole_shape(one)) for one in trained})
+            self._parameters.append({weakref.ref(one): tuple(whole_shape(one)) for one in trained})
 
     def layout(self, rank: int) -> Layout | None:
         """Return the parallel degrees that the groups of *rank* tell, now that the last step is over."""
@@ -205,7 +206,7 @@ class Trainings:
         kept = [model for step, (_, model) in self._trained.items() if first_kept <= step < n_done]
         called = set().union(*(own for step, own in self._called.items() if first_kept <= step < n_done))
         earlier = [found for step, found in self._trained.items() if step < first_kept]
-        before = [model for number, model in earlier if number not in called and model not in kept]
+        before = [model for which, model in earlier if which not in called and model not in kept]
         if before and kept:
             own, other = kept[-1], before[-1]
             told = {"name": own["name"], "n_params": own["n_params"]}

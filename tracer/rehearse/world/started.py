@@ -60,7 +60,8 @@ def begin(words: Sequence[str], *, is_module: bool) -> None:
     # The command may set it: this process began without that.
     told = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:0] = [first, *(one for one in told if one not in sys.path)]
-    kept = {"foretrace", "torch", *sys.builtin_module_names}
+    # Python imports the last two unasked, before it comes to a script.
+    kept = {"foretrace", "torch", *sys.builtin_module_names, "sitecustomize", "usercustomize"}
     for name in {one.partition(".")[0] for one in sys.modules} - kept:
         own = PathFinder.find_spec(name, [first])
         if (
