@@ -26,6 +26,9 @@ from foretrace.topologies.wiring import fabric
 KEPT_SETS: Final = 4096
 """Sets of groups that are remembered to be alike or not: those of some hundreds of layouts."""
 
+MANY: Final = 1024
+"""Ranks of a group above which not all are kept: it may have a million."""
+
 
 class Network:
     """Computes how long transfers take between ranks placed on a cluster, without regard to other traffic.
@@ -217,9 +220,10 @@ class Network:
 
     def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return what the group of *ranks* gets out of the fabric."""
-        # Ranks that are equally far apart, as most are, by their ends: a group may have a million.
-        evenly = range(ranks[0], ranks[-1] + 1, max(ranks[min(1, len(ranks) - 1)] - ranks[0], 1))
-        key = evenly if tuple(evenly) == tuple(ranks) else tuple(ranks)
+        key: Sequence[int] = tuple(ranks)
+        if len(key) > MANY:  # ranks that are equally far apart, as most are, by their ends
+            evenly = range(key[0], key[-1] + 1, max(key[1] - key[0], 1))
+            key = evenly if tuple(evenly) == key else key
         if key not in self._shapes:
             self._shapes[key] = self._reach.shape([self.placement[rank] for rank in key])
         return self._shapes[key]

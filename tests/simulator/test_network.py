@@ -11,7 +11,7 @@ from hypothesis.strategies import integers, sampled_from
 
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.network.collectives import KINDS, bus_factor, nvls_factor
-from foretrace.simulator.network.cost import Network
+from foretrace.simulator.network.cost import MANY, Network
 from foretrace.simulator.network.nccl import choice
 from foretrace.simulator.program import Transfer
 from foretrace.topologies.catalog import load_cluster, names
@@ -354,8 +354,11 @@ def test_more_gpus_in_a_rack_never_take_less(small: int, large: int) -> None:
 
 
 def test_a_group_of_neighbours_is_kept_by_its_ends() -> None:
-    """Not by its members, of which a large job has a million; in any other order a group is another one."""
-    net = Network(plain(512))
-    shapes = [net.shape(ranks) for ranks in (range(0, 512, 8), tuple(range(0, 512, 8)), (0, 8, 24, 16), (3,))]
+    """If it is large, not by its members; in any other order a group is another one."""
+    n_ranks = 4 * MANY
+    net = Network(plain(n_ranks))
+    every = range(0, n_ranks, 2)
+    turned = (*range(2, n_ranks, 2), 0)
+    shapes = [net.shape(ranks) for ranks in (every, tuple(every), turned, (0, 8))]
     assert shapes[0] == shapes[1]
-    assert list(net._shapes) == [range(0, 505, 8), (0, 8, 24, 16), range(3, 4)]
+    assert list(net._shapes) == [every, turned, (0, 8)]

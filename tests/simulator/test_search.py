@@ -50,7 +50,12 @@ def brute_force_s(jobs: list[Job]) -> list[float]:
 @pytest.mark.parametrize(
     "given",
     [
-        {"schedule": ("1f1b", "interleaved-1f1b"), "recompute": ("none", "full"), "tp": (1, 2)},
+        {
+            "schedule": ("1f1b", "interleaved-1f1b"),
+            "recompute": ("none", "full"),
+            "tp": (1, 2),
+            "micro_batch": (1,),
+        },
         {"schedule": ("zb-h1", "zb-v"), "sharding": ("zero1",), "recompute": ("none",), "micro_batch": (1,)},
         {"sharding": ("ddp", "fsdp"), "tp": (1, 2), "pp": (1, 2), "recompute": ("none",)},
         {

@@ -163,7 +163,7 @@ def test_the_old_launcher_of_torch_tells_a_rank_by_an_argument(flag: str) -> Non
     given = launch.parse_args([*flags, "--nproc-per-node", "2", "train.py", "--lr", "1"])
     _, _, words = run.config_from_args(given)
     command = ["python", "-m", "torch.distributed.launch", *flags, "train.py", "--lr", "1"]
-    spec = {"rank": 3, "local_world_size": PER_NODE, "launchers": launchers_of(command)}
+    spec = {"rank": 3, "world_size": RANKS, "local_world_size": PER_NODE, "launchers": launchers_of(command)}
     own = words_of({**spec, "command": command[-3:]})
     assert own == [word.replace("${local_rank}", "1") for word in words[words.index("train.py") :]]
 
