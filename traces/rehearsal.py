@@ -225,7 +225,7 @@ class Rehearsal:
     model: Mapping[str, Any] | None = None  # description of the model
     # shape of the input, schedule, sharding, tokens per step and the like
     job: Mapping[str, Any] = field(default_factory=dict)
-    memory: Mapping[str, Any] = field(default_factory=dict)  # by rank, peak bytes by category
+    memory: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by rank, peak bytes by category
     # what the script wanted to know of numbers that nobody computed, and what it was told
     stated: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what differs from the run that is acted out, as sentences
@@ -239,6 +239,9 @@ class Rehearsal:
         for name in ("first_step", "steps"):
             if not isinstance(self.job.get(name, 0), int):
                 raise RunError(f"job.{name} is {shown(self.job[name])}: a whole number is needed")
+        for one in self.memory.values():
+            for peak in (one, one.get("host", {})):
+                _check_peak(peak)
 
     def to_json(self) -> str:
         """Return the text of ``rehearsal.json``."""
@@ -251,6 +254,17 @@ class Rehearsal:
         if is_as_written:
             return found
         return replace(found, notes=(*found.notes, CHANGED))
+
+
+def _check_peak(peak: Any) -> None:
+    """Raise RunError unless *peak* has numbers of bytes where it has any."""
+    by_category = peak.get("bytes", {}) if isinstance(peak, Mapping) else None
+    if not isinstance(peak, Mapping) or not isinstance(by_category, Mapping):
+        raise RunError(f"memory of a rank is {shown(peak)}: peak_bytes, and bytes by category, are needed")
+    sizes = {name: one for name, one in peak.items() if name.endswith("_bytes")} | dict(by_category)
+    for name, size in sizes.items():
+        if not isinstance(size, int):
+            raise RunError(f"memory of a rank has {name} of {shown(size)}: a whole number is needed")
 
 
 def rehearsal_folder(path: str | Path) -> Path:

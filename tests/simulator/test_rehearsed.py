@@ -1,6 +1,7 @@
 """From what a rank issues to a program: the order of CUDA streams, and what it costs."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -48,6 +49,20 @@ def test_what_is_no_rehearsal_is_refused_in_one_line(tmp_path: Path) -> None:
         read_rehearsal(tmp_path)
     with pytest.raises(RunError, match=r"job\.steps is null: a whole number is needed"):
         Rehearsal(world_size=1, ranks=(0,), representatives=(0,), groups=(), job={"steps": None})
+    (tmp_path / "rehearsal.json").write_text(
+        '{"format_version": 1, "world_size": 1, "ranks": [0], "representatives": [0], "memory": {"0": 4}}'
+    )
+    with pytest.raises(RunError, match=r"memory\.0 is 4"):
+        read_rehearsal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "peak",
+    [{"peak_bytes": "4"}, {"bytes": 4}, {"bytes": {"buffers": None}}, {"host": 4}, {"host": {"bytes": []}}],
+)
+def test_memory_of_a_rank_is_whole_numbers(peak: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="memory of a rank"):
+        Rehearsal(world_size=1, ranks=(0,), representatives=(0,), groups=(), memory={"0": peak})
 
 
 def test_a_product_costs_what_it_costs_in_any_simulation() -> None:

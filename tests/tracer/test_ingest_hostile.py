@@ -16,6 +16,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from foretrace.tracer.errors import RecordError
+from foretrace.tracer.ingest.chrome import read_kineto_layout
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.ingest.sources import Source, found_sources, opened, read_whole
 from foretrace.traces.analysis.everything import analysis
@@ -336,3 +337,30 @@ def test_traces_that_share_no_group_are_not_compared(tmp_path: Path, monkeypatch
         (tmp_path / "traces" / f"rank{rank}.json").write_text(json.dumps({"traceEvents": [kernel]}))
     assert ingest([tmp_path / "traces"], tmp_path / "run").world_size == 6
     assert compared == []
+
+
+class Endless(io.RawIOBase):
+    """A file of *start*, and zeros behind it without an end."""
+
+    def __init__(self, start: bytes) -> None:
+        self._start, self.n_read = io.BytesIO(start), 0
+
+    def readinto(self, place: Any) -> int:
+        n = self._start.readinto(place)
+        if not n:
+            place[:] = bytes(len(place))
+            n = len(place)
+        self.n_read += n
+        return n
+
+
+def test_what_follows_the_events_of_a_trace_without_an_end_is_not_read_to_it() -> None:
+    """As a file with a hole of a terabyte: what is before it is read, and said to be cut off."""
+    event = (
+        b'  {\n    "ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7,\n    "ts": 1, "dur": 1\n  }'
+    )
+    file = Endless(b'{\n  "traceEvents": [\n' + event + b",\n" + event + b'\n  ],\n  "x": 1\n}\n')
+    trace = read_kineto_layout(io.BufferedReader(file))
+    assert trace.n_events == 2
+    assert trace.cut.endswith("in which no event ends")
+    assert file.n_read < 1 << 28

@@ -483,7 +483,9 @@ def _blocks(stream: IO[bytes], trace: Trace) -> Iterator[tuple[bytearray, int]]:
             trace.header = _header(bytes(buffer[: at + len(EVENTS_KEY)]) + b"]}")
             filled = _dropped(buffer, at + len(EVENTS_KEY), filled)
             begun = True
-        if not read:
+        if filled > _LARGEST_VALUE:
+            trace.cut = f"{filled:,} bytes in which no event ends"
+        if not read or trace.cut:
             break
         cut = buffer.rfind(_BETWEEN, 0, filled)
         if cut >= 0:
