@@ -345,6 +345,9 @@ class Endless(io.RawIOBase):
     def __init__(self, start: bytes) -> None:
         self._start, self.n_read = io.BytesIO(start), 0
 
+    def readable(self) -> bool:
+        return True
+
     def readinto(self, place: Any) -> int:
         n = self._start.readinto(place)
         if not n:
