@@ -76,6 +76,14 @@ def test_the_way_that_is_asked_for_is_named(algorithm: str, protocol: str, way: 
     assert took(network("dgx-a100", algorithm, protocol), "all_reduce", 4096)[0] == way
 
 
+def test_halving_and_doubling_is_a_hop_for_each_halving_and_one_back() -> None:
+    """Among three or four ranks 4 hops; among others no less than NCCL takes unasked."""
+    net, plain = network("dgx-a100", "halving_doubling"), PROTOCOLS["simple"]
+    for n in (3, 4):
+        found_ns = net.collective("all_reduce", 1, range(n)).latency_ns
+        assert found_ns == pytest.approx(1e9 * (plain.ring_base_s + 4 * plain.ring_intra_s), abs=2)
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"])
 def test_flags_beside_the_data_take_half_of_the_link_on_long_arrays(kind: str) -> None:
     """LL carries 4 bytes in 8, LL128 120 in 128; NCCL counts 0.92 of the latter."""

@@ -48,6 +48,15 @@ def test_states_of_a_matrix_are_its_master_weight_and_what_the_optimizer_remembe
         assert (found.parameters, found.optimizer) == (4 * 4096, 4096 * (bytes_per_entry - 4))
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_per_entry"),
+    [*(("adamw", 12), ("adamw-bf16", 8), ("muon", 12)), *(("adafactor", 4), ("sgd", 4), ("sgd-momentum", 8))],
+)
+def test_states_of_what_is_no_matrix_are_those_of_its_entries(optimizer: str, bytes_per_entry: float) -> None:
+    """As of norms: Muon leaves them to AdamW, and sums over rows and columns are none."""
+    assert state_bytes(_job(optimizer=optimizer), 4096, 1).optimizer == 4096 * bytes_per_entry
+
+
 def test_whoever_remembers_less_needs_less_memory_and_no_more_time() -> None:
     order = ("adamw", "adamw-bf16", "adamw-8bit", "sgd")
     jobs = [_job(optimizer=name, sharding="ddp") for name in order]
