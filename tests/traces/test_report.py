@@ -219,6 +219,21 @@ def test_rows_of_runs_of_different_size_meet_by_stage(
         assert first["rows"][ours]["stage"] == second["rows"][theirs]["stage"]
 
 
+def test_only_the_error_of_a_prediction_is_good_or_bad(
+    pipeline_run: Run, recorded_pipeline_run: Run, fsdp_run: Run
+) -> None:
+    """Between two recordings a difference is no error, however large: the shorter step must not look bad."""
+
+    def difference(*runs: Run) -> dict[str, str]:
+        headline = contents(report_html(*runs))["headline"]
+        return next(figure for figure in headline if figure["name"] == "Difference")
+
+    assert difference(pipeline_run, recorded_pipeline_run)["tone"] == "good"
+    recorded = difference(recorded_pipeline_run, fsdp_run)
+    assert recorded["note"] == "−151.1 % of fsdp"
+    assert recorded["tone"] == difference(pipeline_run, pipeline_run)["tone"] == ""
+
+
 def test_page_loads_nothing(run: Run) -> None:
     text = report_html(run)
     page = Page(text)

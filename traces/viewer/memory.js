@@ -2,6 +2,9 @@
 
 const MEMORY_HEIGHT = 216;
 
+/** What memory is mostly held for. Each has one colour on every page, whatever is largest on it. */
+const PARTS = ['activations', 'gradients', 'parameters', 'gathered', 'reserved', 'buffers', 'logits', 'optimizer'];
+
 /** Return the memory curves of the rows on the screen: total of each, with its label and colour. */
 function shownMemory() {
   const rows = view.slots.map(slot => ({ slot, series: slot.run.memory.filter(s => s.row === slot.row) }));
@@ -122,8 +125,9 @@ function fillPeaks() {
   if (!rows.length) return;
   const names = [...new Set(rows.flatMap(({ peak }) => peak.parts.map(part => part[0])))];
   const whole = Math.max(META.memory_limit_bytes || 0, ...rows.map(({ peak }) => peak.bytes));
+  const known = [...PARTS, ...names.filter(name => !PARTS.includes(name))];
   const apart = [0, 5, 3, 6, 1, 4, 2, 7];   // the series runs from cold to warm: neighbours in a bar should not
-  const colour = name => colours().series[apart[names.indexOf(name) % apart.length]];
+  const colour = name => colours().series[apart[known.indexOf(name) % apart.length]];
   const swatch = name => element('span', { class: 'swatch', style: { background: colour(name) } });
   const heads = ['row', 'at its highest', 'peak', 'of the device', 'at', ...names];
   table.replaceChildren(

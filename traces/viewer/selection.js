@@ -46,7 +46,7 @@ function sumsOf({ times, rows: [first, last] }, title) {
     });
   }
   const names = [...new Set(slots.map(slot => slot.label + (RUNS.length > 1 ? ` (${slot.run.label})` : '')))];
-  const who = names.length > 3 ? `${names[0]} … ${names.at(-1)}, ${slots.length} rows` : names.join(', ');
+  const who = names.length > 3 ? `${names[0]} … ${names.at(-1)}, sum of ${slots.length} rows` : names.join(' + ');
   const parts = [...sums].filter(([, ns]) => ns > 0).sort(([a], [b]) => a - b).map(([kind, ns]) => [KINDS[kind].label, ns, formatShare(ns / all)]);
   const beside = [...hidden].map(([kind, ns]) => [`${KINDS[kind].label} hidden behind compute`, ns, 'beside']);
   const wide = Math.max(0, ...[...parts, ...beside].map(([label]) => label.length));

@@ -68,3 +68,17 @@ def test_memory_names_the_limit_over_its_curves(open_report: Any, pipeline_run: 
     opened.page.keyboard.press("w")
     opened.settle()
     assert opened.page.evaluate("document.querySelector('#memory').toDataURL()") != before
+
+
+def test_what_holds_memory_has_one_colour_whatever_is_largest(open_report: Any, pipeline_run: Run) -> None:
+    page = open_report(pipeline_run).page
+    columns = """() => [...document.querySelectorAll('#peaks thead th')].slice(5).map(
+        head => [head.innerText.trim(), head.querySelector('.swatch').style.background])"""
+    before = page.evaluate(columns)
+    assert [name for name, _ in before] == ["parameters", "activations"]
+    page.evaluate("foretrace.runs()[0].memory_peaks.forEach(peak => peak.parts.reverse())")
+    for _ in ("dark", "light"):  # a change of theme draws the table again
+        page.click("#theme")
+    after = page.evaluate(columns)
+    assert after == before[::-1]
+    assert len(set(dict(after).values())) == 2

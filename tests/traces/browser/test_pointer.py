@@ -150,7 +150,7 @@ def test_an_area_shows_its_sums(pipeline: Any, way: str) -> None:
     assert area["times"][1] - area["times"][0] == pytest.approx(300 * per_pixel, rel=0.01)
     lines = panel(pipeline)
     assert lines[0].startswith("Selected: ")
-    assert lines[0].endswith("Stage 0, Stage 1")
+    assert lines[0].endswith("Stage 0 + Stage 1")
     sums = pipeline.page.evaluate(SUMS, [area["times"], 0, 1])
     assert len(sums) > 2
     for kind, ns in sums.items():
@@ -159,6 +159,7 @@ def test_an_area_shows_its_sums(pipeline: Any, way: str) -> None:
         assert f"{100 * ns / sum(sums.values()):.1f} %" in line
     pipeline.page.keyboard.press("Escape")
     assert panel(pipeline)[0].startswith("In view: 0 ns")
+    assert panel(pipeline)[0].endswith(", sum of 4 rows")
 
 
 def test_the_panel_follows_the_view_and_adds_up_to_it(pipeline: Any) -> None:
