@@ -396,7 +396,7 @@ def joined_models(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] |
     does are added. Layers of other stages are others, also where they have the same numbers.
 
     >>> a = {"n_params": 8, "structure": {"layers.*.up": {"layers": [0]}}}
-    >>> b = {"n_params": 9, "structure": {"layers.*.up": {"layers": [1]}, "head": {}}}
+    >>> b = {"n_params": 9, "stages": None, "structure": {"layers.*.up": {"layers": [1]}, "head": {}}}
     >>> joined_models([None, a, b, a])["structure"]
     {'layers.*.up': {'layers': [0, 1]}, 'head': {}}
     """
@@ -407,7 +407,7 @@ def joined_models(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] |
         if joined is None:
             joined = dict(part)
         elif _has_structure(joined) and _has_structure(part):
-            stages, more = set(joined.get("stages", ())), set(part.get("stages", ()))
+            stages, more = (set(one.get("stages") or ()) for one in (joined, part))  # null: unknown
             others = more - stages
             structure = _united(joined["structure"], _behind(joined, part) if others else part["structure"])
             if others or (structure != joined["structure"] and not more):
