@@ -115,7 +115,7 @@ kept = torch.tensor([number, 1.0])
 told = told_last = kept.sum().item() + number
 words.append(float(told))
 made = [loss.new([number]), torch.Tensor([number]), loss.new_tensor([number]), torch.full((2,), number)[:1]]
-print(*(one.item() for one in made))
+print(*(one.item() for one in made), *((number - one).item() for one in made))
 print(np.mean(words), np.median([number] * 3), *np.mean([[number]] * 2, axis=0).tolist())
 """
 NEEDS = {
@@ -133,6 +133,8 @@ NEEDS = {
     "a plain number that decides": "float(loss) > 3",
     "a mean that decides": "np.mean([number, 1.0]) > 3",
     "a tensor that decides": "torch.tensor([float(number)]).item() > 3",
+    "a comparison in a tensor": "torch.tensor([float(number) > 3.0])",
+    "the larger of two in a tensor": "torch.tensor([max(0.0, told := float(number))]) and told > 1",
     "a plain number by another name": "plain",
     "a mask": "rows[rows > loss]",
 }

@@ -233,10 +233,18 @@ def test_what_is_said_not_to_be_negative_is_not(values: list[int], steps: list[t
             signs.drop(args[0].untyped_storage()._cdata)
         out = getattr(torch.ops.aten, name.removeprefix("aten."))(*args)
         if are_made:
-            signs.keep(name, out)
+            signs.keep(out)
             assert not (out < 0).any()
         found.append(out.max() if out.dim() else out)
         assert not any((one < 0).any() for one in found if signs.holds(one))
+
+
+def test_nothing_is_said_of_what_a_part_of_it_is_not() -> None:
+    signs, whole = Signs(lambda _: None), torch.tensor([1.0, -1.0])
+    signs.keep(whole[:1])
+    assert not signs.holds(whole)
+    signs.keep(own := whole.abs())
+    assert signs.holds(own[:1])
 
 
 @given(number=integers(0, 3), bound=integers(-2, 2))

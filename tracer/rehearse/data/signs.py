@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from foretrace.tracer.rehearse.tape.calls import is_in_part, storage_key, tensors_in
+from foretrace.tracer.rehearse.tape.calls import storage_key, tensors_in
 
 MADE: Final = frozenset(
     {"aten.linalg_vector_norm", "aten._foreach_norm", "aten.norm", "aten.abs", "aten.square"}
@@ -86,12 +86,13 @@ class Signs:
         mean = self._mean_of(truth)
         return (mean == 1.0 or self.holds(where_false)) and (mean == 0.0 or self.holds(where_true))
 
-    def keep(self, name: str, out: Any) -> None:
-        """Keep that no element of *out*, what the operator *name* has made, is negative."""
+    def keep(self, out: Any) -> None:
+        """Keep that no element of the tensors in *out* is negative; nothing is said of parts of a storage."""
         for tensor in tensors_in(out):
-            if not is_in_part(name, tensor):
+            storage = tensor.untyped_storage()
+            if storage.nbytes() == tensor.numel() * tensor.element_size():
                 key = storage_key(tensor)
-                self._held[key] = weakref.ref(tensor.untyped_storage(), partial(self._gone, key))
+                self._held[key] = weakref.ref(storage, partial(self._gone, key))
 
     def _gone(self, key: int, _: Any) -> None:
         self.drop(key)

@@ -112,7 +112,7 @@ class Stated:
         known, is_positive = self.of(source), self.signs.holds(source)
         self._drop(map(storage_key, outputs))
         if is_positive:
-            self.signs.keep(kind, outputs)
+            self.signs.keep(outputs)
         factor = 1.0 if kind in COPIES else factor
         if self.numbers.exchange(kind, source, outputs, factor) or factor is None or known.mean is None:
             return

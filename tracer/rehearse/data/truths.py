@@ -162,9 +162,7 @@ def picking(code: CodeType, at: int) -> Callable[[Any, Any], bool] | None:
     return None
 
 
-TENSORS: Final = frozenset(
-    {"tensor", "as_tensor", "new_tensor", "Tensor", "FloatTensor", "DoubleTensor", "full", "new_full"}
-)
+TENSORS: Final = frozenset({"tensor", "as_tensor", "new_tensor", "Tensor", "FloatTensor", "DoubleTensor"})
 """Functions of torch that make a tensor of numbers."""
 
 
@@ -177,11 +175,11 @@ def may_decide(name: str, line: int) -> bool:
     unknown as before.
     """
     nodes = [*ast.walk(_tree(name))]
-    if _is_put(nodes, line):
-        return False
     uses = [use for node in nodes for use in _uses(node)]
     if any(isinstance(one, ast.Call) and _covers(one, line) for use in uses for one in ast.walk(use)):
         return True
+    if _is_put(nodes, line):
+        return False
     given = [one for node in nodes for one in _given(node)]
     found = {one for node, names in given if _covers(node, line) for one in names}
     # Until no further name gets something that is made of these.
@@ -193,12 +191,18 @@ def may_decide(name: str, line: int) -> bool:
 
 
 def _is_put(nodes: Sequence[ast.AST], line: int) -> bool:
-    """Whether every ``float(...)`` in *line* is an element of a new tensor."""
+    """Whether every ``float(...)`` in *line* is, as it is, an element of a new tensor."""
     calls = [one for one in nodes if isinstance(one, ast.Call) and _covers(one, line)]
     made = [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == "float"]
     tensors = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr in TENSORS]
-    inside = {id(part) for tensor in tensors for part in ast.walk(tensor)}
-    return bool(made) and all(id(one) in inside for one in made)
+    put = {id(element) for tensor in tensors for one in tensor.args[:1] for element in _elements(one)}
+    return bool(made) and all(id(one) in put for one in made)
+
+
+def _elements(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.List | ast.Tuple):
+        return [element for one in node.elts for element in _elements(one)]
+    return [node]
 
 
 def _uses(node: ast.AST) -> Iterator[ast.expr]:

@@ -111,9 +111,9 @@ class Unknown(float):
             is_kept = isinstance(other, int | float) and other >= 0
         return self if is_kept or not self.is_positive else self._unsigned()
 
-    def _unsigned(self, *_: Any) -> Any:
+    def _unsigned(self, other: Any = 0.0) -> Any:
         """Return a number that nobody has computed, which may be negative."""
-        return Unknown(self._stated, self._said)
+        return Unknown(self._stated, self._said) if isinstance(other, Number) else NotImplemented
 
     def __abs__(self) -> Any:
         """Return such a number, which is not negative."""

@@ -149,7 +149,7 @@ def signing(signs: Signs, name: str, handler: Kernel) -> Kernel:
         are_made = signs.are_made(name, args, kwargs)  # before: it may write over an operand
         out = handler(func, args, kwargs)
         if are_made:
-            signs.keep(name, out)
+            signs.keep(out)
         return out
 
     return signed
