@@ -113,24 +113,33 @@ def _kernels(path: Path) -> str | None:
 
 
 def _join_memory(path: Path, of: str) -> None:
-    """Join the memory samples of the ranks into the file of the run; a broken file stays where it is."""
-    files, tables = [], []
+    """Join the memory samples of the ranks into the file of the run; a broken file stays where it is.
+
+    Launchers of other nodes, whose ranks ended before, may have joined theirs in it.
+    """
+    files, tables, target = [], [], path / "memory.arrow"
     for file in sorted(path.glob("ranks/rank-*.memory.arrow")):
-        try:
-            tables.append(read_file(file)[0].unify_dictionaries().cast(MEMORY))
-        except (pa.ArrowException, ValueError):
-            continue
-        files.append(file)
+        with suppress(pa.ArrowException, ValueError):
+            tables.append(_samples(file))
+            files.append(file)
     if tables:
+        try:
+            tables[:0] = [_samples(target)] if target.is_file() else []
+        except (pa.ArrowException, ValueError):  # damaged: readers say so, and the samples stay beside it
+            return
         # Each file has a dictionary of its own, and an Arrow file holds only one for a column.
         joined = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         try:
-            write_samples(path / "memory.arrow", joined, of)
+            write_samples(target, joined, of)
         except OSError:  # a full disk: readers join the files of the ranks
             return
     # Only now that all samples are in the file of the run.
     for file in files:
         file.unlink()
+
+
+def _samples(file: Path) -> pa.Table:
+    return read_file(file)[0].unify_dictionaries().cast(MEMORY)
 
 
 def merge(paths: Sequence[Path], output: Path) -> dict[str, Any] | None:

@@ -4,14 +4,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from foretrace.tracer.cli import _told
 from foretrace.tracer.errors import RecordError
-from foretrace.tracer.finish import merge
+from foretrace.tracer.finish import _join_memory, merge
+from foretrace.tracer.memory import write_samples
 from foretrace.traces.errors import RunError
 from foretrace.traces.reader import open_whole
+from foretrace.traces.sealed import read_file
 from foretrace.traces.store import SpanWriter, open_run
+from foretrace.traces.timeline import MEMORY
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,24 @@ def test_what_two_machines_recorded_becomes_one_run(nodes: Path, tmp_path: Path,
         (output / name).unlink()
     lost = "files of the run are missing, and what they say is not shown: memory.arrow, ranks/rank-00001.json"
     assert lost in open_run(output).warnings
+
+
+def test_memory_of_ranks_that_end_later_is_joined_to_what_is_there(tmp_path: Path) -> None:
+    """As of nodes that share a folder, each with a launcher that joins what it finds."""
+    (tmp_path / "ranks").mkdir()
+    target = tmp_path / "memory.arrow"
+    for rank in (0, 1):
+        row = {"rank": rank, "t_ns": 5, "category": "parameters", "bytes": 7 + rank}
+        samples = pa.Table.from_pylist([row], MEMORY)
+        write_samples(tmp_path / "ranks" / f"rank-{rank:05d}.memory.arrow", samples, "1")
+        _join_memory(tmp_path, "1")
+        assert not [*tmp_path.glob("ranks/*")]
+        assert read_file(target)[0]["rank"].to_pylist() == [*range(rank + 1)]
+    target.write_bytes(b"damaged")
+    write_samples(tmp_path / "ranks" / "rank-00002.memory.arrow", samples, "1")
+    _join_memory(tmp_path, "1")
+    assert target.read_bytes() == b"damaged"
+    assert (tmp_path / "ranks" / "rank-00002.memory.arrow").exists()
 
 
 def test_parts_that_do_not_belong_together_are_refused(nodes: Path, tmp_path: Path) -> None:
