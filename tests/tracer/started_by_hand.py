@@ -130,6 +130,9 @@ def main(way: str, n_ranks: int) -> None:
         loaded(n_ranks)
     elif way == "spawned":
         multiprocessing.spawn(joined, args=(n_ranks,), nprocs=n_ranks)
+    elif way == "again":  # as a benchmark of several ways does; their groups end with their processes
+        for _ in range(2):
+            multiprocessing.spawn(joined, args=(n_ranks,), nprocs=n_ranks)
     elif way in {"named", "behind"}:
         named(n_ranks, None if way == "named" else torch.ones(3))
     elif way == "beside":

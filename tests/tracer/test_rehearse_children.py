@@ -65,6 +65,11 @@ def test_a_script_may_wait_for_processes_that_it_spawns(tmp_path: Path) -> None:
     assert rehearse(asked, tmp_path / "run").job["steps"] == STEPS
 
 
+def test_processes_that_are_spawned_again_make_groups_of_their_own(tmp_path: Path) -> None:
+    asked = Asked(command=(str(SCRIPT), "again", "4"), world_size=4, ranks=(3,), warmup=0, steps=9)
+    assert rehearse(asked, tmp_path / "run").job["steps"] == 2 * STEPS
+
+
 @pytest.mark.parametrize("way", ["started", "spawned"])
 def test_a_group_that_is_not_the_world_is_refused(tmp_path: Path, way: str) -> None:
     """A script that starts a process per GPU of one node trains on these alone."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.tracer.rehearse.data.truths import passing
+from foretrace.tracer.rehearse.data.truths import may_decide, passing
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.tracer.rehearse.world.acting import Loaded
@@ -208,3 +208,101 @@ def test_parameters_of_a_class_of_their_own_end_in_a_line(tmp_path: Path, loaded
     )
     with pytest.raises(RehearsalError, match="a class of its own, as bitsandbytes has in 4 or 8 bits"):
         rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run", on=loaded)
+
+
+PLAIN = """\
+import torch
+
+
+class Meter:
+    def __init__(self, first):
+        self.last = first
+
+    def update(self, value):
+        self.last = value
+
+
+def reduced(value, config):
+    if config.world > 1:
+        return torch.tensor(value).item()
+    return value
+
+
+def clipped(norm, config):
+    if isinstance(norm, torch.Tensor) and norm is not None:
+        norm = norm.item()
+    return reduced(float(norm), config)
+
+
+def best(value, so_far):
+    return value if value < so_far else so_far
+
+
+def kept(loss):
+    return best(float(loss), so_far=9.0)
+
+
+def metered(loss, meter):
+    meter.update(float(loss))
+    print(meter.last)
+
+
+def stopped(loss, stopper):
+    stopper.patience = float(loss)
+    while stopper.patience > 1:
+        stopper.step()
+
+
+def other(value):
+    return value if value > 0 else 0
+"""
+
+
+def test_a_plain_number_may_decide_where_functions_that_are_given_it_ask(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN)
+    lines = PLAIN.splitlines()
+    makers = [at for at, line in enumerate(lines, 1) if "float(" in line]
+    # Only the kind of the first is asked, beside a variable of its name in another function that is compared;
+    # the second is compared in the function that it is given to; one is printed; the last ends a loop.
+    assert [may_decide(str(script), at) for at in makers] == [False, True, False, True]
+
+
+def test_an_object_that_fails_when_it_is_asked_for_names_hides_no_error(
+    tmp_path: Path, loaded: Loaded
+) -> None:
+    script = tmp_path / "lazy.py"
+    script.write_text(
+        "class Lazy:\n"
+        "    def __getattr__(self, name):\n"
+        "        raise AssertionError('no driver')\n"
+        "    def ask(self):\n"
+        "        raise ValueError('of its own')\n"
+        "Lazy().ask()\n"
+    )
+    with pytest.raises(RehearsalError, match=r"lazy\.py:5: ValueError: of its own"):
+        rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run", on=loaded)
+
+
+def test_a_compiler_of_kernels_is_told_of_the_gpu_that_torch_tells(tmp_path: Path, loaded: Loaded) -> None:
+    """Its driver asks torch, but for the properties, for which it would compile code against CUDA."""
+    folder = tmp_path / "triton" / "backends" / "nvidia"
+    folder.mkdir(parents=True)
+    (folder / "driver.py").write_text(
+        "def CudaUtils():\n    raise AssertionError('libcuda.so cannot be found')\n"
+    )
+    script = tmp_path / "asking.py"
+    script.write_text(
+        "import torch\n"
+        "from triton.backends.nvidia import driver\n"
+        "told, gpu = driver.CudaUtils().get_device_properties(0), torch.cuda.get_device_properties(0)\n"
+        "rows = told['multiprocessor_count']\n"
+        "assert (rows, told['warpSize']) == (gpu.multi_processor_count, gpu.warp_size)\n"
+        "model = torch.nn.Linear(4, 4).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(2):\n"
+        "    model(torch.ones(rows, 4, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    found = rehearse(Asked(command=(str(script),), world_size=1), tmp_path / "run", on=loaded)
+    assert found.job["steps"] == 1

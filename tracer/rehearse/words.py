@@ -358,7 +358,8 @@ def _module(frame: FrameType) -> str:
     is_function = code.co_qualname == code.co_name or code.co_qualname.endswith(f"<locals>.{code.co_name}")
     names = () if is_function else code.co_varnames[:1]  # mostly "self"
     owner = frame.f_locals.get(names[0]) if names else None
-    return type(owner).__name__ if hasattr(owner, "named_parameters") else ""
+    # Of the class: an object may run anything where it is asked for a name that it lacks.
+    return type(owner).__name__ if hasattr(type(owner), "named_parameters") else ""
 
 
 def number(value: complex) -> str:

@@ -171,8 +171,7 @@ def may_decide(name: str, line: int) -> bool:
     """Whether a number that is made in *line* of the file *name* may decide what is done there.
 
     It does if a condition, a comparison, an index or a whole number is made of it, or of something that it is
-    given to. Names are compared, whatever function they are in. In a tensor that it is put into, it is as
-    unknown as before.
+    given to, parameters included. In a tensor that it is put into, it is as unknown as before.
     """
     nodes = [*ast.walk(_tree(name))]
     uses = [use for node in nodes for use in _uses(node)]
@@ -180,23 +179,37 @@ def may_decide(name: str, line: int) -> bool:
         return True
     if _is_put(nodes, line):
         return False
-    given = [one for node in nodes for one in _given(node)]
-    found = {one for node, names in given if _covers(node, line) for one in names}
+    given = [one for node in nodes for one in _given(node)] + [*_passed(nodes)]
+    makers = _plain(nodes, line)
+    found = {
+        one
+        for node, names in given
+        if _covers(node, line) and (not makers or any(part in makers for part in ast.walk(node)))
+        for one in names
+    }
     # Until no further name gets something that is made of these.
     n_before = -1
     while len(found) > n_before:
         n_before = len(found)
         found |= {one for node, names in given if not found.isdisjoint(_named(node)) for one in names}
-    return any(not found.isdisjoint(_named(use)) for use in uses)
+    return any(not found.isdisjoint(_decisive(use)) for use in uses)
 
 
 def _is_put(nodes: Sequence[ast.AST], line: int) -> bool:
     """Whether every ``float(...)`` in *line* is, as it is, an element of a new tensor."""
-    calls = [one for one in nodes if isinstance(one, ast.Call) and _covers(one, line)]
-    made = [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == "float"]
+    calls, made = (
+        [one for one in nodes if isinstance(one, ast.Call) and _covers(one, line)],
+        _plain(nodes, line),
+    )
     tensors = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr in TENSORS]
     put = {id(element) for tensor in tensors for one in tensor.args[:1] for element in _elements(one)}
     return bool(made) and all(id(one) in put for one in made)
+
+
+def _plain(nodes: Sequence[ast.AST], line: int) -> list[ast.Call]:
+    """Return the calls ``float(...)`` in *line*."""
+    calls = (one for one in nodes if isinstance(one, ast.Call) and _covers(one, line))
+    return [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == "float"]
 
 
 def _elements(node: ast.expr) -> list[ast.expr]:
@@ -219,6 +232,64 @@ def _uses(node: ast.AST) -> Iterator[ast.expr]:
         yield from node.args
 
 
+# What is known by which name. A variable is that of its function; an attribute is the same in all objects.
+
+FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@lru_cache(maxsize=64)
+def _tree(name: str) -> ast.Module:
+    """Return the source of a file as a tree, an empty one where it has none. Names have a ``label`` there."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(name)))
+    except (SyntaxError, ValueError):
+        tree = ast.Module([], [])
+    _label(tree, [])
+    return tree
+
+
+def _label(node: ast.AST, scopes: list[tuple[int, set[str]]]) -> None:
+    """Give names under *node* labels of their variables; *scopes*: lines and names of functions around it."""
+    if isinstance(node, FUNCTIONS):
+        if not isinstance(node, ast.Lambda):
+            node.label = _variable(node.name, scopes)  # type: ignore[union-attr]  # of ours
+        scopes = [*scopes, (node.lineno, set(_bound(node)))]
+    elif isinstance(node, ast.Name):
+        node.label = _variable(node.id, scopes)  # type: ignore[attr-defined]
+    elif isinstance(node, ast.arg):
+        node.label = _variable(node.arg, scopes)  # type: ignore[attr-defined]
+    elif isinstance(node, ast.Attribute):
+        node.label = f".{node.attr}"  # type: ignore[attr-defined]
+    for one in ast.iter_child_nodes(node):
+        _label(one, scopes)
+
+
+def _variable(name: str, scopes: Sequence[tuple[int, set[str]]]) -> str:
+    """Return the label of the variable *name*, which is that of the innermost function that binds it."""
+    return next((f"{line}:{name}" for line, bound in reversed(scopes) if name in bound), name)
+
+
+def _bound(function: ast.AST) -> Iterator[str]:
+    """Yield the names that *function* binds, parameters included, but for those of functions in it."""
+    inner = [*ast.iter_child_nodes(function)]
+    outside = {
+        name for one in ast.walk(function) if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names
+    }
+    while inner:
+        one = inner.pop()
+        name = ""
+        if isinstance(one, ast.arg):
+            name = one.arg
+        elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+            name = one.id
+        elif isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = one.name
+        if name and name not in outside:
+            yield name
+        if not isinstance(one, FUNCTIONS):
+            inner += ast.iter_child_nodes(one)
+
+
 def _given(node: ast.AST) -> Iterator[tuple[Any, set[str]]]:
     """Yield expressions in *node*, and the names by which what they make is known."""
     if isinstance(node, ast.Assign):
@@ -230,7 +301,37 @@ def _given(node: ast.AST) -> Iterator[tuple[Any, set[str]]]:
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         for one in ast.walk(node):
             if isinstance(one, ast.Return) and one.value is not None:
-                yield one.value, {node.name}
+                yield one.value, {_of(node), f".{node.name}"}
+
+
+def _passed(nodes: Sequence[ast.AST]) -> Iterator[tuple[Any, set[str]]]:
+    """Yield what calls give to functions and classes of the same file, and the names of it there."""
+    known: dict[str, list[tuple[list[str], set[str]]]] = {}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            known.setdefault(node.name, []).append(_parameters(node))
+        elif isinstance(node, ast.ClassDef):
+            fields = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
+            known.setdefault(node.name, []).append(([f".{ast.unparse(one)}" for one in fields], set()))
+            made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+            known[node.name] += map(_parameters, made)
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+        for places, rest in known.get(name, ()):
+            is_plain = not any(isinstance(one, ast.Starred) for one in call.args)
+            for at, one in enumerate(call.args):
+                yield one, {places[at]} if is_plain and at < len(places) else rest | {*places}
+            for keyword in call.keywords:
+                named = {one for one in places if one.lstrip("0123456789:.") == keyword.arg}
+                yield keyword.value, named or rest | {*places}
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[list[str], set[str]]:
+    """Return the parameters of *function* in order, but for the object, and those that take the rest."""
+    args = function.args
+    places = [_of(one) for one in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    is_method = bool(places) and places[0].rpartition(":")[2] in {"self", "cls"}
+    return places[is_method:], {_of(one) for one in (args.vararg, args.kwarg) if one is not None}
 
 
 def _own(target: ast.AST) -> set[str]:
@@ -239,19 +340,28 @@ def _own(target: ast.AST) -> set[str]:
         return {name for one in target.elts for name in _own(one)}
     while isinstance(target, ast.Subscript | ast.Starred):
         target = target.value
-    return {target.attr} if isinstance(target, ast.Attribute) else _named(target)
+    return {_of(target)} if isinstance(target, ast.Attribute) else _named(target)
+
+
+KINDS: Final = frozenset({"isinstance", "issubclass", "hasattr", "callable"})
+"""Functions whose answer depends on what kind of thing they are given, not on a number."""
+
+
+def _decisive(use: ast.expr) -> set[str]:
+    """Return the names in what decides something, but for those of which only the kind is asked."""
+    if isinstance(use, ast.Call) and isinstance(use.func, ast.Name) and use.func.id in KINDS:
+        return set()
+    if isinstance(use, ast.Compare) and all(isinstance(one, ast.Is | ast.IsNot) for one in use.ops):
+        return set()
+    own = {_of(use)} if isinstance(use, ast.Name | ast.Attribute) else set()
+    return own.union(*map(_decisive, ast.iter_child_nodes(use)))  # type: ignore[arg-type]  # of any kind
 
 
 def _named(node: ast.AST) -> set[str]:
     """Return the names, and those of attributes, in *node*."""
-    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-    return found | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+    return {_of(one) for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)}
 
 
-@lru_cache(maxsize=64)
-def _tree(name: str) -> ast.Module:
-    """Return the source of a file as a tree, an empty one where it has none."""
-    try:
-        return ast.parse("".join(linecache.getlines(name)))
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
+def _of(node: ast.AST) -> str:
+    label: str = node.label  # type: ignore[attr-defined]
+    return label

@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, Final
 
 from foretrace.tracer import internals
@@ -62,7 +63,8 @@ def install(session: RehearsalSession) -> list[Any]:
     profile_host_only()
     synced_norms()
     _grouped_products()
-    return [*kept, *when_imported(TRITON, functools.partial(_triton, session)), *jagged.install()]
+    kept += when_imported(TRITON, functools.partial(_triton, session))
+    return [*kept, *when_imported(TRITON_DRIVER, _triton_driver), *jagged.install()]
 
 
 # Gradients of losses over no elements, as of a mask that selects nothing: empty as well. PyTorch's kernels
@@ -624,3 +626,26 @@ def _triton(session: RehearsalSession, module: Any) -> None:
     sys.modules["triton.runtime.jit"].JITFunction.run = run
     # The tuner would time each of its configurations.
     module.Autotuner.run = lambda self, *args, **kwargs: self.fn.run(*args, **kwargs)
+
+
+TRITON_DRIVER: Final = "triton.backends.nvidia.driver"
+"""The module of Triton that asks CUDA; what else it asks of a GPU it asks torch."""
+
+
+def _triton_driver(module: Any) -> None:
+    """Tell Triton of the GPU that torch tells, in place of a library of C that it compiles against CUDA."""
+    import torch
+
+    def properties(device: int) -> dict[str, int]:
+        gpu = torch.cuda.get_device_properties(device)
+        return {
+            "max_shared_mem": gpu.shared_memory_per_block_optin,
+            "max_num_regs": gpu.regs_per_multiprocessor,
+            "multiprocessor_count": gpu.multi_processor_count,
+            "warpSize": gpu.warp_size,
+            "sm_clock_rate": gpu.clock_rate,
+            "mem_clock_rate": gpu.memory_clock_rate,
+            "mem_bus_width": gpu.memory_bus_width,
+        }
+
+    module.CudaUtils = lambda: SimpleNamespace(get_device_properties=properties)

@@ -463,7 +463,9 @@ def install_children(session: State) -> None:
         *_: Any,
         **__: Any,
     ) -> Any:
-        fn(_number(session, whole=nprocs == session.world_size), *args)
+        number = _number(session, whole=nprocs == session.world_size)
+        if number < nprocs:
+            _alone(lambda: fn(number, *args))
         return None if join else ENDED
 
     spawning: Any = import_module("torch.multiprocessing.spawn")
@@ -494,7 +496,17 @@ def _processes(session: State) -> None:
         is_of_world = any(isinstance(one, int) and one == session.world_size for one in told)
         # Processes that train are taken to be started in the order of their ranks.
         if number == _number(session, whole=is_of_world):
-            self.run()
+            _alone(self.run)
+
+
+def _alone(run: Callable[[], Any]) -> None:
+    """Do what a process does, whose process groups end with it."""
+    import torch.distributed as dist
+
+    is_of_caller = dist.is_initialized()
+    run()
+    if dist.is_initialized() and not is_of_caller:
+        dist.destroy_process_group()
 
 
 def _joins(process: Any) -> bool:
