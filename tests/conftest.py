@@ -4,11 +4,12 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import given, settings
 from hypothesis.strategies import none
 
@@ -30,6 +31,24 @@ def pytest_collection_finish() -> None:
     given(none())(lambda _: None)()
     gc.collect()
     gc.freeze()
+
+
+class Doctests:
+    """Looks for doctests only where an example is: to look through all that a file names takes long."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(
+        self, file_path: Path
+    ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        found = yield
+        if file_path.suffix != ".py" or b"\n>>> " in file_path.read_bytes().replace(b"    ", b""):
+            return found
+        return [one for one in found if not isinstance(one, DoctestModule)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have that seen to in every folder, also in those of the package."""
+    config.pluginmanager.register(Doctests())
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
