@@ -42,7 +42,7 @@ MOST_RUNS = 3
 TIMEOUT_S = 300
 """Time after which processes count as hanging: they take seconds, or minutes on a machine that others use."""
 
-STANDS_STILL_S = 60
+STANDS_STILL_S = 20
 """Time after which a process counts as standing still when another one of its world has ended well.
 
 Torch 2.13 may do so at the end of a training with DDP, recorded or not: the reducer is freed with Python's
