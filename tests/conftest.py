@@ -58,14 +58,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 LONGEST = (
-    *("tracer/test_rehearse_verify.py", "tracer/test_on_cpu.py", "tracer/test_deaths.py"),
-    *(
-        "tracer/test_rehearse_compiled_memory.py",
-        "tracer/test_same_process.py",
-        "tracer/test_rehearse_real.py",
-    ),
-    *("tracer/test_rehearse_compiled.py", "simulator/test_every_option.py", "simulator/test_search.py"),
-    *("test_fuzzing.py", "simulator/test_one_answer.py", "simulator/test_cookbook.py", "test_planted.py"),
+    *("tracer/test_rehearse_verify.py", "tracer/test_rehearse_compiled_memory.py"),
+    *("simulator/test_planner_browser.py", "tracer/test_same_process.py", "tracer/test_deaths.py"),
+    *("tracer/test_rehearse_real.py", "simulator/test_search.py", "test_fuzzing.py"),
+    *("traces/browser/test_areas.py", "tracer/test_rehearse_compiled.py", "simulator/test_every_option.py"),
+    *("tracer/test_on_cpu.py", "traces/browser/test_pointer.py", "tracer/test_recorded_examples.py"),
+    *("simulator/test_one_answer.py", "simulator/test_cookbook.py", "test_processes.py", "test_planted.py"),
 )
 """Files that take longest, by the time of processors, the longest first."""
 
