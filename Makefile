@@ -33,8 +33,8 @@ demo: $(VENV)/.ready
 	$(RUN) examples/demo.py --output $(DEMO)
 
 # All at once: but for the suite each keeps one processor busy, and waits for files from elsewhere.
-MAKEFLAGS += --jobs=4
-test: suite lint types $(if $(OLDEST),lowest)
+test:
+	@$(MAKE) --no-print-directory --jobs=4 suite lint types $(if $(OLDEST),lowest)
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
