@@ -6,12 +6,14 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from _pytest.doctest import DoctestModule
 from hypothesis import given, settings
 from hypothesis.strategies import none
+from tests import forked
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("suite")
@@ -47,8 +49,10 @@ class Doctests:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have that seen to in every folder, also in those of the package."""
+    """Have that seen to in every folder, and torch loaded once for all processes that run tests."""
     config.pluginmanager.register(Doctests())
+    if config.getoption("numprocesses", None) and find_spec("torch") is not None:
+        forked.share()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
