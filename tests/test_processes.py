@@ -59,7 +59,7 @@ def test_who_stands_still_behind_one_that_has_ended_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_still: int
 ) -> None:
     """As torch does now and then at the end of a training; what does so every time is said to hang."""
-    monkeypatch.setattr(processes, "STANDS_STILL_S", 1)
+    monkeypatch.setattr(processes, "STANDS_STILL_S", 0.5)
     made = tmp_path / "made"
     made.mkdir()
     script = (
