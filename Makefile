@@ -32,7 +32,9 @@ $(VENV)/.ready: pyproject.toml $(wildcard constraints*.txt)
 demo: $(VENV)/.ready
 	$(RUN) examples/demo.py --output $(DEMO)
 
-test: lint types $(if $(OLDEST),lowest) suite
+# All at once: but for the suite each keeps one processor busy, and waits for files from elsewhere.
+test:
+	@$(MAKE) --no-print-directory --jobs=4 suite lint types $(if $(OLDEST),lowest)
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

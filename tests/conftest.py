@@ -4,13 +4,16 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import given, settings
 from hypothesis.strategies import none
+from tests import forked
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("suite")
@@ -32,6 +35,26 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+class Doctests:
+    """Looks for doctests only where an example is: to look through all that a file names takes long."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(
+        self, file_path: Path
+    ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        found = yield
+        if file_path.suffix != ".py" or b"\n>>> " in file_path.read_bytes().replace(b"    ", b""):
+            return found
+        return [one for one in found if not isinstance(one, DoctestModule)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have that seen to in every folder, and torch loaded once for all processes that run tests."""
+    config.pluginmanager.register(Doctests())
+    if config.getoption("numprocesses", None) and find_spec("torch") is not None:
+        forked.share()
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out what only tests start: scripts that train would do so if they were searched for doctests."""
     is_script = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
@@ -39,14 +62,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 LONGEST = (
-    *("tracer/test_rehearse_verify.py", "tracer/test_on_cpu.py", "tracer/test_deaths.py"),
-    *(
-        "tracer/test_rehearse_compiled_memory.py",
-        "tracer/test_same_process.py",
-        "tracer/test_rehearse_real.py",
-    ),
-    *("tracer/test_rehearse_compiled.py", "simulator/test_every_option.py", "simulator/test_search.py"),
-    *("test_fuzzing.py", "simulator/test_one_answer.py", "simulator/test_cookbook.py", "test_planted.py"),
+    *("tracer/test_rehearse_verify.py", "tracer/test_rehearse_compiled_memory.py"),
+    *("simulator/test_planner_browser.py", "tracer/test_same_process.py", "tracer/test_deaths.py"),
+    *("tracer/test_rehearse_real.py", "simulator/test_search.py", "test_fuzzing.py"),
+    *("traces/browser/test_areas.py", "tracer/test_rehearse_compiled.py", "simulator/test_every_option.py"),
+    *("tracer/test_on_cpu.py", "traces/browser/test_pointer.py", "tracer/test_recorded_examples.py"),
+    *("simulator/test_one_answer.py", "simulator/test_cookbook.py", "test_processes.py", "test_planted.py"),
 )
 """Files that take longest, by the time of processors, the longest first."""
 

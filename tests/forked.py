@@ -22,6 +22,10 @@ N_GPUS = "2"
 """GPUs for which processors stand in a process that is split off another one for that."""
 
 
+SHARED = "PYTHON_OF_TESTS"
+"""Names what ``python`` has returned in the process whose environment this one has."""
+
+
 @cache
 def python() -> str:
     """Return a program that does what Python does, in a process in which torch has been loaded.
@@ -29,6 +33,8 @@ def python() -> str:
     Python itself on a machine with GPUs: who has looked for them cannot be split. Only Linux tells when a
     part ends.
     """
+    if SHARED in os.environ:
+        return os.environ[SHARED]
     if Path("/dev/nvidiactl").exists() or not hasattr(os, "pidfd_open"):
         return sys.executable
     kept = tempfile.TemporaryDirectory()
@@ -46,10 +52,15 @@ def python() -> str:
 def python_on_cpu() -> str:
     """Have that program also take processors for two GPUs where it is told to, and return it."""
     program = python()
-    if program != sys.executable:
+    if program != sys.executable and SHARED not in os.environ:
         kept = tempfile.TemporaryDirectory()
         _start(kept, str(Path(program).with_name(f"socket{N_GPUS}")), **{ON_CPU: N_GPUS})
     return program
+
+
+def share() -> None:
+    """Have all processes that this one starts split the two that it has started."""
+    os.environ[SHARED] = python_on_cpu()
 
 
 def _start(kept: tempfile.TemporaryDirectory[str], address: str, **more: str) -> None:

@@ -42,8 +42,9 @@ MOST_RUNS = 3
 TIMEOUT_S = 300
 """Time after which processes count as hanging: they take seconds, or minutes on a machine that others use."""
 
-STANDS_STILL_S = 60
-"""Time after which a process counts as standing still when another one of its world has ended well.
+STANDS_STILL_S = 20
+"""Time after which a process counts as standing still when another one of its world has ended well; the
+second time twice as long, as the machine may be busy, and so on.
 
 Torch 2.13 may do so at the end of a training with DDP, recorded or not: the reducer is freed with Python's
 lock held and waits for gloo's thread, which asks for that lock to drop a reference of its last work."""
@@ -87,7 +88,7 @@ def ended(
     for run in range(MOST_RUNS):
         processes = start()
         try:
-            said = _said(processes, timeout_s)
+            said = _said(processes, timeout_s, STANDS_STILL_S * (run + 1))
         except StandsStillError as error:
             if run == MOST_RUNS - 1:
                 raise TimeoutError(str(error)) from error
@@ -106,14 +107,14 @@ def ended(
     return done
 
 
-def _said(processes: Sequence[Process], timeout_s: float) -> list[tuple[str, str]]:
+def _said(processes: Sequence[Process], timeout_s: float, still_s: float) -> list[tuple[str, str]]:
     """Return the output and the errors of each, when all have ended; what gloo broke ends the others, too.
 
     One that has not found a port may leave the others waiting for it, or talking to who has that port.
 
     Raises:
         TimeoutError: some still run after *timeout_s*; it says what was written until then.
-        StandsStillError: some still run ``STANDS_STILL_S`` after another one has ended well.
+        StandsStillError: some still run *still_s* after another one has ended well.
     """
     until, said = time.monotonic() + timeout_s, dict[int, tuple[str, str]]()
     ended_well_s: float | None = None
@@ -125,7 +126,7 @@ def _said(processes: Sequence[Process], timeout_s: float) -> list[tuple[str, str
         is_late = now > until
         if ended_well_s is None and any(processes[number].returncode == 0 for number in said):
             ended_well_s = now
-        if len(said) < len(processes) and ended_well_s is not None and now > ended_well_s + STANDS_STILL_S:
+        if len(said) < len(processes) and ended_well_s is not None and now > ended_well_s + still_s:
             late = [number for number in range(len(processes)) if number not in said]
             words = {number: _put_down(processes[number]) for number in late}
             raise StandsStillError(f"{late} of {processes[0].args!r} stand still: {words}")

@@ -17,9 +17,9 @@ from foretrace.simulator.models.hf_vision import TOWERS
 from foretrace.simulator.models.kinds import KINDS
 from foretrace.simulator.models.model import Model
 
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 flop_counter = pytest.importorskip("torch.utils.flop_counter")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 TOKENS = 256
 SIZES: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 from click.testing import CliRunner
+from tests.browsing import Browser, Shown, started
 from tests.simulator.predicted import simulate
 
 from foretrace.cli import main
@@ -21,11 +21,6 @@ from foretrace.traces.report.kinds import palette
 from foretrace.traces.serving.runs import Runs
 from foretrace.traces.serving.server import Server
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
-
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 START = "plan?model=llama3-8b&gpus=8&tp=2&pp=2&global_batch=8&seq_len=2048&theme=light"
 SETTINGS: dict[str, Any] = {
     "model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "tp": 2, "pp": 2, "global_batch": 8,
@@ -47,17 +42,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join()
 
 
-class Visit:
-    """A page of the server, with what went wrong in it and what it asked for."""
+class Visit(Shown):
+    """A page of the server."""
 
-    def __init__(self, browser: Any, address: str, path: str, width: int = 1300) -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900})
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("console", lambda message: self.problems.append(message.text))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(address + path)
+    def __init__(self, browser: Browser, address: str, path: str, width: int = 1300) -> None:
+        super().__init__(browser, address + path, width)
         self.address = address
 
     def ready(self) -> Visit:
@@ -80,15 +69,13 @@ class Visit:
     def close(self) -> None:
         assert self.problems == []
         assert all(url.startswith((self.address, "data:")) for url in self.requests)
-        self.page.close()
+        self.leave()
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+def browser() -> Iterator[Browser]:
+    with started() as found:
         yield found
-        found.close()
 
 
 def slide(visit: Visit, name: str, value: str) -> None:
@@ -103,7 +90,7 @@ def slide(visit: Visit, name: str, value: str) -> None:
     )
 
 
-def test_the_page_says_what_simulate_says_and_follows_the_controls(browser: Any, address: str) -> None:
+def test_the_page_says_what_simulate_says_and_follows_the_controls(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, START).ready()
     for change in ({}, {"recompute": "full"}, {"schedule": "zb-v"}):
         for name, value in change.items():
@@ -144,7 +131,7 @@ CHANGES: tuple[tuple[dict[str, Any], str, str], ...] = (
 
 @pytest.mark.parametrize(("begin", "name", "value"), CHANGES, ids=[name for _, name, _ in CHANGES])
 def test_every_control_is_simulated(
-    browser: Any, address: str, begin: dict[str, Any], name: str, value: str
+    browser: Browser, address: str, begin: dict[str, Any], name: str, value: str
 ) -> None:
     given = {**SETTINGS, **begin}
     visit = Visit(browser, address, "plan?" + urlencode({**given, "theme": "light"})).ready()
@@ -161,7 +148,7 @@ def test_every_control_is_simulated(
     visit.close()
 
 
-def test_any_number_may_be_typed_beside_a_slider(browser: Any, address: str) -> None:
+def test_any_number_may_be_typed_beside_a_slider(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, START).ready()
 
     def type_in() -> None:
@@ -175,7 +162,7 @@ def test_any_number_may_be_typed_beside_a_slider(browser: Any, address: str) -> 
     visit.close()
 
 
-def test_a_price_is_what_the_tokens_cost(browser: Any, address: str) -> None:
+def test_a_price_is_what_the_tokens_cost(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, START).ready()
     visit.after(lambda: visit.page.fill("#plan-price", "3"))
     tokens_per_s = simulate(job_from(SETTINGS)).summary["tokens_per_s"]
@@ -187,7 +174,7 @@ def test_a_price_is_what_the_tokens_cost(browser: Any, address: str) -> None:
     visit.close()
 
 
-def test_the_address_is_the_state(browser: Any, address: str) -> None:
+def test_the_address_is_the_state(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, START).ready()
     slide(visit, "global_batch", "16")
     visit.after(lambda: visit.page.click("#pin"))
@@ -215,7 +202,9 @@ def typed(visit: Visit, name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("tp", "16"), ("global_batch", "7"), ("seq_len", "0")])
-def test_a_mistake_clears_the_page_which_lives_on(browser: Any, address: str, name: str, value: str) -> None:
+def test_a_mistake_clears_the_page_which_lives_on(
+    browser: Browser, address: str, name: str, value: str
+) -> None:
     visit = Visit(browser, address, START).ready()
     before, was = visit.figures(), visit.page.input_value(f"#plan-{name}-value")
     typed(visit, name, value)
@@ -229,7 +218,7 @@ def test_a_mistake_clears_the_page_which_lives_on(browser: Any, address: str, na
     visit.close()
 
 
-def test_a_mistake_offers_settings_that_work(browser: Any, address: str) -> None:
+def test_a_mistake_offers_settings_that_work(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, START).ready()
     typed(visit, "tp", "3")
     offers = visit.page.locator("#mistake button")
@@ -246,7 +235,7 @@ def test_a_mistake_offers_settings_that_work(browser: Any, address: str) -> None
     visit.close()
 
 
-def test_sliders_offer_the_values_of_the_case(browser: Any, address: str) -> None:
+def test_sliders_offer_the_values_of_the_case(browser: Browser, address: str) -> None:
     """Of 576 GPUs 72 are replicas of 8, a batch is a multiple of them, and tp divides heads and GPUs."""
     visit = Visit(browser, address, START).ready()
     typed(visit, "dp", "72")
@@ -276,7 +265,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def test_a_config_json_is_dropped_onto_the_page(browser: Any, address: str, tmp_path: Path) -> None:
+def test_a_config_json_is_dropped_onto_the_page(browser: Browser, address: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG), "utf-8")
     visit = Visit(browser, address, START).ready()
@@ -304,7 +293,7 @@ def test_a_config_json_is_dropped_onto_the_page(browser: Any, address: str, tmp_
     visit.close()
 
 
-def test_the_best_from_here_is_what_a_search_finds(browser: Any, address: str) -> None:
+def test_the_best_from_here_is_what_a_search_finds(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, START).ready()
     visit.page.click("#best")
     visit.page.wait_for_selector("#found-best caption", timeout=60_000)
@@ -328,7 +317,7 @@ def test_the_best_from_here_is_what_a_search_finds(browser: Any, address: str) -
     visit.close()
 
 
-def test_a_search_shows_the_best_so_far_and_is_ended_by_a_click(browser: Any, address: str) -> None:
+def test_a_search_shows_the_best_so_far_and_is_ended_by_a_click(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, "plan?theme=light&gpus=512&global_batch=512").ready()
     visit.page.click("#best")
     visit.page.wait_for_selector("#found-best caption", timeout=60_000)
@@ -343,7 +332,7 @@ def test_a_search_shows_the_best_so_far_and_is_ended_by_a_click(browser: Any, ad
     visit.close()
 
 
-def test_nothing_is_not_a_number(browser: Any, address: str) -> None:
+def test_nothing_is_not_a_number(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, START).ready()
     for name in ("gpus", "dp", "tp", "global_batch", "seq_len", "virtual_stages"):
         for value in ("0", "", "-4", "1e9", "2.5"):
@@ -359,7 +348,7 @@ def test_nothing_is_not_a_number(browser: Any, address: str) -> None:
     visit.close()
 
 
-def test_a_layout_that_does_not_fit_offers_what_would(browser: Any, address: str) -> None:
+def test_a_layout_that_does_not_fit_offers_what_would(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, "plan?model=llama3-8b&gpus=8&tp=1&pp=1&seq_len=8192&theme=light").ready()
     assert "does not fit" in visit.page.inner_text("#misfit")
     assert visit.page.locator("#headline .figure.bad").count() > 0
@@ -376,7 +365,7 @@ def test_a_layout_that_does_not_fit_offers_what_would(browser: Any, address: str
 
 
 @pytest.mark.parametrize("path", [START, "run?run=small", ""])
-def test_no_page_is_wider_than_a_phone(browser: Any, address: str, path: str) -> None:
+def test_no_page_is_wider_than_a_phone(browser: Browser, address: str, path: str) -> None:
     visit = Visit(browser, address, path, width=390)
     if path:
         visit.ready()
@@ -385,7 +374,7 @@ def test_no_page_is_wider_than_a_phone(browser: Any, address: str, path: str) ->
     visit.close()
 
 
-def test_a_run_is_found_opened_and_compared(browser: Any, address: str) -> None:
+def test_a_run_is_found_opened_and_compared(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, "")
     assert visit.page.locator("#compare").is_disabled()
     visit.page.click("text=small")
@@ -395,7 +384,7 @@ def test_a_run_is_found_opened_and_compared(browser: Any, address: str) -> None:
     visit.close()
 
 
-def test_a_page_of_a_run_shows_the_steps_of_many(browser: Any, address: str) -> None:
+def test_a_page_of_a_run_shows_the_steps_of_many(browser: Browser, address: str) -> None:
     visit = Visit(browser, address, "run?run=more/first&theme=light").ready()
     visit.page.wait_for_selector("#history-runs button")
     said = {
@@ -423,7 +412,7 @@ def test_a_page_of_a_run_shows_the_steps_of_many(browser: Any, address: str) -> 
 
 
 def test_rows_of_a_large_run_are_fetched_when_they_are_asked_for(
-    browser: Any, address: str, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretrace.traces.serving.runs.WHOLE_SPANS", 10)
     monkeypatch.setattr("foretrace.traces.serving.runs.WINDOW_CELLS", 4_000)

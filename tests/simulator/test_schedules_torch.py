@@ -22,8 +22,6 @@ from foretrace.simulator.schedules import (
     write_csv,
 )
 
-torch_schedules: Any = pytest.importorskip("torch.distributed.pipelining.schedules")
-
 RUNTIME = {
     "interleaved-1f1b": "ScheduleInterleaved1F1B",
     "looped-bfs": "ScheduleLoopedBFS",
@@ -34,9 +32,14 @@ RUNTIME = {
 """Schedules that torch writes down as a whole before it runs them."""
 
 
+torch_schedules: Any = None
+"""Torch's own, from the first test on: loading them takes as long as all other files."""
+
+
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Torch logs every schedule that it is given."""
+    globals()["torch_schedules"] = pytest.importorskip("torch.distributed.pipelining.schedules")
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)

@@ -6,7 +6,6 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 WIDTH, ROWS, MICROBATCHES = 16, 4, 6
 
@@ -48,6 +47,8 @@ class Counting(nn.Module):  # type: ignore[misc]
 
 def pipelined() -> None:
     """Train a stage whose micro-batches are not alike."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # noqa: PLC0415 - loads a compiler
+
     stage = PipelineStage(Counting().cuda(), 0, 1, torch.device("cuda", 0))
     schedule = ScheduleGPipe(stage, MICROBATCHES, loss_fn=lambda out, target: (out - target).square().sum())
     optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.1)

@@ -215,8 +215,10 @@ def pretraining(pp: int) -> Step:
     sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "rehearse"))
     import pretrain  # noqa: PLC0415 - only where it is trained
 
-    words = f"--layers 4 --hidden 16 --ffn 32 --heads 4 --kv-heads 2 --vocab 32 --seq-len 8 --tp 2 --pp {pp} "
-    sys.argv = ["pretrain.py", *words.split(), *"--compile 0 --workers 0 --stages-per-rank 2".split()]
+    # Torch works out how each layer is cut, which takes most of the time: two for each rank of a pipeline.
+    words = f"--layers {2 * pp} --tp 2 --pp {pp} --hidden 16 --ffn 32 --heads 4 --kv-heads 2 --vocab 32 "
+    words += "--seq-len 8 --compile 0 --workers 0 --stages-per-rank 2"
+    sys.argv = ["pretrain.py", *words.split()]
     trainer, numbers = pretrain.Trainer(pretrain.settings()), itertools.count(1)
     return lambda: trainer.step(next(numbers))
 

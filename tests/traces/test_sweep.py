@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.browsing import Browser, Shown, started
 
 from foretrace.traces.errors import ReportError
 from foretrace.traces.report.html import sweep_html, write_sweep
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = "</script><img src=x onerror=alert(1)>"
 LIMIT = 80e9
 
@@ -81,28 +80,18 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on the PATH")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+def browser() -> Iterator[Browser]:
+    with started() as found:
         yield found
-        found.close()
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1300, "light"), (390, "dark")])
 def test_the_page_answers_the_pointer_and_asks_for_nothing(
-    browser: Any, tmp_path: Path, width: int, theme: str
+    browser: Browser, tmp_path: Path, width: int, theme: str
 ) -> None:
     path = write_sweep(tmp_path / "s.html", ROWS, title=EVIL, notes=[EVIL])
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    problems: list[str] = []
-    requests: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(f"file://{path}?theme={theme}")
+    shown = Shown(browser, f"file://{path}?theme={theme}", width)
+    page = shown.page
     page.wait_for_selector("body[data-ready]")
     assert page.inner_text("h1") == page.inner_text("#notes li") == EVIL
     assert "5 layouts, 4 of them fit" in page.inner_text("#subtitle")
@@ -123,33 +112,33 @@ def test_the_page_answers_the_pointer_and_asks_for_nothing(
     page.select_option("#upwards", "step_time_s")
     page.select_option("#coloured", "recompute")
     assert page.locator("#key button").count() == 2
-    assert problems == []
-    assert all(url.startswith(("file:", "data:")) for url in requests)
-    page.close()
+    assert shown.problems == []
+    assert all(url.startswith(("file:", "data:")) for url in shown.requests)
+    shown.leave()
 
 
 @pytest.mark.parametrize("least", [500, 3900, 3999])
-def test_layouts_that_differ_little_are_told_apart(browser: Any, tmp_path: Path, least: float) -> None:
+def test_layouts_that_differ_little_are_told_apart(browser: Browser, tmp_path: Path, least: float) -> None:
     rows = [row(tp, tp * 8e9, rate) for tp, rate in ((1, 4000), (2, (4000 + least) / 2), (4, least))]
     path = write_sweep(tmp_path / "s.html", rows, title="close", notes=[])
-    page = browser.new_page(viewport={"width": 1300, "height": 900})
-    page.goto(f"file://{path}")
+    shown = Shown(browser, f"file://{path}", 1300)
+    page = shown.page
     page.wait_for_selector("body[data-ready]")
     heights = [y for _, y in page.evaluate("foretrace.layouts.map(foretrace.place)")]
     tall = page.locator("#points").bounding_box()["height"]
     assert max(heights) - min(heights) > tall / 3
-    page.close()
+    shown.leave()
 
 
 @pytest.mark.parametrize("width", [390, 1300])
 @pytest.mark.parametrize("up", ["tokens_per_s_per_gpu", "step_time_s"])
 def test_the_label_of_the_best_stands_at_its_point_and_covers_no_other(
-    browser: Any, tmp_path: Path, up: str, width: int
+    browser: Browser, tmp_path: Path, up: str, width: int
 ) -> None:
     rows = [row(tp, 78e9 - 3e9 * i, 1200 - 9 * i) for i, tp in enumerate((2, 4, 2, 4, 1, 2, 4))]
     path = write_sweep(tmp_path / "s.html", rows, title="close", notes=[])
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    page.goto(f"file://{path}")
+    shown = Shown(browser, f"file://{path}", width)
+    page = shown.page
     page.wait_for_selector("body[data-ready]")
     page.select_option("#upwards", up)
     places = page.evaluate("foretrace.layouts.map(foretrace.place)")
@@ -162,4 +151,4 @@ def test_the_label_of_the_best_stands_at_its_point_and_covers_no_other(
     box = page.locator("#points").bounding_box()
     assert label["top"] >= 20
     assert label["top"] + height <= box["height"]
-    page.close()
+    shown.leave()

@@ -132,8 +132,19 @@ def load_device(name: str) -> Device:
         UnitError: a quantity in the file has no unit that fits.
     """
     folder = _HOME / "devices"
-    path = Path(name) if name.endswith(".toml") else _find(folder, name, "device")
-    return device_from(Section(_with_base(_tables(path), folder, "device"), str(path)))
+    if not name.endswith(".toml"):
+        return _own_device(_find(folder, name, "device"))
+    return _read_device(Path(name))
+
+
+@cache
+def _own_device(path: Path) -> Device:
+    """Return a device of the catalogue, whose files do not change."""
+    return _read_device(path)
+
+
+def _read_device(path: Path) -> Device:
+    return device_from(Section(_with_base(_tables(path), _HOME / "devices", "device"), str(path)))
 
 
 @cache

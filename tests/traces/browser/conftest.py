@@ -1,21 +1,16 @@
-"""Reports in a real browser.
-
-Needs playwright and a Chromium on the PATH; without them the tests here are skipped.
-"""
+"""Reports in a real browser."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.browsing import Browser, Shown, started
 
 from foretrace.traces.report.html import write_report
 from foretrace.traces.run import Run
-
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 CELL = """([slot, kind, batch]) => {
   const {view, kinds, laneRange, toX, rowTop} = window.foretrace;
@@ -38,38 +33,18 @@ PIXEL = """([x, y]) => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no Chromium on the PATH")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=chromium, args=ARGS)
+def browser() -> Iterator[Browser]:
+    with started() as found:
         yield found
-        found.close()
 
 
-class Opened:
-    """A report in the browser, with what went wrong in it."""
+class Opened(Shown):
+    """A report in the browser."""
 
-    def __init__(
-        self, browser: Any, path: Path, runs: tuple[Run, ...], width: int = 1400, theme: str = "light"
-    ) -> None:
-        write_report(path, *runs)
-        self.page = browser.new_page(viewport={"width": width, "height": 1000})
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("console", lambda message: self.problems.append(message.text))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("dialog", self._refuse)
-        self.page.goto(f"file://{path}?theme={theme}")
+    def __init__(self, browser: Browser, path: Path, width: int = 1400, theme: str = "light") -> None:
+        super().__init__(browser, f"file://{path}?theme={theme}", width, height=1000)
         self.page.wait_for_selector("body[data-ready]", timeout=20_000)
         self.path = path
-
-    def _refuse(self, dialog: Any) -> None:
-        self.problems.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
 
     def cell(self, slot: int, kind: str, batch: int) -> dict[str, float]:
         self.page.locator("#schedule").scroll_into_view_if_needed()
@@ -87,18 +62,31 @@ class Opened:
         return found
 
 
+@pytest.fixture(scope="module")
+def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes the report of runs, once."""
+
+    @cache
+    def written(*runs: Run) -> Path:
+        path = tmp_path_factory.mktemp("report") / "report.html"
+        write_report(path, *runs)
+        return path
+
+    return written
+
+
 @pytest.fixture
-def open_report(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
-    """Opens the report of runs, as often as a test wants one; all are closed when it ends."""
+def open_report(browser: Browser, report_of: Callable[..., Path]) -> Iterator[Callable[..., Opened]]:
+    """Opens the report of runs, as often as a test wants one; all are left when it ends."""
     pages: list[Opened] = []
 
     def opened(*runs: Run, width: int = 1400, theme: str = "light") -> Opened:
-        pages.append(Opened(browser, tmp_path / f"{len(pages)}.html", runs, width, theme))
+        pages.append(Opened(browser, report_of(*runs), width, theme))
         return pages[-1]
 
     yield opened
     for one in pages:
-        one.page.close()
+        one.leave()
 
 
 @pytest.fixture

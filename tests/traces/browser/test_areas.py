@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.browsing import Browser, Shown
 from tests.simulator.predicted import simulate
 
 from foretrace.simulator.config import job_from
@@ -105,14 +106,14 @@ def times_of(run: Run, ranks: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("name", "theme"), [("dualpipe", "light"), ("zero_bubble", "dark")])
-def test_the_figure_for_notebooks_is_true(browser: Any, tmp_path: Path, name: str, theme: str) -> None:
+def test_the_figure_for_notebooks_is_true(browser: Browser, tmp_path: Path, name: str, theme: str) -> None:
     run = MADE[name]()
     figures = pytest.importorskip("foretrace.traces.figures", reason="plotly is not installed")
     ranks = run.stored_ranks[:4]
     figure = figures.schedule(run, ranks=ranks, theme=theme, step=0)
-    page = browser.new_page(viewport={"width": 2400, "height": 700})
     (tmp_path / "figure.html").write_text(figure.to_html(include_plotlyjs=True), "utf-8")
-    page.goto(f"file://{tmp_path}/figure.html")
+    shown = Shown(browser, f"file://{tmp_path}/figure.html", 2400, height=700)
+    page = shown.page
     page.wait_for_selector(".bars path")
     entries = Kinds((run,)).entries
     colours: list[list[int]] = []
@@ -125,7 +126,7 @@ def test_the_figure_for_notebooks_is_true(browser: Any, tmp_path: Path, name: st
         colours.append([int(colour[1:], 16) for colour in own])
     shot = base64.b64encode(page.screenshot()).decode()
     areas = page.evaluate(counted("plotted"), [shot, colours, int(palette()[theme]["surface"]["bg"][1:], 16)])
-    page.close()
+    shown.leave()
     is_true(dict(zip((e["id"] for e in entries), areas, strict=True)), times_of(run, ranks))
 
 

@@ -85,11 +85,13 @@ SPANS = """foretrace.view.slots.map(({run, row}) => {
 
 
 def test_what_a_large_page_does_not_begin_with_comes_after_its_first_picture(
-    open_report: Any, fsdp_run: Run, monkeypatch: pytest.MonkeyPatch
+    open_report: Any, report_of: Any, fsdp_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = open_report(fsdp_run)
     monkeypatch.setattr("foretrace.traces.pack.LARGE", 10)
+    report_of.cache_clear()
     parted = open_report(fsdp_run)
+    report_of.cache_clear()
     assert 'id="later"' not in whole.path.read_text()
     assert 'id="later"' in parted.path.read_text()
     parted.page.wait_for_selector("body[data-whole]")
