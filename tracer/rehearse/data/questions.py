@@ -27,7 +27,6 @@ DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.isin": "isin",
     "aten.equal": "equal",
     "aten._ctc_loss": "ctc_loss",
-    "aten.linalg_lstsq": "least_squares",
     "aten._pack_padded_sequence": "packed",
 }
 """Operators that need numbers, and the method that handles each."""
@@ -143,23 +142,6 @@ class Questions:
         if longest is None:
             raise self._depends(func)
         out = (scores.new_empty(batch), scores.new_empty((batch, n_steps, 2 * longest + 1)))
-        self._write(func, args, kwargs, out)
-        return out
-
-    def least_squares(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle ``lstsq``: the matrix has full rank, as the only driver of CUDA takes for granted."""
-        matrix, right, _, driver = (*args, None, None)[:4]
-        # The defaults of torch.linalg.lstsq: gelsy on the host; CUDA has gels alone.
-        driver = kwargs.get("driver", driver) or ("gelsy" if self._session.host.holds(matrix) else "gels")
-        *batch, rows, columns = matrix.shape
-        is_row = right.dim() == 1 or right.shape == matrix.shape[:-1]
-        sides = () if is_row else right.shape[-1:]
-        out = (
-            matrix.new_empty((*batch, columns, *sides)),
-            matrix.new_empty((*batch, *sides) if rows > columns and driver != "gelsy" else 0),
-            matrix.new_empty(batch if driver != "gels" else 0, dtype=self._torch.int64),
-            matrix.new_empty((*batch, min(rows, columns)) if driver in {"gelsd", "gelss"} else 0),
-        )
         self._write(func, args, kwargs, out)
         return out
 
