@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType, ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -124,27 +122,11 @@ def _differentiates(arguments: Any) -> bool:
     return is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in tensors_in(arguments))
 
 
-NOT_YET: Final = (
-    "the script contains foretrace.step(), but did not call it before the rehearsal ended: the steps are "
-    "those of its optimizers (a larger --warmup rehearses further; from the first call on, the steps are "
-    "those of the script)"
-)
-"""Note if the steps may differ from those that the script marks."""
-
-MODULE: Final = "foretrace"
-
-
 class OwnSteps(StepsWithoutModules):
     """Steps that a script may end itself: everything before its first mark is warm-up."""
 
-    def __init__(self, session: State) -> None:
-        super().__init__(session)
-        self._may_tell: bool | None = None
-
     def optimizer_ends(self, optimizer: object) -> None:
         """An optimizer has stepped, perhaps in a loop that marks steps itself."""
-        if self._may_tell is None:
-            self._may_tell = names_step(sys._getframe(1))  # noqa: SLF001 - the stack of the script
         before, is_new = self._marker(), id(optimizer) in self.made
         look(self._rehearsal, optimizer)
         super().optimizer_ends(optimizer)
@@ -163,37 +145,6 @@ class OwnSteps(StepsWithoutModules):
         elif not self._is_told and n_done:  # parts of the first step counted as steps
             session.kept.leave_out(n_done + 1)
         super().told()
-
-    def said(self) -> list[str]:
-        """Return notes about the steps, once the script has ended."""
-        return [NOT_YET] if self._may_tell and not self._is_told else []
-
-
-def names_step(frame: FrameType | None) -> bool:
-    """Whether the code of *frame*, or of one of its callers, has a name for ``foretrace.step``.
-
-    Local variables are not read: a frame keeps the values that were read, and so keeps tensors alive.
-    """
-    while frame is not None:
-        names, known = frame.f_code.co_names, frame.f_globals
-        if any(_is_step(known.get(name)) for name in names):
-            return True
-        if "step" in names and any(name == MODULE or _is_module(known.get(name)) for name in names):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _is_step(value: object) -> bool:
-    """Whether *value* is ``foretrace.step``."""
-    return (
-        getattr(value, "__name__", "") == "step"
-        and str(getattr(value, "__module__", "")).partition(".")[0] == MODULE
-    )
-
-
-def _is_module(value: object) -> bool:
-    return isinstance(value, ModuleType) and value.__name__ == MODULE
 
 
 # Steps that are not alike: those that warm up are in no answer, and may do what those that are kept do not.

@@ -238,7 +238,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     with guard.cleared(session.notes), threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
     del kept
-    session.notes += [*session.steps.said(), *world.said()]
+    session.notes += world.said()
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "nothing to rehearse: the script called no torch.nn.Module and no optimizer of torch.optim "
