@@ -68,7 +68,6 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch.testing._internal.distributed.fake_pg": "join a world of ranks that are not there",
     "torch.utils._device": "have the processor where a script says what its default device is",
     "torch.cuda._device_count_nvml": "count devices that do not exist",
-    "torch.nn.parallel.distributed.DistributedDataParallel._post_forward": "see the outputs of DDP",
     "torch.cuda._lazy_init": "start the rehearsed device when it is first used",
     "torch.distributed.checkpoint.state_dict._broadcast_state_dict": "load states that one rank has read",
     "torch.distributed.fsdp._optim_utils._map_param_key_to_optim_keys": "save states of FSDP's optimizers",
@@ -171,9 +170,6 @@ loader_iterator = _named("torch.utils.data.dataloader._BaseDataLoaderIter", "see
 apply_to_module = _named("torch.nn.Module._apply", "keep what is known of buffers that move")
 profiler_base = _named("torch.profiler.profiler._KinetoProfile", "leave out the profiler of a script")
 batch_norm = _named("torch.nn.modules.batchnorm._BatchNorm", "run norms that are synchronized")
-tensors_of_ddp = _named(
-    "torch.nn.parallel.distributed._find_tensors", "find the tensors in what a model under DDP returns"
-)
 fsdp_building = _named("torch.distributed.fsdp._init_utils", "shard without a GPU")
 state_dict_of_users: Callable[[], Any] = partial(_follow, "torch.distributed.checkpoint.state_dict")
 as_strided = _named("torch.ops.aten.as_strided.default", "make views of a memory for the partitioner")

@@ -278,7 +278,7 @@ def test_private_names_that_are_replaced_are_in_the_table() -> None:
         if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
     }
     private = {str(name) for name in replaced if str(name).startswith("_") and not str(name).startswith("__")}
-    assert "_post_forward" in private
+    assert "_rebuild_buckets" in private
     assert private <= {name.rpartition(".")[2] for name in internals.RELIED_ON}
 
 
