@@ -20,9 +20,9 @@ from foretrace.tracer.rehearse.device.memory import OF_KIND
 from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.tape.calls import Kernel, tensors_in
 from foretrace.tracer.rehearse.tape.fused import ACCUMULATING
-from foretrace.tracer.rehearse.tape.pricing import ROLES, Pricing
+from foretrace.tracer.rehearse.tape.pricing import Pricing
 from foretrace.tracer.rehearse.tape.remembered import Memo
-from foretrace.tracer.rehearse.tape.works import BY_NUMBERS, SILENT, Work
+from foretrace.tracer.rehearse.tape.works import SILENT, Work
 from foretrace.tracer.rehearse.world import communicating
 from foretrace.tracer.rehearse.world.communicating import Communications, kind_of
 from foretrace.traces.rehearsal import HOST_WAIT, ON_HOST, TO_HOST
@@ -466,8 +466,7 @@ class Watcher:
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
-        fused = session.fused
-        by_numbers = name in BY_NUMBERS or name in ROLES
+        fused, beside = session.fused, self._pricing.beside(name)
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out, known = call(func, args, kwargs)
@@ -483,12 +482,11 @@ class Watcher:
             if follows:
                 note(name, args, out)
             if position.step >= 0:
-                # Work that depends on numbers, or on a setting of precision, is not remembered with the call.
-                number = -1 if known is None or by_numbers else known.work
+                works = {} if known is None else known.works
+                by = beside(args, kwargs) if beside is not None else None
+                number = works.get(by, -1)
                 if number < 0:
-                    number = self._pricing.number(name, func, args, kwargs, out)
-                    if known is not None:
-                        known.work = number
+                    number = works[by] = self._pricing.number(name, func, args, kwargs, out)
                 if fused.is_used:
                     fused.op(number, name, args, kwargs, out)
                 else:
