@@ -10,8 +10,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from foretrace.tracer.rehearse.errors import Finished, RehearsalError
@@ -26,6 +27,28 @@ def names_of(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_of(constant)
+
+
+def led_to(function: Any, depth: int) -> Iterator[tuple[FunctionType, set[str]]]:
+    """Yield *function*, and the functions that it leads to in up to *depth* steps, each with its names.
+
+    By a name, none of torch's: they lead everywhere.
+    """
+    seen, last = set[CodeType](), [function]
+    for _ in range(depth + 1):
+        found = [getattr(one, "__wrapped__", one) for one in last if isinstance(one, FunctionType)]
+        last = []
+        for one in found:
+            if one.__code__ in seen:
+                continue
+            seen.add(one.__code__)
+            names = {*names_of(one.__code__)}
+            yield one, names
+            with suppress(ValueError):  # a cell that is not set yet
+                last += [cell.cell_contents for cell in one.__closure__ or ()]
+            for other in map(one.__globals__.get, names):
+                if isinstance(other, FunctionType) and not str(other.__module__).startswith("torch."):
+                    last.append(other)
 
 
 # What to do about errors whose own words do not say it. This module does not import torch.
