@@ -497,17 +497,6 @@ def blocking_functions() -> tuple[tuple[Any, str], ...]:
     return (dist, "_broadcast_coalesced"), (dist.Reducer, "_rebuild_buckets")
 
 
-def put_below(mode: Any) -> None:
-    """Have all functions of torch go through *mode* from now on, below the modes that are active."""
-    from torch import overrides
-
-    above = []
-    while overrides._len_torch_function_stack():
-        above.append(overrides._pop_mode())
-    for one in (mode, *reversed(above)):
-        overrides._push_mode(one)
-
-
 # ---- The CUDA device of a rehearsal (tracer.rehearse.device) ----------------------------------------------
 
 
@@ -610,11 +599,11 @@ def become_cuda_build(
         delattr(c, name)
     given: dict[str, Any] = {name: _constant(value) for name, value in _CONSTANTS.items()}
     given |= {name: _constant(None) for name in SETTINGS}
-    given |= {name: type(name, (), {"__new__": _refusing(refuse(name))}) for name in CLASSES}
+    given |= {name: type(name, (), {"__new__": _refusing(refuse, name)}) for name in CLASSES}
     for getter, (setter, value) in _KEPT.items():
         given |= dict(zip((getter, setter), _keeping(value), strict=True))
     given |= {name: _attending(driver, number) for name, number in _ATTENTIONS.items()}
-    given |= {"_graph_pool_handle": _refusing(refuse("_graph_pool_handle"))}
+    given |= {"_graph_pool_handle": _refusing(refuse, "_graph_pool_handle")}
     given |= _of_devices(c, driver, properties, wheel) | _of_memory(driver)
     given |= {"_CudaDeviceProperties": type(properties)} | _of_streams(c, driver)
     given |= {"_cudart": _Runtime(driver, properties), "_nvtx": _Runtime(driver, properties)}
@@ -635,7 +624,7 @@ def become_cuda_build(
 
     def absent(name: str) -> Any:  # a library may ask for names of an older torch, which are not there
         if name.startswith("_cuda_") and (not stubs.exists() or f"def {name}(" in stubs.read_text("utf-8")):
-            return _refusing(refuse(name))
+            return _refusing(refuse, name)
         raise AttributeError(f"module {C_OF_TORCH!r} has no attribute {name!r}")
 
     c.__getattr__ = absent
@@ -667,11 +656,11 @@ def _attending(driver: Any, kernel: int) -> Callable[..., bool]:
     return is_taken
 
 
-def _refusing(error: Exception) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise error
+def _refusing(refuse: Callable[[str], Exception], name: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise refuse(name)
 
-    return refuse
+    return refused
 
 
 def _of_devices(c: Any, driver: Any, properties: Any, wheel: Wheel) -> dict[str, Any]:

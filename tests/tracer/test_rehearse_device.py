@@ -95,7 +95,7 @@ def test_programs_see_a_gpu(said: dict[str, dict[str, Any]], name: str) -> None:
         ("host_and_device_mixed", "cuda:3"),
         ("no_attention_left", "No available kernel. Aborting execution."),
         ("pinning_the_device", "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"),
-        ("asking_for_more", "a GPU that is not there has no CUDAGraph"),
+        ("asking_for_more", "CUDA graphs cannot be rehearsed"),
         ("asking_what_is_not_there", "a GPU that is not there has no cuda_cudaCachingAllocator_raw_alloc"),
     ],
 )

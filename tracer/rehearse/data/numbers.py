@@ -382,7 +382,8 @@ class Numbers:
         made = results[0]
         if name != "aten.arange" or type(made) is not self._kind or made.dtype.is_floating_point:
             return False
-        if is_held := self.most < made.numel() <= MOST_LISTED:
+        is_held = bool(self.most < made.numel() <= MOST_LISTED)
+        if is_held:
             with self.really():
                 self._hold(made.untyped_storage(), Data(self._make.arange(*args, dtype=made.dtype)))
         return is_held

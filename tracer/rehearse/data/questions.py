@@ -232,19 +232,16 @@ class Questions:
         if self._session.position.step >= 0 and not is_there:
             self._session.tape.note(HOST_WAIT)
 
-    def _asks_routers(self) -> bool:
-        """Say whether numbers may come of what routers choose; begin anew with even loads where possible."""
-        if self._session.stated.routing is not None or not any(map(ROUTERS.search, self._session.classes())):
-            return False
-        self._session.stated.choices.need(asker())
-        return True
+    def _asks_routers(self) -> None:
+        """Begin anew with choices that are made up if numbers may come of what routers choose."""
+        if any(map(ROUTERS.search, self._session.classes())):
+            self._session.stated.choices.need(asker())
 
     def _depends(self, func: Any) -> RehearsalError:
-        is_routed = self._asks_routers()
-        by_load = "say what routers choose, --expert-load zipf:0 for even loads, or " if is_routed else ""
+        self._asks_routers()
         return RehearsalError(
             f"{func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
-            f"{by_load}give it a size in a stub file (--stub, docs/rehearse.md section 6)"
+            "give it a size in a stub file (--stub, docs/rehearse.md section 6)"
         )
 
 

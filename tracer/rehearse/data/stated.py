@@ -63,7 +63,6 @@ class Stated:
         expert_load: tokens sent to the experts of this rank, as a multiple of an even share; or the shape of
             the loads of all experts, as ``experts.parsed`` takes it.
         letters: what other ranks have sent to this one.
-        asks_choices: as ``asks`` of ``Choices``.
 
     Attributes:
         numbers: tensors whose elements are known.
@@ -72,10 +71,7 @@ class Stated:
         finish: ends the step that is over, and the rehearsal if that was the last one to keep.
     """
 
-    def __init__(
-        self, expert_load: float | str = 1.0, letters: Letters | None = None, *, asks_choices: bool = False
-    ) -> None:
-
+    def __init__(self, expert_load: float | str = 1.0, letters: Letters | None = None) -> None:
         load = parsed(expert_load)
         shape = load if isinstance(load, Loads) else None
         self.letters = Letters(0, {}, ()) if letters is None else letters
@@ -86,7 +82,7 @@ class Stated:
         self._asking = local()
         self.finish: Callable[[], None] = lambda: None
         self.routing = None if shape is None else Routing(shape, self.numbers, self.tell, self.told)
-        self.choices = Choices(self.routing, asks=asks_choices)  # choices of experts and others
+        self.choices = Choices(self.routing)  # choices of experts and others
         self._known: dict[int, tuple[Known, Any]] = {}
         self.signs = Signs(lambda tensor: self.of(tensor).mean)
 

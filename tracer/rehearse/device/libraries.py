@@ -19,13 +19,10 @@ from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.words import STUB
 
 
-def install(session: RehearsalSession) -> list[Any]:
-    """Change each library once it is imported; return objects that must be kept alive."""
-    return [
-        kept
-        for name, change in _CHANGES.items()
-        for kept in when_imported(name, functools.partial(change, session))
-    ]
+def install(session: RehearsalSession) -> None:
+    """Change each library once it is imported."""
+    for name, change in _CHANGES.items():
+        when_imported(name, functools.partial(change, session))
 
 
 def _transformers(session: RehearsalSession, module: Any) -> None:
@@ -113,7 +110,7 @@ def _deepspeed_pipeline(session: RehearsalSession, module: Any) -> None:
         original(engine, buffer, stage)
         is_one = not isinstance(buffer, tuple)
         metas = tuple(SentMeta(tuple(one.shape), one.dtype) for one in ((buffer,) if is_one else buffer))
-        shapes().found[engine.stage_id] = StageMetas(metas, is_one)
+        shapes().tell(engine.stage_id, StageMetas(metas, is_one))
 
     @replaces(kind, name="_recv_tensor_meta")
     def received(_: Any, engine: Any, stage: int) -> Any:

@@ -19,7 +19,6 @@ from foretrace.tracer.rehearse.data import checkpoints, learning, loaders, unkno
 from foretrace.tracer.rehearse.data.numbers import Numbers
 from foretrace.tracer.rehearse.data.unknown import Unknown, filled
 from foretrace.tracer.rehearse.device import compiling, jagged, libraries
-from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.replacing import replaces, when_imported
 from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.tape.calls import tensors_in
@@ -30,8 +29,8 @@ from foretrace.tracer.rehearse.world.started import install_children
 from foretrace.traces.rehearsal import HOST_WAIT
 
 
-def install(session: RehearsalSession) -> list[Any]:
-    """Replace everything; return objects that must be kept alive."""
+def install(session: RehearsalSession) -> None:
+    """Replace everything."""
     internals.fill_constructors()  # torch caches this list: fill it before any function is replaced
     for kinds in internals.kinds_updated_together():  # optimizers and clipping ask for the class
         kinds.append(internals.fake_tensor())
@@ -47,7 +46,8 @@ def install(session: RehearsalSession) -> list[Any]:
     _parameters(session)
     _stubs(session)
     session.bodies.install()
-    kept = [*checkpoints.install(session), *libraries.install(session)]
+    checkpoints.install(session)
+    libraries.install(session)
     _arrays(session)
     _random_states(session)
     _lists(session)
@@ -62,7 +62,8 @@ def install(session: RehearsalSession) -> list[Any]:
     profile_host_only()
     synced_norms()
     _grouped_products()
-    return [*kept, *when_imported(TRITON, functools.partial(_triton, session)), *jagged.install()]
+    jagged.install()
+    when_imported(TRITON, functools.partial(_triton, session))
 
 
 # Gradients of losses over no elements, as of a mask that selects nothing: empty as well. PyTorch's kernels
@@ -517,24 +518,13 @@ def is_shapeless(tensor: Any) -> bool:
 
 
 def _graphs(session: RehearsalSession) -> None:
-    """Refuse CUDA graphs, whose contents are unknown; graphed callables are returned unchanged."""
+    """Return callables that are to be graphs unchanged; the device refuses graphs of unknown contents."""
     import torch
-
-    class Refused:
-        """A class, because scripts use the name in annotations."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            raise RehearsalError(
-                "CUDA graphs cannot be rehearsed: turn them off with an argument of the script, or with a "
-                "stub that replaces torch.cuda.graph (--stub, docs/rehearse.md section 6)"
-            )
 
     @replaces(torch.cuda, name="make_graphed_callables")
     def graphed(_: Any, callables: Any, *args: Any, **kwargs: Any) -> Any:
         session.warn("torch.cuda.make_graphed_callables does nothing here: kernels are launched one by one")
         return callables
-
-    torch.cuda.CUDAGraph = torch.cuda.graph = torch.cuda.graph_pool_handle = Refused
 
 
 def profile_host_only() -> None:

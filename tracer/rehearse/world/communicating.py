@@ -305,12 +305,8 @@ def leave(stated: Stated, address: Address, tensor: Any) -> None:
 
     Numbers that other ranks are only assumed to have sent are not written.
     """
-    if tensor.is_floating_point() or tensor.numel() > MOST_NUMBERS or stated.numbers.is_shared(tensor):
-        return
-    own = stated.numbers.of(tensor)
-    if own is not None:
-        with stated.numbers.really():
-            stated.letters.leave(address, own.flatten().tolist())
+    if tensor.numel() <= MOST_NUMBERS and (own := own_numbers(stated, tensor)) is not None:
+        stated.letters.leave(address, own)
 
 
 def arrive(stated: Stated, address: Address, tensor: Any) -> None:
