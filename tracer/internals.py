@@ -167,7 +167,6 @@ compiled_module = _named("torch._dynamo.eval_frame.OptimizedModule", "wrap what 
 tracing_state = _named("torch._C._get_tracing_state", "leave alone what torch.jit traces")
 compile_by = _named("torch._C._dynamo.eval_frame.set_eval_frame", "keep the compiler from what hooks call")
 loader_iterator = _named("torch.utils.data.dataloader._BaseDataLoaderIter", "see the batches of a loader")
-apply_to_module = _named("torch.nn.Module._apply", "keep what is known of buffers that move")
 profiler_base = _named("torch.profiler.profiler._KinetoProfile", "leave out the profiler of a script")
 batch_norm = _named("torch.nn.modules.batchnorm._BatchNorm", "run norms that are synchronized")
 fsdp_building = _named("torch.distributed.fsdp._init_utils", "shard without a GPU")

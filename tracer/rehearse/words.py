@@ -69,6 +69,12 @@ NO_FLEX: Final = (
 )
 """What to say where a script asks for it, by whatever function."""
 
+NO_SIZE: Final = (
+    "parameters that learn their sizes from the first input, as in torch.nn.LazyLinear, cannot be rehearsed; "
+    f"tell the modules their sizes, in the script or in a stub file ({STUB})"
+)
+"""What to say of lazy modules."""
+
 SPARSE: Final = (
     "sparse tensors cannot be rehearsed; run with dense gradients, as with sparse=False, and in a stub file "
     f"({STUB}) leave out what else makes a tensor sparse, as an evaluation"
@@ -100,6 +106,7 @@ HINTS: Final[Mapping[str, str]] = {
     "which is under no_sync (accumulation) here: torch fails in an assertion of its own; leave either out",
     "SymmetricMemory": "symmetric memory cannot be rehearsed; run with collectives in its place, by an "
     f"argument of the script or in a stub file ({STUB})",
+    **dict.fromkeys(("UninitializedParameter", "UninitializedBuffer"), NO_SIZE),
     "Creating a new Tensor subclass": "a parameter of a class of its own, as bitsandbytes has in 4 or 8 "
     "bits, cannot be rehearsed; run with weights in 16 bits",
     "'scontrol'": "scontrol is of SLURM, which is not here: MASTER_ADDR is set, so let the script ask for "

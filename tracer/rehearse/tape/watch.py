@@ -430,7 +430,7 @@ class Watcher:
         if namespace == "profiler":
             return _unseen
         if namespace == communicating.NAMESPACE:
-            return communicating.by_parts(self._session, self._mode, func)  # type: ignore[no-any-return]
+            return communicating.refuse
         is_composite = full not in ON_CUDA and internals.is_composite(func)
         if func.is_view and full != "aten._to_copy" and not is_composite:  # `to` and `reshape` may copy
             return around(self._viewing, keeping(self._session) if full == "aten.detach" else None)
