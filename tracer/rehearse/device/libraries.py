@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -70,6 +71,21 @@ def _deepspeed(session: RehearsalSession, module: Any) -> None:
     def get_lst_from_rank0(original: Any, lst: Any) -> Any:
         original(lst)
         return lst
+
+
+def _deepspeed_norms(session: RehearsalSession, module: Any) -> None:
+    """Let norms of gradients be valid: whether they are below zero, as DeepSpeed asks too, is not known."""
+    import torch
+
+    if hasattr(module, VALID):  # not in versions before 0.19
+
+        @replaces(module, name=VALID)
+        def is_invalid(_: Any, norm: Any) -> bool:
+            return bool((~torch.isfinite(norm)).any()) if torch.is_tensor(norm) else not math.isfinite(norm)
+
+
+VALID: Final = "is_invalid_grad_norm"
+"""Function of DeepSpeed that asks whether a norm is finite and not below zero."""
 
 
 class SentMeta(NamedTuple):
@@ -233,6 +249,7 @@ _CHECKED: Final = (
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
     "accelerate.data_loader": _accelerate,
+    "deepspeed.runtime.utils": _deepspeed_norms,
     "deepspeed.runtime.zero.utils": _deepspeed,
     "deepspeed.runtime.pipe.engine": _deepspeed_pipeline,
     "deepspeed.ops.adam.fused_adam": _deepspeed_adam,

@@ -12,7 +12,6 @@ from foretrace.tracer import internals
 from foretrace.tracer.operators import OPERATORS, dtype_name, tensor_bytes
 from foretrace.tracer.rehearse.data.numbers import is_followed
 from foretrace.tracer.rehearse.data.questions import DATA_DEPENDENT, Questions
-from foretrace.tracer.rehearse.data.signs import SIGNED, Signs
 from foretrace.tracer.rehearse.data.stated import FOLLOWED, Stated
 from foretrace.tracer.rehearse.device.host import Workspaces
 from foretrace.tracer.rehearse.device.kernels import WHOLE
@@ -140,19 +139,6 @@ def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:
     if is_followed(name, func):
         return around(handler, forget_mean if schema.is_mutable else None, learn)
     return around(handler, forget if schema.is_mutable else None)
-
-
-def signing(signs: Signs, name: str, handler: Kernel) -> Kernel:
-    """Return *handler*, which then also keeps the *signs* of what the operator *name* has made."""
-
-    def signed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        are_made = signs.are_made(name, args, kwargs)  # before: it may write over an operand
-        out = handler(func, args, kwargs)
-        if are_made:
-            signs.keep(out)
-        return out
-
-    return signed
 
 
 # Checks that operands have equal dtypes where a GPU kernel requires it; fake tensors do not check it. A
@@ -408,8 +394,6 @@ class Watcher:
         if func.namespace in COMMUNICATING:
             handler = around(handler, reading(self._session))
         handler = following(self._session.stated, name, func, around(handler, checking(name)))
-        if name in SIGNED:
-            handler = signing(self._session.stated.signs, name, handler)
         if variant := self._in_place.get(func):
             handler = writing(handler, variant, self._handlers.get(variant) or self._handler(variant))
         self._handlers[func] = handler
