@@ -68,7 +68,6 @@ RELIED_ON: Final[dict[str, str]] = {
     "torch.testing._internal.distributed.fake_pg": "join a world of ranks that are not there",
     "torch.utils._device": "have the processor where a script says what its default device is",
     "torch.cuda._device_count_nvml": "count devices that do not exist",
-    "torch.nn.parallel.distributed.DistributedDataParallel._post_forward": "see the outputs of DDP",
     "torch.cuda._lazy_init": "start the rehearsed device when it is first used",
     "torch.distributed.checkpoint.state_dict._broadcast_state_dict": "load states that one rank has read",
     "torch.distributed.fsdp._optim_utils._map_param_key_to_optim_keys": "save states of FSDP's optimizers",
@@ -168,12 +167,8 @@ compiled_module = _named("torch._dynamo.eval_frame.OptimizedModule", "wrap what 
 tracing_state = _named("torch._C._get_tracing_state", "leave alone what torch.jit traces")
 compile_by = _named("torch._C._dynamo.eval_frame.set_eval_frame", "keep the compiler from what hooks call")
 loader_iterator = _named("torch.utils.data.dataloader._BaseDataLoaderIter", "see the batches of a loader")
-apply_to_module = _named("torch.nn.Module._apply", "keep what is known of buffers that move")
 profiler_base = _named("torch.profiler.profiler._KinetoProfile", "leave out the profiler of a script")
 batch_norm = _named("torch.nn.modules.batchnorm._BatchNorm", "run norms that are synchronized")
-tensors_of_ddp = _named(
-    "torch.nn.parallel.distributed._find_tensors", "find the tensors in what a model under DDP returns"
-)
 fsdp_building = _named("torch.distributed.fsdp._init_utils", "shard without a GPU")
 state_dict_of_users: Callable[[], Any] = partial(_follow, "torch.distributed.checkpoint.state_dict")
 as_strided = _named("torch.ops.aten.as_strided.default", "make views of a memory for the partitioner")
@@ -501,17 +496,6 @@ def blocking_functions() -> tuple[tuple[Any, str], ...]:
     return (dist, "_broadcast_coalesced"), (dist.Reducer, "_rebuild_buckets")
 
 
-def put_below(mode: Any) -> None:
-    """Have all functions of torch go through *mode* from now on, below the modes that are active."""
-    from torch import overrides
-
-    above = []
-    while overrides._len_torch_function_stack():
-        above.append(overrides._pop_mode())
-    for one in (mode, *reversed(above)):
-        overrides._push_mode(one)
-
-
 # ---- The CUDA device of a rehearsal (tracer.rehearse.device) ----------------------------------------------
 
 
@@ -614,11 +598,11 @@ def become_cuda_build(
         delattr(c, name)
     given: dict[str, Any] = {name: _constant(value) for name, value in _CONSTANTS.items()}
     given |= {name: _constant(None) for name in SETTINGS}
-    given |= {name: type(name, (), {"__new__": _refusing(refuse(name))}) for name in CLASSES}
+    given |= {name: type(name, (), {"__new__": _refusing(refuse, name)}) for name in CLASSES}
     for getter, (setter, value) in _KEPT.items():
         given |= dict(zip((getter, setter), _keeping(value), strict=True))
     given |= {name: _attending(driver, number) for name, number in _ATTENTIONS.items()}
-    given |= {"_graph_pool_handle": _refusing(refuse("_graph_pool_handle"))}
+    given |= {"_graph_pool_handle": _refusing(refuse, "_graph_pool_handle")}
     given |= _of_devices(c, driver, properties, wheel) | _of_memory(driver)
     given |= {"_CudaDeviceProperties": type(properties)} | _of_streams(c, driver)
     given |= {"_cudart": _Runtime(driver, properties), "_nvtx": _Runtime(driver, properties)}
@@ -639,7 +623,7 @@ def become_cuda_build(
 
     def absent(name: str) -> Any:  # a library may ask for names of an older torch, which are not there
         if name.startswith("_cuda_") and (not stubs.exists() or f"def {name}(" in stubs.read_text("utf-8")):
-            return _refusing(refuse(name))
+            return _refusing(refuse, name)
         raise AttributeError(f"module {C_OF_TORCH!r} has no attribute {name!r}")
 
     c.__getattr__ = absent
@@ -671,11 +655,11 @@ def _attending(driver: Any, kernel: int) -> Callable[..., bool]:
     return is_taken
 
 
-def _refusing(error: Exception) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise error
+def _refusing(refuse: Callable[[str], Exception], name: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise refuse(name)
 
-    return refuse
+    return refused
 
 
 def _of_devices(c: Any, driver: Any, properties: Any, wheel: Wheel) -> dict[str, Any]:

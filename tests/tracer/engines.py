@@ -30,6 +30,17 @@ def get_lst_from_rank0(lst):
 """
 """A library whose ranks hold what they have against what the first of them has."""
 
+VALID = """
+import torch
+
+
+def is_invalid_grad_norm(norm):
+    if torch.is_tensor(norm):
+        return bool((~torch.isfinite(norm) | (norm < 0)).any())
+    return not torch.isfinite(torch.tensor(norm)) or norm < 0
+"""
+"""What it asks of the norms by which it clips gradients."""
+
 
 class Wrapper(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """Has a list where a module has a method, as that of Megatron-core."""
@@ -53,6 +64,7 @@ def agree(folder: Path) -> None:
     for package in path.relative_to(folder).parents[:-1]:  # regular ones go before what is installed
         (folder / package / "__init__.py").touch()
     path.write_text(AGREEING)
+    (path.parents[1] / "utils.py").write_text(VALID)
     sys.path.insert(0, str(folder))
     found = importlib.import_module("deepspeed.runtime.zero.utils")
     found.assert_lst_len_same_as_other_ranks([3, 4])
@@ -68,7 +80,9 @@ def overflows(model: nn.Module) -> bool:
         count += gradient.amax().isfinite().logical_and(gradient.amin().isfinite()).logical_not()
     found = count.bool().byte()
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return bool(found[0].item())
+    is_invalid = importlib.import_module("deepspeed.runtime.utils").is_invalid_grad_norm
+    norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+    return bool(found[0].item()) or is_invalid(norm) or is_invalid(norm.item())
 
 
 def main() -> None:

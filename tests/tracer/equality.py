@@ -45,8 +45,6 @@ def main() -> None:
             [len(part) for part in torch.tensor_split(sound[0], cuts)],
             len(sound.tensor_split(cuts[0])),
         )
-        solved = torch.linalg.lstsq(model.weight[:, :3], model.weight[:, 3:5])
-        print("solved", tuple(solved.solution.shape))
         (back - sound).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -24,34 +24,6 @@ def split(x: Tensor) -> None:
         dist.all_reduce(x, group=half)
 
 
-def fused(x: Tensor) -> None:
-    """Gather and multiply, multiply and scatter: by operators that do both at once."""
-    name = dist.group.WORLD.group_name
-    weight = x.new_empty(WIDTH, OUT)
-    torch.ops.symm_mem.fused_all_gather_matmul(x, [weight, weight], 0, name)
-    torch.ops.symm_mem.fused_matmul_reduce_scatter(x, weight, "sum", 0, name)
-
-
-def parts(x: Tensor) -> None:
-    """Do the same one after the other."""
-    n = dist.get_world_size()
-    weight, whole = x.new_empty(WIDTH, OUT), x.new_empty(n * ROWS, WIDTH)
-    dist.all_gather_into_tensor(whole, x)
-    _ = whole @ weight, whole @ weight
-    product = x @ weight
-    dist.reduce_scatter_tensor(product.new_empty(ROWS // n, OUT), product)
-
-
-def scaled(x: Tensor) -> None:
-    """Do as ``fused`` does with numbers of eight bits, which have one scale."""
-    name, one, to = dist.group.WORLD.group_name, x.new_ones(()), torch.bfloat16
-    rows, weight = x.to(torch.float8_e4m3fn), x.new_empty(OUT, WIDTH).to(torch.float8_e4m3fn).t()
-    gather = torch.ops.symm_mem.fused_all_gather_scaled_matmul
-    gather(rows, [weight, weight], one, [one, one], 0, name, [None] * 2, [None] * 2, [to] * 2, [False] * 2)
-    scatter = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter
-    scatter(rows, weight, one, one, "sum", 0, 0, name, [ROWS, OUT], out_dtype=to)
-
-
 def other(x: Tensor) -> None:
     """Sum in a kernel that reads what other ranks have."""
     torch.ops.symm_mem.one_shot_all_reduce(x, "sum", dist.group.WORLD.group_name)

@@ -51,22 +51,9 @@ def finite() -> None:
         torch.isinf(large).any(),
         not_finite,
         flag.item(),
-        is_invalid(),
     ]
     say("found", [bool(one) for one in bad])
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-
-
-def is_invalid() -> bool:
-    """Whether the norm of the gradient is written over by -1, or is below zero, as a tensor or a number."""
-    norm = torch.stack([torch.linalg.vector_norm(one.grad) for one in model.parameters()]).pow(2.0).sum()
-    dist.all_reduce(norm)
-    norm = norm.pow(0.5)
-    norm.masked_fill_(norm.isinf() | norm.isnan(), torch.tensor(-1.0, device="cuda"))
-    norm = torch.where((~torch.isfinite(norm) | (norm < 0)).any(), torch.full_like(norm, float("inf")), norm)
-    total = 0.0 + norm.item() ** 2.0
-    mean = torch.tensor([float(total)])
-    return bool((norm < 0).any()) or total < 0 or mean.item() == float("inf")
 
 
 def sought() -> None:

@@ -28,7 +28,7 @@ def test_equality_is_that_of_a_real_run(tmp_path: Path, loaded: Loaded, ranks: t
     rehearse(asked, tmp_path / "run", on=loaded)
     said = (rehearsal_folder(tmp_path / "run") / "rank-00000" / "output.log").read_text()
     assert real.status == (0, 0), real.errors
-    assert len(said.splitlines()) == 2 * 11
+    assert len(said.splitlines()) == 2 * 10
     assert real.output == said * 2
 
 

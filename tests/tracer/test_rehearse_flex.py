@@ -1,4 +1,4 @@
-"""Attention that has no kernel without a GPU ends in one line, however a script comes to it."""
+"""Attention without a kernel, and modules without sizes, end in one line, however a script comes to it."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.words import NO_FLEX
+from foretrace.tracer.rehearse.words import NO_FLEX, NO_SIZE
 
 pytest.importorskip("torch")
 
@@ -64,3 +64,12 @@ def test_flash_attention_that_transformers_misses_is_named_with_its_stub(tmp_pat
         rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
     stub = str(error.value).split("the stub ")[1].split(" ")[0]
     assert "flash_attention_2" in (Path(__file__).parents[2] / stub).read_text()
+
+
+@pytest.mark.parametrize("placed", [".cuda()", ""])
+def test_modules_without_sizes_end_in_the_line_that_says_to_tell_them(tmp_path: Path, placed: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import torch\ntorch.nn.LazyLinear(8){placed}(torch.ones(2, 4))\n")
+    with pytest.raises(RehearsalError) as error:
+        rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    assert str(error.value).endswith(NO_SIZE)

@@ -253,7 +253,7 @@ def test_experts_are_chosen_by_scores_along_the_last_dimension(dtype: Any, dim: 
 @pytest.mark.parametrize("is_of_router", [True, False])
 def test_what_is_computed_of_choices_of_experts_needs_them_when_it_is_read(is_of_router: bool) -> None:
     """A mask of the tokens of expert 1, or places shifted by one: the rehearsal begins again with choices."""
-    stated, places = Stated(asks_choices=True), fake(8)
+    stated, places = Stated(), fake(8)
     router = type("Router", (torch.nn.Module,), {})()
     stated.choices.inside = lambda: router
     choice = (fake(8, 4, dtype=torch.float32), -1) if is_of_router else (fake(8, 4), -1)

@@ -1,20 +1,17 @@
 """Numbers that a script makes by itself are what they are on a GPU; those of other ranks it is told."""
 
-import operator
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis.strategies import integers, lists, sampled_from, tuples
+from hypothesis.strategies import integers, lists
 from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.data.numbers import MOST_ELEMENTS, Numbers
-from foretrace.tracer.rehearse.data.signs import SIGNED, Signs, follows
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.world.launchers import accelerate_flags, tell_accelerate
@@ -198,60 +195,6 @@ def test_zero_and_any_number_is_zero_and_a_truth_does_not_decide_an_or_of_number
         numbers.follow(f"aten.{name}", getattr(aten, name).Tensor, (unknown, known), {}, made)
         assert (numbers.of(made) is not None) == is_known
         assert not is_known or elements(numbers, made) == [0] * 3
-
-
-OF_SIGNS: dict[str, Callable[[Any, Any], tuple[Any, ...]]] = {
-    "aten.add": lambda a, b: (a, b),
-    "aten.mul": lambda a, b: (a, b),
-    "aten.div": lambda a, b: (a, b),
-    "aten.pow": lambda a, b: (a, 0.5),
-    "aten.where": lambda a, b: (a > b, a, b),
-    "aten.masked_fill": lambda a, b: (a, a > 0, b),
-    "aten.add_": lambda a, b: (a, b),
-    "aten.mul_": lambda a, b: (a, b),
-    "aten.copy_": lambda a, b: (a, b),
-    "aten.stack": lambda a, b: ([a, b],),
-    "aten.abs": lambda a, b: (a,),
-    "aten.sum": lambda a, b: (a,),
-    "aten.sqrt": lambda a, b: (a,),
-}
-
-
-@given(
-    values=lists(integers(-3, 3), min_size=4, max_size=4),
-    steps=lists(tuples(sampled_from(sorted(OF_SIGNS)), integers(0, 9), integers(0, 9)), max_size=12),
-)
-def test_what_is_said_not_to_be_negative_is_not(values: list[int], steps: list[tuple[str, int, int]]) -> None:
-    """Whatever is added, multiplied, picked and written over."""
-    assert OF_SIGNS.keys() <= SIGNED
-    signs = Signs(lambda _: None)
-    found = [torch.tensor(float(value)) for value in values]
-    for name, one, other in steps:
-        args = OF_SIGNS[name](found[one % len(found)], found[other % len(found)])
-        are_made = signs.are_made(name, args, {})
-        if name.endswith("_") and not are_made:
-            signs.drop(args[0].untyped_storage()._cdata)
-        out = getattr(torch.ops.aten, name.removeprefix("aten."))(*args)
-        if are_made:
-            signs.keep(out)
-            assert not (out < 0).any()
-        found.append(out.max() if out.dim() else out)
-        assert not any((one < 0).any() for one in found if signs.holds(one))
-
-
-def test_nothing_is_said_of_what_a_part_of_it_is_not() -> None:
-    signs, whole = Signs(lambda _: None), torch.tensor([1.0, -1.0])
-    signs.keep(whole[:1])
-    assert not signs.holds(whole)
-    signs.keep(own := whole.abs())
-    assert signs.holds(own[:1])
-
-
-@given(number=integers(0, 3), bound=integers(-2, 2))
-def test_how_a_number_that_is_not_negative_compares_is_how_it_does(number: int, bound: int) -> None:
-    for compare in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
-        assert follows(compare, bound) in {None, compare(number, bound)}
-    assert (follows(operator.lt, 0.0), follows(operator.ge, 0.0)) == (False, True)
 
 
 def test_numbers_go_with_their_tensor_and_large_ones_are_left_out() -> None:

@@ -18,7 +18,7 @@ from foretrace.simulator.workload.ops import Addressed, Op, memory
 from foretrace.topologies.catalog import load_cluster
 from foretrace.tracer.rehearse.rehearsing import Asked
 from foretrace.tracer.rehearse.tape.calls import Call
-from foretrace.tracer.rehearse.tape.pricing import is_elementwise, strides_of, unordered
+from foretrace.tracer.rehearse.tape.pricing import is_elementwise, unordered
 from foretrace.tracer.rehearse.tape.works import work_of
 from foretrace.traces.rehearsal import read_rank, rehearsal_folder
 
@@ -77,7 +77,6 @@ def test_what_works_on_each_element_alone_is_elementwise(func: Any, expected: bo
 def test_of_sparse_tensors_nothing_is_known() -> None:
     x = torch.eye(3).to_sparse()
     assert unordered((x, x), x) == 0
-    assert strides_of((x, torch.empty(2, 3))) == ((), (3, 1))
 
 
 def test_filling_anew_copies_first() -> None:

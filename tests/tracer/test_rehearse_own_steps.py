@@ -1,13 +1,11 @@
 """A script that records itself and ends its own steps has these in a rehearsal, and records nothing."""
 
 from pathlib import Path
-from types import FrameType
 
 import pytest
 from tests.tracer.own_steps import N_STEPS, ROWS, WIDTH
 
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
-from foretrace.tracer.rehearse.tape.steps import NOT_YET, names_step
 from foretrace.tracer.rehearse.world.acting import Loaded
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
@@ -53,7 +51,6 @@ def test_a_step_is_all_that_the_script_does_between_two_of_its_marks(
     n_whole = N_STEPS - (what == "tensors" or rounds > 1)
     assert len(found) == rehearsal.job["steps"] == min(kept[1], n_whole)
     assert [found[first + at] for at in range(len(found))] == [(rounds * PRODUCTS, rounds)] * len(found)
-    assert not any(NOT_YET in note for note in rehearsal.notes)
     assert not (tmp_path / "recorded").exists()
 
 
@@ -82,30 +79,3 @@ def test_of_fewer_steps_than_were_asked_for_those_are_named_that_are_kept(
     assert (found.job["first_step"], found.job["steps"]) == (0, 2)
     assert set(_per_step(tmp_path / "run")) == {0, 1}
     assert any(note.startswith("the script did 2 steps only: steps 0 to 1 were kept") for note in found.notes)
-    assert not any(NOT_YET in note for note in found.notes)  # it names no steps
-
-
-def test_a_rehearsal_that_ends_before_the_first_mark_says_so(tmp_path: Path, loaded: Loaded) -> None:
-    notes = _rehearsed(tmp_path / "run", loaded, (1, 1), "4", "model").notes
-    assert any(NOT_YET in note for note in notes)
-
-
-ENDING = {
-    "import foretrace\ndef loop():\n    foretrace.step": True,
-    "import foretrace as ft\ndef loop():\n    ft.step": True,
-    "def loop():\n    import foretrace\n    foretrace.step": True,
-    "from foretrace import step as end\ndef loop():\n    end": True,
-    "import foretrace\ndef loop():\n    foretrace.record": False,
-    "import types\nother = types.ModuleType('other')\nother.step = 0\ndef loop():\n    other.step": False,
-    "import foretrace\ndef loop():\n    'foretrace.step()'": False,
-}
-
-
-@pytest.mark.parametrize("is_caller", [False, True])
-@pytest.mark.parametrize("source", ENDING)
-def test_a_loop_may_end_steps_if_it_or_its_caller_names_the_function(source: str, *, is_caller: bool) -> None:
-    """By whatever name; a step of another module is none, nor is another function of this."""
-    known: dict[str, FrameType] = {}
-    inner = "import sys\ndef inner():\n    return sys._getframe()\n"
-    exec(f"{inner}{source}\n    return {'inner()' if is_caller else 'sys._getframe()'}\nit = loop()", known)
-    assert names_step(known["it"]) is ENDING[source]

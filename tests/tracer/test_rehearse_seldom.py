@@ -1,4 +1,4 @@
-"""What trainings seldom do: groups that are split, fused operators that send, states that rank 0 tells."""
+"""What trainings seldom do: groups that are split, states that rank 0 tells."""
 
 import inspect
 import re
@@ -12,7 +12,6 @@ from tests.tracer.seldom import OUT, ROWS, WIDTH
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked, rehearse
 from foretrace.tracer.rehearse.world.acting import Loaded
-from foretrace.tracer.rehearse.world.communicating import BY_PARTS
 from foretrace.tracer.rehearse.world.launchers import environment
 from foretrace.traces.rehearsal import Rehearsal, read_rank, rehearsal_folder
 
@@ -54,25 +53,7 @@ def test_split_groups_are_places_in_their_parent(tmp_path: Path, loaded: Loaded)
     assert found.sent(5) == []
 
 
-def test_fused_operators_send_and_multiply_what_their_parts_do(tmp_path: Path, loaded: Loaded) -> None:
-    """The same collectives in order, the same products; that they would overlap is said."""
-    fused, parts = (Found(kind, tmp_path / kind, loaded, (0,)) for kind in ("fused", "parts"))
-    assert fused.sent(0) == parts.sent(0) != []
-    assert fused.products(0) == parts.products(0)
-    assert fused.products(0)[N_RANKS * ROWS, OUT, WIDTH] == 2
-    assert [BY_PARTS in found.rehearsal.notes for found in (fused, parts)] == [True, False]
-
-
-def test_fused_operators_of_eight_bits_send_half_of_sixteen(tmp_path: Path, loaded: Loaded) -> None:
-    """What is gathered is of eight bits, what is scattered of the sixteen that the product has."""
-    found = Found("scaled", tmp_path / "run", loaded, (0,))
-    sizes = [("all_gather", N_RANKS * ROWS * WIDTH), ("reduce_scatter", ROWS * OUT * 2)]
-    assert [(kind, size) for kind, _, size in found.sent(0)] == sizes
-    products = found.products(0)
-    assert (products[N_RANKS * ROWS, OUT, WIDTH], BY_PARTS in found.rehearsal.notes) == (2, True)
-
-
-def test_other_operators_on_symmetric_memory_are_refused(tmp_path: Path, loaded: Loaded) -> None:
+def test_operators_on_symmetric_memory_are_refused(tmp_path: Path, loaded: Loaded) -> None:
     with pytest.raises(RehearsalError, match="symm_mem::one_shot_all_reduce sends through symmetric memory"):
         Found("other", tmp_path / "run", loaded, (0,))
 

@@ -7,7 +7,6 @@ from tests.rehearsals import rehearse
 
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.rehearsing import Asked
-from foretrace.tracer.rehearse.world.reducer import LEFT_OUT, UNUSED
 
 pytest.importorskip("torch")
 
@@ -39,23 +38,12 @@ for _ in range(3):
 BOTH, NEITHER = "self.head(x), self.tail(x)", "self.head(x), 0"
 
 
-@pytest.mark.parametrize(
-    ("returned", "says", "not_this"),
-    [(BOTH, LEFT_OUT, UNUSED), (NEITHER, UNUSED, LEFT_OUT)],
-)
-def test_the_remedy_is_the_one_that_helps(
-    tmp_path: Path,
-    returned: str,
-    says: str,
-    not_this: str,
-) -> None:
+@pytest.mark.parametrize("returned", [BOTH, NEITHER])
+def test_torch_says_what_helps(tmp_path: Path, returned: str) -> None:
     script = tmp_path / "two.py"
     script.write_text(SCRIPT.format(returned=returned, finds=False))
-    with pytest.raises(RehearsalError) as found:
+    with pytest.raises(RehearsalError, match=r"not used in producing loss.*find_unused_parameters=True"):
         rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,), samples=0), tmp_path / "run")
-    assert "DDP has 2 parameters that" in str(found.value)
-    assert says[:40] in str(found.value)
-    assert not_this[:40] not in str(found.value)
 
 
 @pytest.mark.parametrize("returned", [BOTH, NEITHER])

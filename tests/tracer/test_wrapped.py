@@ -212,7 +212,7 @@ settings = {
 model = Net()
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
 for i in range(8):
-    tokens = (torch.arange(16).reshape(2, 8) + i + engine.global_rank) % 16
+    tokens = (torch.arange(16, device=engine.device).reshape(2, 8) + i + engine.global_rank) % 16
     loss = nn.functional.cross_entropy(engine(tokens).flatten(0, 1), tokens.flatten())
     engine.backward(loss)
     engine.step()

@@ -73,35 +73,25 @@ def checked_target(output: Path) -> Path:
 
 # Starts a rehearsal again with made-up choices of experts if the script reads what its routers choose.
 
-Acting = Callable[..., Rehearsal]
-"""Rehearses with a load of experts; takes, as ``asks``, whether it is to end where choices are read."""
 
-
-def with_choices(act: Acting, load: float | Loads, folder: Path) -> Rehearsal:
-    """Rehearse with a *load*, and with made-up choices of experts if the script reads them.
-
-    For an even load the choices are made up evenly. If that is not possible, the script gets the answers that
-    it gets about other choices, and this is reported.
+def with_choices(act: Callable[[float | Loads], Rehearsal], load: float | Loads, folder: Path) -> Rehearsal:
+    """Rehearse with a *load*, and with choices of experts that are made up evenly if the script reads them.
 
     Raises:
         RehearsalError: the script cannot be rehearsed, or reads choices although the load is one number.
     """
     try:
-        return act(load, asks=not isinstance(load, Loads))
+        return act(load)
     except UnroutedError as error:
         asker = str(error)
-    if isinstance(load, Loads) or load != 1.0:
+    if load != 1.0:
         raise RehearsalError(
             f"{asker} needs which experts are chosen, which --expert-load {load} does not say: give zipf:S "
             "or the share of each expert"
         )
     emptied(folder)
-    try:
-        found, how = act(EVEN, asks=False), f"rehearsed as with --expert-load {EVEN.text}"
-    except RehearsalError as error:
-        why = str(error)
-        emptied(folder)
-        found, how = act(load, asks=False), f"made up, because --expert-load {EVEN.text} ends with: {why}"
+    found = act(EVEN)
+    how = f"rehearsed as with --expert-load {EVEN.text}"
     return replace(found, notes=(*found.notes, f"{asker} needs which experts are chosen: {how}"))
 
 
@@ -154,7 +144,7 @@ def rehearse(
     with no_empty_folders(target.parent), scratch_folder(_private_beside(target)) as (scratch, _):
         with cleared(scratch), Loaded() if on is None else nullcontext(on) as loaded:
             found = with_choices(
-                lambda load, asks: _Acted(asked, scratch, tell, load, asks=asks).all(loaded),
+                lambda load: _Acted(asked, scratch, tell, load).all(loaded),
                 parsed(asked.expert_load),
                 scratch,
             )
@@ -206,11 +196,8 @@ def _checked(asked: Asked, output: Path) -> Path:
 class _Acted:
     """The ranks that have been acted out so far."""
 
-    def __init__(
-        self, asked: Asked, folder: Path, tell: Progress, load: float | Loads, *, asks: bool
-    ) -> None:
-        self._asked, self._folder, self._tell = asked, folder, tell
-        self._load, self._asks = load, asks
+    def __init__(self, asked: Asked, folder: Path, tell: Progress, load: float | Loads) -> None:
+        self._asked, self._folder, self._tell, self._load = asked, folder, tell, load
         self.outcomes: dict[int, dict[str, Any]] = {}
         self._noted: list[str] = []  # by ranks that others stand for
         self._dealt: list[tuple[int, ...]] = []  # groups whose members tell each other different numbers
@@ -308,7 +295,6 @@ class _Acted:
             "repeats": not asked.every_microbatch,
             "has_gpu": asked.has_gpu,
             "expert_load": self._load.text if isinstance(self._load, Loads) else self._load,
-            "asks_choices": self._asks,
         }
 
     def _check(self, samples: Sequence[tuple[int, int]]) -> list[str]:

@@ -41,9 +41,9 @@ def replaces(*owners: Any, name: str = "") -> Callable[[Callable[..., Any]], Cal
     return put
 
 
-def when_imported(name: str, change: Callable[[Any], None]) -> list[Any]:
-    """Change the module *name* now, or once it is imported; return objects that must be kept alive."""
+def when_imported(name: str, change: Callable[[Any], None]) -> None:
+    """Change the module *name* now, or once it is imported."""
     if name in sys.modules:
         change(sys.modules[name])
-        return []
-    return [Expectation(name, change)]
+    else:
+        Expectation(name, change)

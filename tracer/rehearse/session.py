@@ -7,14 +7,12 @@ the model are the same as in a recording of the real run, and the two can be com
 from __future__ import annotations
 
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 from foretrace.tracer import internals
-from foretrace.tracer.importing import Expectation
 from foretrace.tracer.inputs import Sides, input_of, sides_of, tensors_inside
 from foretrace.tracer.parallelism import MeshHook, data_parallel
 from foretrace.tracer.rehearse.data.learning import Learning
@@ -24,6 +22,7 @@ from foretrace.tracer.rehearse.device.host import Host
 from foretrace.tracer.rehearse.device.installing import Device
 from foretrace.tracer.rehearse.device.threads import passes_of_threads
 from foretrace.tracer.rehearse.errors import Finished
+from foretrace.tracer.rehearse.replacing import when_imported
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.tape.calls import is_wrapped, parts_of
 from foretrace.tracer.rehearse.tape.fused import Fused
@@ -133,7 +132,7 @@ class RehearsalSession(State):
         stated.choices.inside = lambda: self.lane.modules[-1] if self.lane.modules else None
         self._install()
 
-    def expect_pipeline(self, known: dict[int, Any], *, repeats: bool) -> None:
+    def expect_pipeline(self, *, repeats: bool) -> None:
         """Install the hooks of pipelines once the pipeline module is imported."""
 
         def install(_: Any) -> None:
@@ -141,15 +140,12 @@ class RehearsalSession(State):
             from foretrace.tracer.rehearse.world.pipeline import RehearsedPipeline, StageShapes
 
             self.pipeline = RehearsedPipeline(self)  # type: ignore[arg-type]  # that of a rehearsal
-            self.shapes = StageShapes(self, known)
+            self.shapes = StageShapes(self)
             self.shapes.install()
             if repeats:
                 Repeats(self).install()
 
-        if internals.PIPELINING in sys.modules:
-            install(None)
-        else:
-            self.expectation = Expectation(internals.PIPELINING, install)
+        when_imported(internals.PIPELINING, install)
 
     def guarded(self, _: str, function: Callable[..., _Result]) -> Callable[..., _Result]:
         """Return *function* unchanged: in a rehearsal an error of a hook is not caught."""

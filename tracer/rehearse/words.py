@@ -10,8 +10,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from foretrace.tracer.rehearse.errors import Finished, RehearsalError
@@ -26,6 +27,28 @@ def names_of(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_of(constant)
+
+
+def led_to(function: Any, depth: int) -> Iterator[tuple[FunctionType, set[str]]]:
+    """Yield *function*, and the functions that it leads to in up to *depth* steps, each with its names.
+
+    By a name, none of torch's: they lead everywhere.
+    """
+    seen, last = set[CodeType](), [function]
+    for _ in range(depth + 1):
+        found = [getattr(one, "__wrapped__", one) for one in last if isinstance(one, FunctionType)]
+        last = []
+        for one in found:
+            if one.__code__ in seen:
+                continue
+            seen.add(one.__code__)
+            names = {*names_of(one.__code__)}
+            yield one, names
+            with suppress(ValueError):  # a cell that is not set yet
+                last += [cell.cell_contents for cell in one.__closure__ or ()]
+            for other in map(one.__globals__.get, names):
+                if isinstance(other, FunctionType) and not str(other.__module__).startswith("torch."):
+                    last.append(other)
 
 
 # What to do about errors whose own words do not say it. This module does not import torch.
@@ -45,6 +68,12 @@ NO_FLEX: Final = (
     "scaled_dot_product_attention, with is_causal or without, in place of flex_attention"
 )
 """What to say where a script asks for it, by whatever function."""
+
+NO_SIZE: Final = (
+    "parameters that learn their sizes from the first input, as in torch.nn.LazyLinear, cannot be rehearsed; "
+    f"tell the modules their sizes, in the script or in a stub file ({STUB})"
+)
+"""What to say of lazy modules."""
 
 SPARSE: Final = (
     "sparse tensors cannot be rehearsed; run with dense gradients, as with sparse=False, and in a stub file "
@@ -77,6 +106,7 @@ HINTS: Final[Mapping[str, str]] = {
     "which is under no_sync (accumulation) here: torch fails in an assertion of its own; leave either out",
     "SymmetricMemory": "symmetric memory cannot be rehearsed; run with collectives in its place, by an "
     f"argument of the script or in a stub file ({STUB})",
+    **dict.fromkeys(("UninitializedParameter", "UninitializedBuffer"), NO_SIZE),
     "Creating a new Tensor subclass": "a parameter of a class of its own, as bitsandbytes has in 4 or 8 "
     "bits, cannot be rehearsed; run with weights in 16 bits",
     "'scontrol'": "scontrol is of SLURM, which is not here: MASTER_ADDR is set, so let the script ask for "

@@ -128,8 +128,8 @@ SAID: Final = (
 )
 
 
-def install(session: RehearsalSession) -> list[Any]:
-    """Replace what saves and loads tensors in torch and safetensors; return objects to be kept alive."""
+def install(session: RehearsalSession) -> None:
+    """Replace what saves and loads tensors in torch and safetensors."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -142,10 +142,8 @@ def install(session: RehearsalSession) -> list[Any]:
                 setattr(module, name, function)
     _shards()
     _told_states()
-    return [
-        *when_imported("safetensors", functools.partial(_opened_parts, kept)),
-        *when_imported("safetensors.torch", functools.partial(_safetensors, kept)),
-    ]
+    when_imported("safetensors", functools.partial(_opened_parts, kept))
+    when_imported("safetensors.torch", functools.partial(_safetensors, kept))
 
 
 class _Kept:

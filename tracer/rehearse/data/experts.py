@@ -431,14 +431,13 @@ class Choices:
 
     Args:
         routing: makes up choices of experts; None if the expert load is one number.
-        asks: whether the rehearsal starts again with made-up choices if the script reads them.
 
     Attributes:
         inside: returns the module that runs, None outside of all modules.
     """
 
-    def __init__(self, routing: Routing | None, *, asks: bool = False) -> None:
-        self._routing, self.asks = routing, asks
+    def __init__(self, routing: Routing | None) -> None:
+        self._routing = routing
         self.inside: Callable[[], Any] = lambda: None
         self.n_routed = 0  # choices of experts of which only even shares are known
 
@@ -473,5 +472,5 @@ class Choices:
         Raises:
             UnroutedError: choices are to be made up.
         """
-        if self._routing is None and self.asks:
+        if self._routing is None:
             raise UnroutedError(asker)

@@ -115,7 +115,7 @@ def is_followed(name: str, func: Any) -> bool:
     return len(changed) == sum(one.alias_info is not None for one in schema.returns)
 
 
-# Elements given by a rule, a constant or a range: none is created before it is read.
+# Elements given by a constant, or held elsewhere: none is created before it is read.
 
 
 class Constant(NamedTuple):
@@ -130,62 +130,28 @@ class Constant(NamedTuple):
         return makers().full((), self.fill, dtype=self.dtype).expand(view.shape)
 
 
-class Range(NamedTuple):
-    """The result of ``torch.arange`` of integers: positions in a text, too many to create, few read."""
-
-    start: int  # the first element
-    step: int  # from each element to the next
-    dtype: Any  # of the elements
-
-    @classmethod
-    def made_by(cls, args: Sequence[Any], dtype: Any) -> Range | None:
-        """Return what an operator makes of *args*: an end; a start, an end, a step. None of fractions."""
-        if not all(type(value) is int for value in args):
-            return None
-        return cls(args[0] if len(args) > 1 else 0, args[2] if len(args) > 2 else 1, dtype)
-
-    def part(self, tensor: Any) -> Any:
-        """Return the elements of *tensor*, a view of the storage of all, as a real one of its shape."""
-        places = makers().tensor(tensor.storage_offset())
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            places = places.unsqueeze(-1) + makers().arange(size) * stride
-        return (self.start + places * self.step).to(self.dtype)
-
-    def picked(self, tensor: Any, indices: Sequence[Any]) -> Any | None:
-        """Return the elements of *tensor*, a row, at real *indices*, negative ones from its end.
-
-        None if it is no row, or they are truths or not among its places.
-        """
-        import torch
-
-        (places, *others), size = indices, tensor.numel()
-        if others or tensor.dim() != 1 or places.dtype in {torch.bool, torch.uint8}:
-            return None
-        places = torch.where(places < 0, places + size, places)
-        if bool(((places < 0) | (places >= size)).any()):
-            return None
-        at = tensor.storage_offset() + places * tensor.stride(0)
-        return (self.start + at * self.step).to(self.dtype)
-
-
 class Data(NamedTuple):
-    """Elements that a real tensor has, as of a file: too many to copy, few of them read at once."""
+    """Elements that a real tensor has, as of a file or a range: too many to copy, few read at once."""
 
-    whole: Any  # the elements of its storage, in memory that is not the rehearsal's
+    whole: Any  # the elements of its storage
 
     @property
     def dtype(self) -> Any:
         """Their dtype."""
         return self.whole.dtype
 
+    def seen(self, tensor: Any) -> Any:
+        """Return all as *tensor*, a view of their storage, has them."""
+        return self.whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
     def part(self, tensor: Any) -> Any:
-        """Return the elements of *tensor*, a view of the storage of all, as a real one of its shape."""
-        return self.whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).clone()
+        """Return a copy of the elements of *tensor*."""
+        return self.seen(tensor).clone()
 
 
 def is_rule(numbers: Any, most: int) -> bool:
     """Whether *numbers* are given by a rule, or elsewhere, and are too many to create, more than *most*."""
-    return type(numbers) in {Range, Data} or (type(numbers) is Constant and numbers.n_elements > most)
+    return type(numbers) is Data or (type(numbers) is Constant and numbers.n_elements > most)
 
 
 def filled(name: str, args: Sequence[Any], result: Any) -> Constant | None:
@@ -209,6 +175,9 @@ MOST_ELEMENTS: Final = 1 << 18
 """Elements of a tensor above which its numbers are left out: computing them would take milliseconds each, and
 nobody looks at so many one by one."""
 
+MOST_LISTED: Final = 1 << 24
+"""Elements of a range above which it is not made: places in a text or a data set, of which few are read."""
+
 MOST_ROUTED: Final = 1 << 24
 """As many, where choices of experts are stated: a table has an element for each token, choice and expert."""
 
@@ -216,7 +185,7 @@ MOST_ROUTED: Final = 1 << 24
 class Held(NamedTuple):
     """The numbers of a storage."""
 
-    numbers: Any  # its elements; shape ``(n,)``, a ``Constant`` or a ``Range``
+    numbers: Any  # its elements; shape ``(n,)``, a ``Constant`` or ``Data``
     # whether they came from other ranks, which are assumed to have the same numbers as this one
     is_shared: bool
     storage: Any  # a weak reference to the storage; the entry is removed with it
@@ -345,9 +314,10 @@ class Numbers:
         """Return the result of *func* on known numbers, None if one of its operands is not known."""
         try:
             held = self._held.get(storage_key(args[0])) if func is self._torch.ops.aten.index.Tensor else None
-            if held is not None and type(held.numbers) is Range:
-                with self.really():
-                    return held.numbers.picked(args[0], self._real(args[1]))
+            if held is not None and type(held.numbers) is Data and held.numbers.dtype == args[0].dtype:
+                with self.really(), suppress(IndexError):
+                    return func(held.numbers.seen(args[0]), self._real(args[1]))
+                return None
             real, named = self._real(args), {name: self._real(value) for name, value in kwargs.items()}
         except _UnknownError:
             return None
@@ -404,18 +374,19 @@ class Numbers:
         return constant is not None or name in BLANK
 
     def _is_ranged(self, name: str, func: Any, args: Sequence[Any], results: Sequence[Any]) -> bool:
-        """Hold a range that is too long to be made, no rule where is written; return whether it is held."""
+        """Hold a range that is too long to be copied, none where is written; return whether it is held."""
         if internals.schema_of(func).is_mutable:
             held = ((one, self._held.get(storage_key(one))) for one in results)
             self.forget([one for one, found in held if found and is_rule(found.numbers, self.most)])
             return False
         made = results[0]
-        if name != "aten.arange" or type(made) is not self._kind or made.numel() <= self.most:
+        if name != "aten.arange" or type(made) is not self._kind or made.dtype.is_floating_point:
             return False
-        found = Range.made_by(args, made.dtype)
-        if found is not None:
-            self._hold(made.untyped_storage(), found)
-        return found is not None
+        is_held = bool(self.most < made.numel() <= MOST_LISTED)
+        if is_held:
+            with self.really():
+                self._hold(made.untyped_storage(), Data(self._make.arange(*args, dtype=made.dtype)))
+        return is_held
 
     def _is_decided(self, args: Sequence[Any], result: Any, *, by: bool) -> bool:
         """Whether all elements of one of *args* are known to be *by*: of truths, or zeros, of any type."""

@@ -27,7 +27,6 @@ DATA_DEPENDENT: Final[Mapping[str, str]] = {
     "aten.isin": "isin",
     "aten.equal": "equal",
     "aten._ctc_loss": "ctc_loss",
-    "aten.linalg_lstsq": "least_squares",
     "aten._pack_padded_sequence": "packed",
 }
 """Operators that need numbers, and the method that handles each."""
@@ -146,23 +145,6 @@ class Questions:
         self._write(func, args, kwargs, out)
         return out
 
-    def least_squares(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle ``lstsq``: the matrix has full rank, as the only driver of CUDA takes for granted."""
-        matrix, right, _, driver = (*args, None, None)[:4]
-        # The defaults of torch.linalg.lstsq: gelsy on the host; CUDA has gels alone.
-        driver = kwargs.get("driver", driver) or ("gelsy" if self._session.host.holds(matrix) else "gels")
-        *batch, rows, columns = matrix.shape
-        is_row = right.dim() == 1 or right.shape == matrix.shape[:-1]
-        sides = () if is_row else right.shape[-1:]
-        out = (
-            matrix.new_empty((*batch, columns, *sides)),
-            matrix.new_empty((*batch, *sides) if rows > columns and driver != "gelsy" else 0),
-            matrix.new_empty(batch if driver != "gels" else 0, dtype=self._torch.int64),
-            matrix.new_empty((*batch, min(rows, columns)) if driver in {"gelsd", "gelss"} else 0),
-        )
-        self._write(func, args, kwargs, out)
-        return out
-
     def packed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle packing sequences without their padding: the rows of all steps, and how many each step has.
 
@@ -250,19 +232,16 @@ class Questions:
         if self._session.position.step >= 0 and not is_there:
             self._session.tape.note(HOST_WAIT)
 
-    def _asks_routers(self) -> bool:
-        """Say whether numbers may come of what routers choose; begin anew with even loads where possible."""
-        if self._session.stated.routing is not None or not any(map(ROUTERS.search, self._session.classes())):
-            return False
-        self._session.stated.choices.need(asker())
-        return True
+    def _asks_routers(self) -> None:
+        """Begin anew with choices that are made up if numbers may come of what routers choose."""
+        if any(map(ROUTERS.search, self._session.classes())):
+            self._session.stated.choices.need(asker())
 
     def _depends(self, func: Any) -> RehearsalError:
-        is_routed = self._asks_routers()
-        by_load = "say what routers choose, --expert-load zipf:0 for even loads, or " if is_routed else ""
+        self._asks_routers()
         return RehearsalError(
             f"{func} makes a tensor whose size depends on numbers, which a rehearsal does not have; "
-            f"{by_load}give it a size in a stub file (--stub, docs/rehearse.md section 6)"
+            "give it a size in a stub file (--stub, docs/rehearse.md section 6)"
         )
 
 

@@ -39,8 +39,7 @@ from foretrace.tracer.rehearse.data.experts import (
     share,
 )
 from foretrace.tracer.rehearse.data.numbers import MOST_ELEMENTS, MOST_ROUTED, Numbers
-from foretrace.tracer.rehearse.data.signs import Signs, follows
-from foretrace.tracer.rehearse.data.truths import CHECKS, COMPARED, HOLDS, JOINS, joined, passing, truth_of
+from foretrace.tracer.rehearse.data.truths import CHECKS, HOLDS, JOINS, joined, passing, truth_of
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.tape.calls import is_in_part, storage_key, tensors_in
 from foretrace.tracer.rehearse.words import STUB, amount, asked_at, asker, is_first_value, number
@@ -63,19 +62,14 @@ class Stated:
         expert_load: tokens sent to the experts of this rank, as a multiple of an even share; or the shape of
             the loads of all experts, as ``experts.parsed`` takes it.
         letters: what other ranks have sent to this one.
-        asks_choices: as ``asks`` of ``Choices``.
 
     Attributes:
         numbers: tensors whose elements are known.
-        signs: tensors without a negative element.
         routing: makes up choices of experts; None if the expert load is one number.
         finish: ends the step that is over, and the rehearsal if that was the last one to keep.
     """
 
-    def __init__(
-        self, expert_load: float | str = 1.0, letters: Letters | None = None, *, asks_choices: bool = False
-    ) -> None:
-
+    def __init__(self, expert_load: float | str = 1.0, letters: Letters | None = None) -> None:
         load = parsed(expert_load)
         shape = load if isinstance(load, Loads) else None
         self.letters = Letters(0, {}, ()) if letters is None else letters
@@ -86,9 +80,8 @@ class Stated:
         self._asking = local()
         self.finish: Callable[[], None] = lambda: None
         self.routing = None if shape is None else Routing(shape, self.numbers, self.tell, self.told)
-        self.choices = Choices(self.routing, asks=asks_choices)  # choices of experts and others
+        self.choices = Choices(self.routing)  # choices of experts and others
         self._known: dict[int, tuple[Known, Any]] = {}
-        self.signs = Signs(lambda tensor: self.of(tensor).mean)
 
     def of(self, tensor: Any) -> Known:
         """Return what is known of the elements of *tensor*."""
@@ -109,10 +102,8 @@ class Stated:
         *factor*: the result of a reduction as a multiple of its operand, None if unknown.
         """
         # Before outputs are forgotten: a collective in place has its source among them.
-        known, is_positive = self.of(source), self.signs.holds(source)
+        known = self.of(source)
         self._drop(map(storage_key, outputs))
-        if is_positive:
-            self.signs.keep(outputs)
         factor = 1.0 if kind in COPIES else factor
         if self.numbers.exchange(kind, source, outputs, factor) or factor is None or known.mean is None:
             return
@@ -157,7 +148,6 @@ class Stated:
     def _drop(self, keys: Iterable[int]) -> None:
         for key in keys:
             self._known.pop(key, None)
-            self.signs.drop(key)
 
     def note(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """Follow an operator, named without its overload, whose results may be known."""
@@ -199,8 +189,6 @@ class Stated:
         tensors = [one for one in args[:2] if hasattr(one, "untyped_storage")]
         known = [self.of(one).mean if hasattr(one, "untyped_storage") else one for one in args[:2]]
         truth = truth_of(name, args, known)
-        if truth is None and name in COMPARED and type(args[1]) in {int, float} and self.signs.holds(args[0]):
-            truth = follows(COMPARED[name], args[1])
         if truth is not None and all(self.numbers.of(one) is not None for one in tensors):
             return True  # they are computed
         if truth is not None:

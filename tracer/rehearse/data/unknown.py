@@ -18,7 +18,6 @@ from typing import Any, Final, NoReturn, Self
 
 from foretrace.tracer import internals
 from foretrace.tracer.internals import compile_as
-from foretrace.tracer.rehearse.data.signs import follows
 from foretrace.tracer.rehearse.data.stated import Stated
 from foretrace.tracer.rehearse.data.truths import HOLDS, may_decide, passing, picking
 from foretrace.tracer.rehearse.replacing import replaces
@@ -40,18 +39,16 @@ class Unknown(float):
     Args:
         stated: says what is known of numbers.
         said: what it is, in the sentence that ends the rehearsal.
-        is_positive: whether it is not negative.
     """
 
-    __slots__ = ("_said", "_stated", "is_positive")
+    __slots__ = ("_said", "_stated")
     _said: str
     _stated: Stated
-    is_positive: bool
 
-    def __new__(cls, stated: Stated, said: str, *, is_positive: bool = False) -> Self:
+    def __new__(cls, stated: Stated, said: str) -> Self:
         """Return a number that C takes to be NaN."""
         made = super().__new__(cls, math.nan)
-        made._stated, made._said, made.is_positive = stated, said, is_positive
+        made._stated, made._said = stated, said
         return made
 
     def need(self) -> NoReturn:
@@ -70,9 +67,6 @@ class Unknown(float):
             return NotImplemented
         if other is self or (isinstance(other, float) and math.isinf(other)):
             return compare(0.0, 0.0 if other is self else other)
-        is_plain = isinstance(other, int | float) and type(other) is not Unknown
-        if self.is_positive and is_plain and (truth := follows(compare, other)) is not None:
-            return truth
         caller = sys._getframe(1)
         if (picks := picking(caller.f_code, caller.f_lasti)) is not None:
             return compare is picks
@@ -103,21 +97,7 @@ class Unknown(float):
 
     def _joined(self, other: Any = 0.0, *_: Any) -> Any:
         """Return what arithmetic makes of the number: one that nobody has computed either."""
-        if not isinstance(other, Number):
-            return NotImplemented
-        if isinstance(other, Unknown):
-            is_kept = other.is_positive
-        else:
-            is_kept = isinstance(other, int | float) and other >= 0
-        return self if is_kept or not self.is_positive else self._unsigned()
-
-    def _unsigned(self, other: Any = 0.0) -> Any:
-        """Return a number that nobody has computed, which may be negative."""
-        return Unknown(self._stated, self._said) if isinstance(other, Number) else NotImplemented
-
-    def __abs__(self) -> Any:
-        """Return such a number, which is not negative."""
-        return Unknown(self._stated, self._said, is_positive=True)
+        return self if isinstance(other, Number) else NotImplemented
 
     def _paired(self, other: Any) -> Any:
         return (self, self) if isinstance(other, Number) else NotImplemented
@@ -127,10 +107,9 @@ class Unknown(float):
         self.need()
 
     as_integer_ratio = hex = is_integer
-    __add__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _joined
-    __radd__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _joined
-    __pos__ = __round__ = __trunc__ = __floor__ = __ceil__ = _joined
-    __neg__ = __sub__ = __rsub__ = _unsigned
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _joined
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _joined
+    __neg__ = __pos__ = __abs__ = __round__ = __trunc__ = __floor__ = __ceil__ = _joined
     __divmod__ = __rdivmod__ = _paired
     __lt__ = functools.partialmethod(truth, operator.lt)
     __le__ = functools.partialmethod(truth, operator.le)
@@ -186,7 +165,7 @@ def install(stated: Stated) -> None:
     def item(original: Any, self: Any) -> Any:
         with stated.reading() as read:
             found = original(self)
-        return Unknown(stated, read.said, is_positive=stated.signs.holds(self)) if read.said else found
+        return Unknown(stated, read.said) if read.said else found
 
     def tolist(self: Any) -> Any:
         if self.numel() <= ONE_BY_ONE or stated.of(self).mean is not None:

@@ -74,6 +74,12 @@ class Device:
     _kept: Any
 
 
+NO_GRAPHS: Final = (
+    "CUDA graphs cannot be rehearsed: turn them off with an argument of the script, or with a stub that "
+    "replaces torch.cuda.graph (--stub, docs/rehearse.md section 6)"
+)
+
+
 def install(count: int, *, tell: Callable[[str], None] = lambda words: None) -> Device:
     """Import PyTorch with *count* CUDA devices that do not exist.
 
@@ -131,6 +137,8 @@ def fit_out(c: ModuleType, count: int, tell: Callable[[str], None]) -> Driver:
 
 def _refused(name: str) -> Exception:
     """Return the error for a function of CUDA that has no answer."""
+    if "raph" in name:
+        return RehearsalError(NO_GRAPHS)
     return RehearsalError(
         f"a GPU that is not there has no {name.lstrip('_')}: the script asks CUDA for more than is imitated"
     )

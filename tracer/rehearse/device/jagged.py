@@ -21,10 +21,10 @@ STRIDED: Final = (
 """Error for nested tensors with strided layout."""
 
 
-def install() -> list[Any]:
-    """Change ``torch.nested`` once it is imported; return objects that must be kept alive."""
+def install() -> None:
+    """Change ``torch.nested`` once it is imported."""
     _layouts()
-    return when_imported(internals.NESTED, _sizes)
+    when_imported(internals.NESTED, _sizes)
 
 
 def of_parts(tensor: Any, rows: Callable[[Any], Any], ends: Callable[[Any], Any]) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,13 +20,10 @@ from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.words import STUB
 
 
-def install(session: RehearsalSession) -> list[Any]:
-    """Change each library once it is imported; return objects that must be kept alive."""
-    return [
-        kept
-        for name, change in _CHANGES.items()
-        for kept in when_imported(name, functools.partial(change, session))
-    ]
+def install(session: RehearsalSession) -> None:
+    """Change each library once it is imported."""
+    for name, change in _CHANGES.items():
+        when_imported(name, functools.partial(change, session))
 
 
 def _transformers(session: RehearsalSession, module: Any) -> None:
@@ -75,6 +73,21 @@ def _deepspeed(session: RehearsalSession, module: Any) -> None:
         return lst
 
 
+def _deepspeed_norms(session: RehearsalSession, module: Any) -> None:
+    """Let norms of gradients be valid: whether they are below zero, as DeepSpeed asks too, is not known."""
+    import torch
+
+    if hasattr(module, VALID):  # not in versions before 0.19
+
+        @replaces(module, name=VALID)
+        def is_invalid(_: Any, norm: Any) -> bool:
+            return bool((~torch.isfinite(norm)).any()) if torch.is_tensor(norm) else not math.isfinite(norm)
+
+
+VALID: Final = "is_invalid_grad_norm"
+"""Function of DeepSpeed that asks whether a norm is finite and not below zero."""
+
+
 class SentMeta(NamedTuple):
     """Shape and type of a tensor."""
 
@@ -113,7 +126,7 @@ def _deepspeed_pipeline(session: RehearsalSession, module: Any) -> None:
         original(engine, buffer, stage)
         is_one = not isinstance(buffer, tuple)
         metas = tuple(SentMeta(tuple(one.shape), one.dtype) for one in ((buffer,) if is_one else buffer))
-        shapes().found[engine.stage_id] = StageMetas(metas, is_one)
+        shapes().tell(engine.stage_id, StageMetas(metas, is_one))
 
     @replaces(kind, name="_recv_tensor_meta")
     def received(_: Any, engine: Any, stage: int) -> Any:
@@ -236,6 +249,7 @@ _CHECKED: Final = (
 _CHANGES: Final[Mapping[str, Callable[[Any, Any], None]]] = {
     "transformers.utils.import_utils": _transformers,
     "accelerate.data_loader": _accelerate,
+    "deepspeed.runtime.utils": _deepspeed_norms,
     "deepspeed.runtime.zero.utils": _deepspeed,
     "deepspeed.runtime.pipe.engine": _deepspeed_pipeline,
     "deepspeed.ops.adam.fused_adam": _deepspeed_adam,

@@ -13,14 +13,12 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from foretrace.tracer import internals
-from foretrace.tracer.guarded import everywhere
 from foretrace.tracer.internals import compile_as, makers
 from foretrace.tracer.operators import dtype_name, tensor_bytes
 from foretrace.tracer.rehearse.data import checkpoints, learning, loaders, unknown
 from foretrace.tracer.rehearse.data.numbers import Numbers
 from foretrace.tracer.rehearse.data.unknown import Unknown, filled
 from foretrace.tracer.rehearse.device import compiling, jagged, libraries
-from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.replacing import replaces, when_imported
 from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.tape.calls import tensors_in
@@ -31,8 +29,8 @@ from foretrace.tracer.rehearse.world.started import install_children
 from foretrace.traces.rehearsal import HOST_WAIT
 
 
-def install(session: RehearsalSession) -> list[Any]:
-    """Replace everything; return objects that must be kept alive."""
+def install(session: RehearsalSession) -> None:
+    """Replace everything."""
     internals.fill_constructors()  # torch caches this list: fill it before any function is replaced
     for kinds in internals.kinds_updated_together():  # optimizers and clipping ask for the class
         kinds.append(internals.fake_tensor())
@@ -48,7 +46,8 @@ def install(session: RehearsalSession) -> list[Any]:
     _parameters(session)
     _stubs(session)
     session.bodies.install()
-    kept = [*checkpoints.install(session), *libraries.install(session)]
+    checkpoints.install(session)
+    libraries.install(session)
     _arrays(session)
     _random_states(session)
     _lists(session)
@@ -56,15 +55,14 @@ def install(session: RehearsalSession) -> list[Any]:
     unknown.install(session.stated)
     _copies()
     _plain_tensors(session)
-    _lazy(session)
     install_futures()
     install_children(session)
-    _graphs(session)
     profile_host_only()
     synced_norms()
     _grouped_products()
-    kept += when_imported(TRITON, functools.partial(_triton, session))
-    return [*kept, *when_imported(TRITON_DRIVER, _triton_driver), *jagged.install()]
+    jagged.install()
+    when_imported(TRITON, functools.partial(_triton, session))
+    when_imported(TRITON_DRIVER, _triton_driver)
 
 
 # Gradients of losses over no elements, as of a mask that selects nothing: empty as well. PyTorch's kernels
@@ -441,102 +439,6 @@ def _plain_tensors(session: RehearsalSession) -> None:
             "without the attributes and methods of the class"
         )
         return torch.ops.aten.alias(self)
-
-
-# Parameters and buffers that get their size from the first input, as in ``torch.nn.LazyLinear``. Torch gives
-# them special classes, and changes the class of the object once there is an input. A fake tensor cannot
-# change its class. So here they are fake tensors without elements, with a mark that they have no size.
-
-SHAPELESS: Final = "materialize"
-"""Method that gives a tensor its size; a tensor has it only as long as it has no size."""
-
-
-def _lazy(session: RehearsalSession) -> None:
-    """Replace torch's uninitialized parameters and buffers, and both tests for them."""
-    import torch
-    from torch.nn import parameter
-    from torch.nn.modules.lazy import LazyModuleMixin
-
-    def marked(tensor: Any) -> Any:
-        setattr(tensor, SHAPELESS, functools.partial(sized, tensor))
-        return tensor
-
-    def sized(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        """Give *tensor* its size, on its present device and in its dtype unless others are given."""
-        asked = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
-        tensor.data = tensor.data.new_empty(shape, **asked)
-        delattr(tensor, SHAPELESS)
-        memory = session.host.memory if session.host.holds(tensor) else session.memory
-        memory.move(tensor.untyped_storage(), "parameters")
-
-    def new_parameter(
-        kind: Any,
-        requires_grad: Any = True,  # noqa: FBT002 - as torch has it
-        device: Any = None,
-        dtype: Any = None,
-    ) -> Any:
-        return marked(torch.nn.Parameter(torch.empty(0, device=device, dtype=dtype), requires_grad))
-
-    def new_buffer(
-        kind: Any,
-        requires_grad: Any = False,  # noqa: FBT002
-        device: Any = None,
-        dtype: Any = None,
-        persistent: Any = True,  # noqa: FBT002
-    ) -> Any:
-        made = torch.empty(0, device=device, dtype=dtype, requires_grad=requires_grad)
-        made.persistent, made._is_buffer = persistent, True
-        return marked(made)
-
-    shapeless = parameter.UninitializedParameter
-    setattr(shapeless, "__new__", new_parameter)  # noqa: B010 - mypy takes it for a method, as the next
-    setattr(parameter.UninitializedBuffer, "__new__", new_buffer)  # noqa: B010
-    everywhere(parameter.is_lazy, is_shapeless, "is_lazy")
-
-    @replaces(type(parameter.Parameter), name="__instancecheck__")
-    def is_instance(original: Any, cls: Any, instance: Any) -> bool:
-        return is_shapeless(instance) if cls is shapeless else bool(original(cls, instance))
-
-    def applied(self: Any, *args: Any, **kwargs: Any) -> Any:
-        names = [name for name, buffer in self._buffers.items() if is_shapeless(buffer)]
-        found = apply(self, *args, **kwargs)
-        for name in names:
-            marked(self._buffers[name])
-        return found
-
-    apply = internals.apply_to_module()
-    setattr(LazyModuleMixin, apply.__name__, applied)
-
-    @replaces(internals.fake_tensor(), name="__deepcopy__")  # of a model before its first call
-    def copied(original: Any, self: Any, memo: dict[int, Any]) -> Any:
-        found = original(self, memo)
-        return marked(found) if is_shapeless(self) else found
-
-
-def is_shapeless(tensor: Any) -> bool:
-    """Whether *tensor* has no size yet."""
-    return SHAPELESS in getattr(tensor, "__dict__", ())
-
-
-def _graphs(session: RehearsalSession) -> None:
-    """Refuse CUDA graphs, whose contents are unknown; graphed callables are returned unchanged."""
-    import torch
-
-    class Refused:
-        """A class, because scripts use the name in annotations."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            raise RehearsalError(
-                "CUDA graphs cannot be rehearsed: turn them off with an argument of the script, or with a "
-                "stub that replaces torch.cuda.graph (--stub, docs/rehearse.md section 6)"
-            )
-
-    @replaces(torch.cuda, name="make_graphed_callables")
-    def graphed(_: Any, callables: Any, *args: Any, **kwargs: Any) -> Any:
-        session.warn("torch.cuda.make_graphed_callables does nothing here: kernels are launched one by one")
-        return callables
-
-    torch.cuda.CUDAGraph = torch.cuda.graph = torch.cuda.graph_pool_handle = Refused
 
 
 def profile_host_only() -> None:

@@ -13,10 +13,10 @@ from typing import Any, Final
 from foretrace.tracer import internals
 from foretrace.tracer.operators import OPERATORS
 from foretrace.tracer.rehearse.replacing import replaces
-from foretrace.tracer.rehearse.words import names_of
+from foretrace.tracer.rehearse.words import led_to
 
-MOST_DEEP: Final = 3
-"""Functions that call each other in which a collective is looked for."""
+MOST_DEEP: Final = 2
+"""Longest chain of functions that is followed to find a collective."""
 
 SENDS: Final = frozenset(
     {"all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "broadcast"}
@@ -97,7 +97,7 @@ class OwnBodies:
         return kernels.get("cuda") or kernels.get(None) or kernels.get("cpu")  # type: ignore[no-any-return]
 
 
-def communicates(function: Any, depth: int = MOST_DEEP) -> bool:
+def communicates(function: Any) -> bool:
     """Whether *function* names a collective, or calls a function of its own module that does.
 
     >>> import types
@@ -105,24 +105,10 @@ def communicates(function: Any, depth: int = MOST_DEEP) -> bool:
     >>> communicates(lambda x: dist.all_reduce(x)), communicates(lambda x: abs(x))
     (True, False)
     """
-    function = getattr(function, "__wrapped__", function)
-    code = getattr(function, "__code__", None)
-    if code is None or not depth:
-        return False
-    names = {*names_of(code)}
-    if names & (SENDS - AMBIGUOUS) or (names & AMBIGUOUS and names & MODULES):
-        return True
-    cells = getattr(function, "__closure__", None) or ()
-    near = {name: function.__globals__.get(name) for name in names}
-    near |= dict(zip(code.co_freevars, (_content(cell) for cell in cells), strict=False))
-    return any(communicates(one, depth - 1) for one in near.values() if hasattr(one, "__code__"))
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not set yet
-        return None
+    return any(
+        names & (SENDS - AMBIGUOUS) or (names & AMBIGUOUS and names & MODULES)
+        for _, names in led_to(function, MOST_DEEP)
+    )
 
 
 def _names_group(values: Iterable[Any]) -> bool:

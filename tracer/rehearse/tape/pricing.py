@@ -1,8 +1,8 @@
-"""Finds the work of operator calls, once for calls with the same shapes."""
+"""Finds the work of operator calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any, Final
@@ -88,11 +88,6 @@ def as_laid_out(work: Work, func: Any, call: Call) -> Work:
     return work
 
 
-def strides_of(values: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the strides of the tensors in *values*; none of a sparse one."""
-    return tuple(one.stride() if _is_strided(one) else () for one in tensors_in(values))
-
-
 def _is_strided(tensor: Any) -> bool:
     return str(tensor.layout) == "torch.strided"
 
@@ -173,52 +168,41 @@ def _asks_for_last(tensor: Any) -> bool:
     return bool(tensor.stride(1) == 1 and tensor.shape[1] > 1 and tensor.stride(-1) >= tensor.shape[1])
 
 
-BY_STRIDES: Final = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
-"""Operators whose work depends on the strides of matrices; that of element-wise ones does, too."""
-
-
 class Pricing:
     """Finds the work of calls."""
 
     def __init__(self, session: State) -> None:
         self._session = session
-        self._numbers: dict[Any, int] = {}
-        self._conversions: dict[Any, int] = {}
         self._found_empty = False
 
     def number(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         """Return the number of the work of a call on the tape."""
-        is_rounded = is_asked(name)
-        ends = self._ends(name, args, kwargs)
-        by_strides = name in BY_STRIDES or is_elementwise(name, func)
-        # Strides only where they count: with them, fewer calls are alike.
-        strides = strides_of((args, out)) if by_strides else ()
-        # ``is_rounded``, because a script may change that setting between two calls that are alike.
-        key = (func, _signature(args), _signature(out), ends, is_rounded, strides)
-        if key not in self._numbers:
-            work = self.work(name, func, args, kwargs, out)
-            work = rounded(work) if is_rounded else work
-            if work.kind == "gemm" and not work.flops and not self._found_empty:
-                self._found_empty = True
-                self._session.warn(
-                    f"{asker()}: a matrix product with an empty operand ({work.shapes}): check the numbers "
-                    f"that the script was given, and set those that decide sizes in a stub ({STUB})"
-                )
-            self._numbers[key] = self._session.tape.number_of(work)
-        return self._numbers[key]
+        work = self.work(name, func, args, kwargs, out)
+        work = rounded(work) if is_asked(name) else work
+        if work.kind == "gemm" and not work.flops and not self._found_empty:
+            self._found_empty = True
+            self._session.warn(
+                f"{asker()}: a matrix product with an empty operand ({work.shapes}): check the numbers "
+                f"that the script was given, and set those that decide sizes in a stub ({STUB})"
+            )
+        return self._session.tape.number_of(work)
+
+    def beside(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any] | None:
+        """Return what tells on what the work of calls of *name* depends beside what is remembered of them.
+
+        None if that is nothing. A script may change the setting of precision between two calls.
+        """
+        if name in BY_NUMBERS:
+            return lambda args, kwargs: self._ends(name, args, kwargs)
+        return (lambda args, kwargs: is_asked(name)) if name in ROLES else None
 
     def conversion(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> int:
         """Return the number of the work of the copies between layouts around a convolution, -1 for none."""
-        strides = tuple(tensor.stride() for tensor in tensors_in((args, kwargs)))
-        is_rounded = is_asked(name)
-        key = (func, _signature(args), _signature(tuple(kwargs.values())), strides, is_rounded)
-        if key not in self._conversions:
-            call = _call(name, func, args, kwargs, out)
-            work = conversion(call, type_of(dtype_of([call.named["input"]]), name))
-            self._conversions[key] = -1 if work is None else self._session.tape.number_of(work)
-        return self._conversions[key]
+        call = _call(name, func, args, kwargs, out)
+        work = conversion(call, type_of(dtype_of([call.named["input"]]), name))
+        return -1 if work is None else self._session.tape.number_of(work)
 
     def work(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
         """Return the work of a call."""
@@ -253,17 +237,3 @@ def _call(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], o
 def _is_list_of_whole(value: Any) -> bool:
     """Whether *value* is a one-dimensional tensor of integers."""
     return hasattr(value, "element_size") and value.dim() == 1 and not value.dtype.is_floating_point
-
-
-def _signature(values: Any) -> Any:
-    """Return what the work of a call depends on: shapes, dtypes, and whole numbers such as dimensions.
-
-    Floating-point numbers, such as a learning rate, change nothing.
-    """
-    if hasattr(values, "element_size"):
-        return (values.shape, values.dtype)
-    if isinstance(values, list | tuple):
-        return tuple(map(_signature, values))
-    # Whole numbers count: a causal and a full attention may differ by nothing else
-    # (``custom_mask_type``).
-    return values if values is None or isinstance(values, int | str) else 0

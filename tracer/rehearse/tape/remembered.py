@@ -46,13 +46,13 @@ class Remembered:
     Attributes:
         results: what it makes: tensors, None, or numbers, which are the same again.
         container: ``tuple`` or ``list`` if it makes several, else None.
-        work: number of its work on the tape, -1 until it is known.
+        works: numbers of its work on the tape, by what that depends on beside the call.
     """
 
-    __slots__ = ("container", "results", "work")
+    __slots__ = ("container", "results", "works")
 
     def __init__(self, results: tuple[Made | float | None, ...], container: type | None) -> None:
-        self.results, self.container, self.work = results, container, -1
+        self.results, self.container, self.works = results, container, dict[Any, int]()
 
 
 UNSEEN: Final = object()

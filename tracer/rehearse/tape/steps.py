@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType, ModuleType
 from typing import Any, Final
 
 import numpy as np
 
-from foretrace.tracer import internals
+from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.state import State
-from foretrace.tracer.rehearse.tape.calls import tensors_in
-from foretrace.tracer.rehearse.tape.tape import INPUT, LOSS
+from foretrace.tracer.rehearse.tape.tape import INPUT
 from foretrace.tracer.rehearse.words import NO_STEPS
 from foretrace.tracer.steps import Steps
 from foretrace.traces.rehearsal import OP
@@ -40,111 +37,32 @@ def look(session: State, optimizer: Any) -> None:
         session.warn(STALE.format(name=type(optimizer).__name__, n=sum(one.numel() for one in held)))
 
 
-# Steps of a script that calls no module: plain tensors that require gradients, and an optimizer for them. A
-# step usually begins with the first call of a module. If an optimizer steps before any module was called,
-# each later step begins with the first function whose results require gradients.
+MOST_UNSEEN: Final = 64
+"""Steps of optimizers before any call of a module: libraries make states by one of each first."""
 
-FIRST_LEFT_OUT: Final = (
-    "no module is called, so it is unknown where the first step begins: that step is left out, and the next "
-    "one is kept"
+UNTOLD: Final = (
+    "optimizers step, but no torch.nn.Module is called, so nobody knows where the steps of the script begin: "
+    "call foretrace.step() at the end of each"
 )
-"""Note if the first step was requested."""
+"""What ends the rehearsal of a script that trains plain tensors."""
 
 
-class StepsWithoutModules(Steps):
-    """Steps that begin with functions, once an optimizer has stepped before any call of a module."""
+class OwnSteps(Steps):
+    """Steps that a script may end itself: everything before its first mark is warm-up."""
 
     def __init__(self, session: State) -> None:
         super().__init__(session)  # type: ignore[arg-type]
         self._rehearsal = session
-        self._is_first = False  # an optimizer steps, and no module was called yet
-
-    def begin(self) -> None:
-        """Forward work begins: a module is called, or a function if no module is ever called."""
-        self._is_first = False
-        super().begin()
+        self._n_unseen = 0  # steps of optimizers before any module was called
 
     def _begin_unseen(self) -> None:
-        """A backward begins no step: the optimizer tells later that no module was called."""
-
-    def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer begins to step. The first time, this may begin a step that no module has begun.
-
-        Its closure may contain all work of the step, and calls of modules too.
-        """
-        if self._start is None:
-            super().begin()
-            self._is_first = True
-        super().optimizer_begins(optimizer)
-
-    def optimizer_ends(self, optimizer: Any) -> None:
-        """An optimizer has stepped. If no module was called before, only the end of this step is known."""
-        if self._is_first:
-            self._is_first, session = False, self._rehearsal
-            if not session.kept.warmup:
-                session.warn(FIRST_LEFT_OUT)
-            session.kept.leave_out(1)
-            self._watch()
-        super().optimizer_ends(optimizer)
-
-    def _watch(self) -> None:
-        """Begin a step with the first function whose results require gradients.
-
-        All such functions count as forward, also those of a later micro-batch after a backward, and those in
-        the closure of an optimizer. A rehearsal may end where a step begins. So that is checked here, for
-        functions: an error raised inside an operator, below C++ code, may abort the process.
-        """
-        from torch.overrides import TorchFunctionMode
-
-        lane, begin = self._rehearsal.lane, self.begin
-
-        class Functions(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
-            """Sees every function of torch."""
-
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                before, forward = lane.owner, ("forward", LOSS)
-                is_outside = lane.depth == 0
-                if (is_outside or before[0] == "optimizer") and _differentiates([args, kwargs]):
-                    lane.owner = forward
-                out = func(*args, **(kwargs or {}))
-                if is_outside and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
-                    begin()
-                elif lane.owner is forward:  # not a forward: it reads a gradient, for example
-                    lane.owner = before
-                return out
-
-        # Below: a mode whose block ends takes the top of the stack away, whichever mode that is.
-        internals.put_below(Functions())
-
-
-def _differentiates(arguments: Any) -> bool:
-    """Whether the results of a function of *arguments* require gradients, if they can."""
-    from torch import is_grad_enabled
-
-    return is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in tensors_in(arguments))
-
-
-NOT_YET: Final = (
-    "the script contains foretrace.step(), but did not call it before the rehearsal ended: the steps are "
-    "those of its optimizers (a larger --warmup rehearses further; from the first call on, the steps are "
-    "those of the script)"
-)
-"""Note if the steps may differ from those that the script marks."""
-
-MODULE: Final = "foretrace"
-
-
-class OwnSteps(StepsWithoutModules):
-    """Steps that a script may end itself: everything before its first mark is warm-up."""
-
-    def __init__(self, session: State) -> None:
-        super().__init__(session)
-        self._may_tell: bool | None = None
+        """A backward begins no step: what it is of began before."""
 
     def optimizer_ends(self, optimizer: object) -> None:
         """An optimizer has stepped, perhaps in a loop that marks steps itself."""
-        if self._may_tell is None:
-            self._may_tell = names_step(sys._getframe(1))  # noqa: SLF001 - the stack of the script
+        self._n_unseen += self._start is None
+        if self._n_unseen > MOST_UNSEEN:
+            raise RehearsalError(UNTOLD)
         before, is_new = self._marker(), id(optimizer) in self.made
         look(self._rehearsal, optimizer)
         super().optimizer_ends(optimizer)
@@ -163,37 +81,6 @@ class OwnSteps(StepsWithoutModules):
         elif not self._is_told and n_done:  # parts of the first step counted as steps
             session.kept.leave_out(n_done + 1)
         super().told()
-
-    def said(self) -> list[str]:
-        """Return notes about the steps, once the script has ended."""
-        return [NOT_YET] if self._may_tell and not self._is_told else []
-
-
-def names_step(frame: FrameType | None) -> bool:
-    """Whether the code of *frame*, or of one of its callers, has a name for ``foretrace.step``.
-
-    Local variables are not read: a frame keeps the values that were read, and so keeps tensors alive.
-    """
-    while frame is not None:
-        names, known = frame.f_code.co_names, frame.f_globals
-        if any(_is_step(known.get(name)) for name in names):
-            return True
-        if "step" in names and any(name == MODULE or _is_module(known.get(name)) for name in names):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _is_step(value: object) -> bool:
-    """Whether *value* is ``foretrace.step``."""
-    return (
-        getattr(value, "__name__", "") == "step"
-        and str(getattr(value, "__module__", "")).partition(".")[0] == MODULE
-    )
-
-
-def _is_module(value: object) -> bool:
-    return isinstance(value, ModuleType) and value.__name__ == MODULE
 
 
 # Steps that are not alike: those that warm up are in no answer, and may do what those that are kept do not.

@@ -12,7 +12,6 @@ from foretrace.tracer import internals
 from foretrace.tracer.operators import OPERATORS, dtype_name, tensor_bytes
 from foretrace.tracer.rehearse.data.numbers import is_followed
 from foretrace.tracer.rehearse.data.questions import DATA_DEPENDENT, Questions
-from foretrace.tracer.rehearse.data.signs import SIGNED, Signs
 from foretrace.tracer.rehearse.data.stated import FOLLOWED, Stated
 from foretrace.tracer.rehearse.device.host import Workspaces
 from foretrace.tracer.rehearse.device.kernels import WHOLE
@@ -20,9 +19,9 @@ from foretrace.tracer.rehearse.device.memory import OF_KIND
 from foretrace.tracer.rehearse.session import RehearsalSession
 from foretrace.tracer.rehearse.tape.calls import Kernel, tensors_in
 from foretrace.tracer.rehearse.tape.fused import ACCUMULATING
-from foretrace.tracer.rehearse.tape.pricing import ROLES, Pricing
+from foretrace.tracer.rehearse.tape.pricing import Pricing
 from foretrace.tracer.rehearse.tape.remembered import Memo
-from foretrace.tracer.rehearse.tape.works import BY_NUMBERS, SILENT, Work
+from foretrace.tracer.rehearse.tape.works import SILENT, Work
 from foretrace.tracer.rehearse.world import communicating
 from foretrace.tracer.rehearse.world.communicating import Communications, kind_of
 from foretrace.traces.rehearsal import HOST_WAIT, ON_HOST, TO_HOST
@@ -140,19 +139,6 @@ def following(known: Stated, name: str, func: Any, handler: Kernel) -> Kernel:
     if is_followed(name, func):
         return around(handler, forget_mean if schema.is_mutable else None, learn)
     return around(handler, forget if schema.is_mutable else None)
-
-
-def signing(signs: Signs, name: str, handler: Kernel) -> Kernel:
-    """Return *handler*, which then also keeps the *signs* of what the operator *name* has made."""
-
-    def signed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        are_made = signs.are_made(name, args, kwargs)  # before: it may write over an operand
-        out = handler(func, args, kwargs)
-        if are_made:
-            signs.keep(out)
-        return out
-
-    return signed
 
 
 # Checks that operands have equal dtypes where a GPU kernel requires it; fake tensors do not check it. A
@@ -408,8 +394,6 @@ class Watcher:
         if func.namespace in COMMUNICATING:
             handler = around(handler, reading(self._session))
         handler = following(self._session.stated, name, func, around(handler, checking(name)))
-        if name in SIGNED:
-            handler = signing(self._session.stated.signs, name, handler)
         if variant := self._in_place.get(func):
             handler = writing(handler, variant, self._handlers.get(variant) or self._handler(variant))
         self._handlers[func] = handler
@@ -430,7 +414,7 @@ class Watcher:
         if namespace == "profiler":
             return _unseen
         if namespace == communicating.NAMESPACE:
-            return communicating.by_parts(self._session, self._mode, func)  # type: ignore[no-any-return]
+            return communicating.refuse
         is_composite = full not in ON_CUDA and internals.is_composite(func)
         if func.is_view and full != "aten._to_copy" and not is_composite:  # `to` and `reshape` may copy
             return around(self._viewing, keeping(self._session) if full == "aten.detach" else None)
@@ -466,8 +450,7 @@ class Watcher:
         session, tape, call = self._session, self._session.tape, self._call
         note, made, is_ours = session.stated.note, self._counted.made, self._is_ours
         position, follows, host = session.position, name in FOLLOWED, session.host
-        fused = session.fused
-        by_numbers = name in BY_NUMBERS or name in ROLES
+        fused, beside = session.fused, self._pricing.beside(name)
 
         def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out, known = call(func, args, kwargs)
@@ -483,12 +466,11 @@ class Watcher:
             if follows:
                 note(name, args, out)
             if position.step >= 0:
-                # Work that depends on numbers, or on a setting of precision, is not remembered with the call.
-                number = -1 if known is None or by_numbers else known.work
+                works = {} if known is None else known.works
+                by = beside(args, kwargs) if beside is not None else None
+                number = works.get(by, -1)
                 if number < 0:
-                    number = self._pricing.number(name, func, args, kwargs, out)
-                    if known is not None:
-                        known.work = number
+                    number = works[by] = self._pricing.number(name, func, args, kwargs, out)
                 if fused.is_used:
                     fused.op(number, name, args, kwargs, out)
                 else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from math import log2, prod
+from math import prod
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -250,144 +250,6 @@ _TRAFFIC: Final[Mapping[str, Callable[[Call], int]]] = MappingProxyType(
 """By operator, its traffic if that is not every operand and every result once."""
 
 
-# FLOPs of matrix decompositions and similar operators of linear algebra.
-
-
-COMPLEX_FACTOR: Final = 4
-"""FLOPs of a complex multiply-add, relative to a real one."""
-
-
-def decomposition(call: Call) -> Work:
-    """Return the work of *call*: a matrix product with as many FLOPs, which is faster than the real one."""
-    matrix = next(tensor for tensor in tensors_in(call.args) if len(tensor.shape) > 1)
-    flops, rows, columns = 0, matrix.shape[-2], matrix.shape[-1]
-    batch = prod(matrix.shape[:-2])
-    if call.name != NO_COUNT:
-        *of, m, n = call.args[0].shape
-        flops = round(prod(of) * FLOPS[call.name](call, max(m, n), min(m, n)))
-        flops *= COMPLEX_FACTOR if matrix.dtype.is_complex else 1
-    area = batch * rows * columns
-    work = Work(
-        name=call.name,
-        kind="gemm" if flops and area else "memory",
-        shapes=shapes_of(call),
-        dtype=dtype_of(tensors_in(call.args)),
-        flops=flops,
-        bytes_moved=traffic(call),
-        is_known=False,
-    )
-    if work.kind == "memory":
-        return work
-    return work._replace(m=rows, n=columns, k=max(round(flops / (2 * area)), 1), batch=batch)
-
-
-def transform(call: Call) -> Work:
-    """Return the work of a Fourier transform: it reads and writes its operands once per dimension.
-
-    FLOPs are ``5 n log2(n)`` for *n* complex elements that are transformed together, half of that if one side
-    is real: the convention by which FFTW and cuFFT state their rates (Frigo and Johnson, "The Design and
-    Implementation of FFTW3", Proceedings of the IEEE 93(2), 2005).
-    """
-    data, dims = call.args[:2]
-    out = next(iter(tensors_in(call.out)))
-    # The real side: the complex one has only half of the last dimension.
-    whole = data if call.name == "aten._fft_r2c" else out
-    n_together = prod(whole.shape[dim] for dim in dims)
-    n_times = whole.numel() // max(n_together, 1)
-    per_element = 5 if call.name == "aten._fft_c2c" else 2.5
-    return Work(
-        name=call.name,
-        kind="memory",
-        shapes=shapes_of(call),
-        dtype=dtype_of([data]),
-        flops=round(per_element * n_times * n_together * log2(max(n_together, 1))),
-        bytes_moved=traffic(call) + 2 * out.nbytes * (len(dims) - 1),
-        kernels=len(dims),
-        is_known=False,
-    )
-
-
-def _right(call: Call, at: int = 1) -> float:
-    """Return the columns of operand *at*, for each matrix of the first operand."""
-    first, right = call.args[0], call.args[at]
-    return float(right.numel() / max(prod(first.shape[:-1]), 1))
-
-
-def _lu(m: float, n: float) -> float:
-    return m * n**2 - n**3 / 3
-
-
-def _generated(m: float, n: float, k: float) -> float:
-    """``xORGQR`` (LAWN 41): *k* reflections made a matrix of *m* rows and *n* columns."""
-    return float(4 * m * n * k - 2 * (m + n) * k**2 + 4 * k**3 / 3)
-
-
-def _qr(call: Call, m: float, n: float) -> float:
-    """``xGEQRF``, and ``xORGQR`` if Q is requested (LAWN 41)."""
-    mode, rows = call.named.get("mode", "reduced"), call.args[0].shape[-2]
-    q = {"r": 0, "complete": rows}.get(mode, n)
-    # ``xGEQRF`` takes 2 m n² - 2/3 n³, twice as many as an LU of the same matrix.
-    return 2 * _lu(m, n) + (_generated(rows, q, n) if q else 0)
-
-
-def _applied(call: Call, m: float, n: float) -> float:
-    """``xORMQR`` (LAWN 41): 4 m n k - 2 n k² with k reflections, applied to m rows and n columns."""
-    tau, other = call.args[1:3]
-    k, sides = tau.shape[-1], other.shape[-2:] if call.named.get("left", True) else other.shape[-2:][::-1]
-    return float(4 * sides[0] * sides[1] * k - 2 * sides[1] * k**2)
-
-
-def _singular(call: Call, m: float, n: float) -> float:
-    """With or without a QR first, whichever is less (G&VL, figure 8.6.1)."""
-    if not call.named.get("compute_uv", True):
-        return float(min(2 * m * n**2 + 2 * n**3, 4 * m * n**2 - 4 / 3 * n**3))
-    return float(min(6 * m * n**2 + 20 * n**3, 14 * m * n**2 + 8 * n**3))
-
-
-NO_COUNT: Final = "aten.linalg_matrix_exp"
-"""Operator whose number of squarings depends on values."""
-
-FLOPS: Final[Mapping[str, Callable[[Call, float, float], Any]]] = MappingProxyType(
-    {
-        "aten.linalg_cholesky_ex": lambda call, m, n: n**3 / 3,  # xPOTRF
-        "aten.cholesky_inverse": lambda call, m, n: 2 * n**3 / 3,  # xPOTRI
-        "aten.cholesky_solve": lambda call, m, n: 2 * call.args[1].shape[-1] * m * n,  # two triangles, xPOTRS
-        "aten.linalg_ldl_factor_ex": lambda call, m, n: n**3 / 3,  # xSYTRF
-        **dict.fromkeys(  # xGETRF, of LAWN 41 as those below
-            ("aten.linalg_lu", "aten.linalg_lu_factor_ex", "aten._linalg_det", "aten._linalg_slogdet"),
-            lambda call, m, n: _lu(m, n),
-        ),
-        "aten.linalg_inv_ex": lambda call, m, n: 2 * n**3,  # xGETRF and xGETRI
-        "aten._linalg_solve_ex": lambda call, m, n: _lu(m, n) + 2 * n**2 * _right(call),  # xGESV
-        "aten.linalg_lu_solve": lambda call, m, n: 2 * n**2 * _right(call, 2),  # xGETRS
-        "aten.linalg_solve_triangular": lambda call, m, n: n**2 * _right(call),  # xTRTRS
-        "aten.triangular_solve": lambda call, m, n: call.args[1].shape[-1] * m * n,
-        "aten.geqrf": lambda call, m, n: 2 * _lu(m, n),  # xGEQRF
-        "aten.linalg_qr": _qr,
-        "aten.linalg_householder_product": lambda call, m, n: _generated(m, n, call.args[1].shape[-1]),
-        "aten.ormqr": _applied,
-        # xGELS: reflections, applied to right-hand sides, and a triangle for each (G&VL, section 5.3)
-        "aten.linalg_lstsq": lambda call, m, n: 2 * _lu(m, n) + _right(call) * (4 * m * n - n**2),
-        "aten._linalg_eigh": lambda call, m, n: (  # 4/3 n³ for the tridiagonal form (G&VL, section 8.3)
-            (9 if call.named.get("compute_v", True) else 4 / 3) * n**3
-        ),
-        "aten.linalg_eig": lambda call, m, n: 25 * n**3,  # G&VL, section 7.5, with vectors
-        "aten._linalg_eigvals": lambda call, m, n: 10 * n**3,  # the same, values alone
-        "aten._linalg_svd": _singular,
-    }
-)
-"""FLOPs of an operator for each matrix of its first operand, whose longer side is m, and the shorter n;
-comments name the routine of LAPACK."""
-
-DECOMPOSED: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
-    {
-        **dict.fromkeys((*FLOPS, NO_COUNT), decomposition),
-        **dict.fromkeys(("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"), transform),
-    }
-)
-"""Operators of this module, and the function that returns the work of each."""
-
-
 # The work of fused attention: over sequences of equal length, or over packed sequences of many lengths.
 
 BACKWARD_PRODUCTS: Final = 5
@@ -466,6 +328,15 @@ def _sequences(call: Call, q: Any, k: Any) -> tuple[int, Sequence[tuple[int, int
 KNOWN_NAMESPACES: Final = frozenset({"aten", "prims", "fsdp", "_dtensor", "rngprims"})
 """Namespaces of PyTorch itself; other operators are custom kernels, of which only the operands are known."""
 
+DECOMPOSES: Final = (
+    *("linalg_cholesky", "cholesky_", "linalg_ldl", "linalg_lu", "_linalg_det", "_linalg_slogdet"),
+    *("linalg_inv", "_linalg_solve", "linalg_solve", "triangular_solve", "linalg_qr", "geqrf", "ormqr"),
+    *("linalg_householder", "linalg_lstsq", "linalg_eig", "_linalg_eig", "_linalg_svd", "linalg_matrix_exp"),
+    "_fft_",
+)
+"""How names of matrix decompositions and Fourier transforms begin: no formula tells their time, as kernels of
+theirs wait for each other far longer than they compute."""
+
 SILENT: Final = frozenset(
     {
         "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
@@ -513,8 +384,13 @@ def work_of(call: Call) -> Work:
         flops=0,
         bytes_moved=bytes_moved,
         kernels=_launches(call),
-        is_known=call.name.partition(".")[0] in KNOWN_NAMESPACES,
+        is_known=_is_known(*call.name.partition(".")[::2]),
     )
+
+
+def _is_known(namespace: str, name: str) -> bool:
+    """Whether the bytes of its operands tell how long an operator takes."""
+    return namespace in KNOWN_NAMESPACES and not name.startswith(DECOMPOSES)
 
 
 def _launches(call: Call) -> int:
@@ -632,7 +508,6 @@ _PRODUCTS: Final[Mapping[str, Callable[[Call], Work]]] = MappingProxyType(
         **dict.fromkeys(("aten._int_mm", "aten._scaled_mm", "aten._scaled_mm_v2"), _mm),
         **dict.fromkeys(("aten._cudnn_rnn", "aten._cudnn_rnn_backward"), _recurrent),
         "aten._euclidean_dist": _distances,
-        **DECOMPOSED,
         **dict.fromkeys(GROUPED, _grouped),
         **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), _convolution),
     }

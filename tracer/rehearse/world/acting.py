@@ -247,7 +247,7 @@ class Troupe:
 
     def forget(self, rank: int) -> None:
         """Delete the files of *rank*, including what it sent to other ranks."""
-        for kind in ("outcome", "stages", "letters"):
+        for kind in ("outcome", "letters"):
             file_of(self._folder, rank, kind).unlink(missing_ok=True)
 
     def _has_gone_well(self, rank: int) -> bool:
@@ -283,7 +283,7 @@ class Troupe:
 
 
 def file_of(folder: Path, rank: int, kind: str) -> Path:
-    """Return the file in which *rank* writes its ``outcome``, or ``stages`` or ``letters`` for others."""
+    """Return the file in which *rank* writes its ``outcome``, or ``letters`` for others."""
     return folder / f"{kind}-{rank:05d}.{'json' if kind == 'outcome' else 'pickle'}"
 
 

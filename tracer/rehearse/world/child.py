@@ -227,7 +227,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     torch.autograd.set_multithreading_enabled(False)  # what is known of a thread is known in its backward
     session, world = _session(spec, device), World(spec["rank"], spec["world_size"])
     world.install(session)
-    kept = _installed(spec, session)
+    _install(spec, session)
     started.install(session, spec)
     watcher = Watcher(session)
     guard = session.files = files.Files(Path(spec["folder"]), spec["rank"], lambda: session.position.step > 0)
@@ -237,8 +237,7 @@ def rehearse(spec: Mapping[str, Any], device: Any) -> dict[str, Any]:
     Watchdog(session, lambda words: _leave(spec, {"error": words, "missed": []})).watch()
     with guard.cleared(session.notes), threads.Threads(session, modes, watcher.one_at_a_time).seen():
         _run(spec, session, modes)
-    del kept
-    session.notes += [*session.steps.said(), *world.said()]
+    session.notes += world.said()
     if session.position.step < 0 or not session.tape.n_events:
         raise RehearsalError(
             "nothing to rehearse: the script called no torch.nn.Module and no optimizer of torch.optim "
@@ -258,7 +257,7 @@ def _session(spec: Mapping[str, Any], device: Any) -> Any:
     from foretrace.tracer.rehearse.data.stated import Stated
     from foretrace.tracer.rehearse.session import RehearsalSession
 
-    letters = Letters(spec["rank"], left(Path(spec["folder"]), "letters"), spec["coming"])
+    letters = Letters(spec["rank"], left(Path(spec["folder"])), spec["coming"])
 
     def tell(words: str) -> None:
         os.write(spec["progress"], f"says {spec['rank']} {words}\n".encode())
@@ -267,26 +266,25 @@ def _session(spec: Mapping[str, Any], device: Any) -> Any:
         spec["rank"],
         spec["world_size"],
         device,
-        stated=Stated(spec["expert_load"], letters, asks_choices=spec["asks_choices"]),
+        stated=Stated(spec["expert_load"], letters),
         warmup=spec["warmup"],
         steps=spec["steps"],
         tell=tell,
     )
 
 
-def _installed(spec: Mapping[str, Any], session: Any) -> Any:
-    """Replace devices and libraries of torch; return objects that must be kept alive."""
+def _install(spec: Mapping[str, Any], session: Any) -> None:
+    """Replace devices and libraries of torch."""
     from foretrace.tracer.rehearse.device import stand_ins
     from foretrace.tracer.rehearse.world import reducer, sharding
 
     reducer.install(session)
     sharding.install(session)
     sharding.watch_inputs(session)
-    kept = stand_ins.install(session)
-    session.expect_pipeline(left(Path(spec["folder"]), "stages"), repeats=spec["repeats"])
+    stand_ins.install(session)
+    session.expect_pipeline(repeats=spec["repeats"])
     if spec["accelerate"] is not None:
         tell_accelerate(spec["accelerate"], spec["world_size"])
-    return kept
 
 
 def _run(spec: Mapping[str, Any], session: Any, modes: tuple[Any, ...]) -> None:
@@ -349,7 +347,6 @@ def _written(spec: Mapping[str, Any], session: Any, world: Any) -> dict[str, Any
     folder, rank, first_step = Path(spec["folder"]), spec["rank"], session.kept.first()
     write_rank(folder, rank, session.tape.tables())
     shapes = session.shapes
-    leave(file_of(folder, rank, "stages"), shapes.found if shapes is not None else {})
     leave(file_of(folder, rank, "letters"), session.letters.left)
     layout = session.trainings.layout(rank)
     routing = session.stated.routing

@@ -368,7 +368,7 @@ def together(
         return [], []
     groups, acted = {group.id: group.ranks for group in groups_of(outcomes)}, {*outcomes}
     whole, said, added = set[int](), list[str](), list[tuple[int, ...]]()
-    for number in sorted(differing(left(folder, "letters")) & groups.keys()):
+    for number in sorted(differing(left(folder)) & groups.keys()):
         members = tuple(groups[number])
         if not set(members) <= acted | whole:
             if not adds or len(members) > MOST_RANKS:
@@ -394,8 +394,8 @@ def differing(letters: Mapping[Any, bytes]) -> set[int]:
 def _settle(act: Callable[[Sequence[int]], None], ranks: Sequence[int], folder: Path) -> bool:
     """Rehearse *ranks* until none tells others anything new; return whether that is so."""
     for _ in range(MOST_ROUNDS):
-        before = left(folder, "letters")
+        before = left(folder)
         act(ranks)
-        if left(folder, "letters") == before:
+        if left(folder) == before:
             return True
     return False

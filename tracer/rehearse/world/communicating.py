@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -305,12 +304,8 @@ def leave(stated: Stated, address: Address, tensor: Any) -> None:
 
     Numbers that other ranks are only assumed to have sent are not written.
     """
-    if tensor.is_floating_point() or tensor.numel() > MOST_NUMBERS or stated.numbers.is_shared(tensor):
-        return
-    own = stated.numbers.of(tensor)
-    if own is not None:
-        with stated.numbers.really():
-            stated.letters.leave(address, own.flatten().tolist())
+    if tensor.numel() <= MOST_NUMBERS and (own := own_numbers(stated, tensor)) is not None:
+        stated.letters.leave(address, own)
 
 
 def arrive(stated: Stated, address: Address, tensor: Any) -> None:
@@ -419,45 +414,17 @@ def _fill(stated: Stated, outputs: Sequence[Any], parts: Sequence[Sequence[int]]
     return stated.numbers.fill(outputs, real, is_shared=False)
 
 
-# Operators on symmetric memory, which send and compute in one kernel. Those of async tensor parallelism are
-# what PyTorch says that they make: a collective and products, one after the other. Of the others nothing
-# says what they send.
-
 NAMESPACE: Final = "symm_mem"
-
-FUSED: Final = frozenset(
-    {
-        "fused_all_gather_matmul",
-        "fused_all_gather_scaled_matmul",
-        "fused_matmul_reduce_scatter",
-        "fused_scaled_matmul_reduce_scatter",
-    }
-)
-"""Those that torch can also do by parts: ``_NAME_fallback`` in torch/distributed/_symmetric_memory."""
-
-BY_PARTS: Final = (
-    "operators of async tensor parallelism are taken apart: their collectives and products come one after "
-    "the other, where a real run overlaps them"
-)
+"""Operators that send through memory that ranks share: nothing says what they send."""
 
 
-def by_parts(session: State, mode: Any, func: Any) -> Any:
-    """Return the handler of *func*: its parts come again, under *mode*."""
-    name = internals.schema_of(func).name.partition("::")[2]
-
-    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name not in FUSED:
-            raise RehearsalError(
-                f"{NAMESPACE}::{name} sends through symmetric memory, which cannot be rehearsed: run with "
-                "the collective that it stands for, by an argument of the script or in a stub "
-                "(--stub, docs/rehearse.md section 6)"
-            )
-        module = importlib.import_module(internals.SYMMETRIC)
-        session.warn(BY_PARTS)
-        with mode:
-            return getattr(module, f"_{name}_fallback")(*args, **kwargs)
-
-    return handler
+def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuse an operator of that namespace."""
+    raise RehearsalError(
+        f"{internals.schema_of(func).name} sends through symmetric memory, which cannot be rehearsed: run "
+        "with the collective that it stands for, by an argument of the script or in a stub (--stub, "
+        "docs/rehearse.md section 6)"
+    )
 
 
 _FUNCTIONAL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")

@@ -106,6 +106,10 @@ class Letters:
         found = self._found.get(address)
         return None if found is None else pickle.loads(found)
 
+    def of(self, kind: str) -> dict[Any, Any]:
+        """Return what others have left under a *kind* of name that is no address, by name."""
+        return {key[1]: self.read(key) for key in self._found if key[0] == kind}
+
     def alike(self, address: Address) -> Any | None:
         """Return what a rank sent to one at the same distance from it; None if none has."""
         like = (key for key in self._found if isinstance(key, Address) and address.resembles(key))
@@ -162,9 +166,9 @@ def leave(file: Path, found: Mapping[Any, Any]) -> None:
         file.with_suffix(".part").replace(file)
 
 
-def left(folder: Path, kind: str) -> dict[Any, Any]:
-    """Return what other ranks have written of a *kind*: outputs of stages, or values sent."""
+def left(folder: Path) -> dict[Any, Any]:
+    """Return the values that other ranks have written."""
     found: dict[Any, Any] = {}
-    for file in sorted(folder.glob(f"{kind}-*.pickle")):
+    for file in sorted(folder.glob("letters-*.pickle")):
         found |= pickle.loads(file.read_bytes())
     return found

@@ -35,15 +35,12 @@ class StageShapes:
     that of the first stage, which in a transformer is the same for all but the last. The process that started
     the rehearsals compares these assumptions with what is sent.
 
-    Args:
-        known: outputs of stages on other ranks, by stage.
     """
 
-    def __init__(self, session: State, known: dict[int, Any]) -> None:
+    def __init__(self, session: State) -> None:
         self.found: dict[int, Any] = {}  # outputs of the stages of this rank, by stage
         self.taken: dict[int, Any] = {}  # inputs that were assumed for stages of this rank, by stage
         self._session = session
-        self._known = known
 
     def install(self) -> None:
         """Replace how stages of ``torch.distributed.pipelining`` agree on shapes."""
@@ -54,7 +51,7 @@ class StageShapes:
         def send(stage: Any, meta: Any, dst_stage: int) -> None:
             # Forward only: the forms of gradients follow from those of the outputs.
             if dst_stage > stage.stage_index:
-                shapes.found[stage.stage_index] = meta
+                shapes.tell(stage.stage_index, meta)
 
         def receive(stage: Any, src_stage: int) -> Any:
             if src_stage < stage.stage_index:
@@ -82,13 +79,18 @@ class StageShapes:
 
         kind._warmup_forward_vote, kind._warmup_backward_result = forward_vote, result
 
+    def tell(self, stage: int, meta: Any) -> None:
+        """Keep what *stage* sends, for other ranks, too."""
+        self.found[stage] = meta
+        self._session.letters.leave(("stage", stage), meta)
+
     def input_of(self, stage: int) -> Any:
         """Return the inputs of *stage*.
 
         Raises:
             RehearsalError: nothing is known of any stage before it.
         """
-        before = {**self._known, **self.found}
+        before = {**self._session.letters.of("stage"), **self.found}
         meta = before.get(stage - 1) or next((before[s] for s in sorted(before) if s < stage), None)
         if meta is None:
             raise RehearsalError(

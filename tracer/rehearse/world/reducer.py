@@ -7,7 +7,6 @@ have warmed up stands for all later ones: that is left out of it.
 from __future__ import annotations
 
 import functools
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -106,23 +105,8 @@ LATER: Final = (
 """What to say of a hook that begins after the steps that are kept."""
 
 
-FIND: Final = "pass find_unused_parameters=True to DistributedDataParallel"
-
-LEFT_OUT: Final = (
-    "outputs of the model depend on them, but the loss does not depend on those: let it, or do not return "
-    f"them, or {FIND}"
-)
-"""What to do where an output depends on parameters without a gradient."""
-
-UNUSED: Final = f"no output of the model depends on them: let them take no gradient, or {FIND}"
-"""What to do where no output depends on them."""
-
-WITHOUT: Final = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-"""Where torch's reducer says which parameters these are, by number."""
-
-
 class Reducer:
-    """A reducer of torch: tells what it sends from what others do, and what to do without some gradients.
+    """A reducer of torch: tells what it sends from what others do.
 
     Args:
         parameters: those that it reduces.
@@ -130,7 +114,6 @@ class Reducer:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self.parameters = [*map(id, parameters)]  # by identity: they live as long as torch's reducer
-        self._in_outputs: set[int] | None = None
         self._own: list[Any] = []
 
     def join(self, session: State, reducer: Any, group: Any) -> Any:
@@ -143,34 +126,6 @@ class Reducer:
             session.apart.reducers[number] = self
             weakref.finalize(reducer, session.apart.reducers.pop, number, None)
         return own
-
-    def note(self, outputs: Sequence[Any]) -> None:
-        """Learn on which parameters the *outputs* of the first forward depend."""
-        if self._in_outputs is not None:
-            return
-        left = [output.grad_fn for output in outputs if output.grad_fn is not None]
-        seen, self._in_outputs = set(left), set(map(id, outputs))
-        while left:
-            node = left.pop()
-            # Only nodes that add to the gradient of a parameter have a ``variable``.
-            self._in_outputs.add(id(getattr(node, "variable", None)))
-            after = {following for following, _ in node.next_functions if following is not None} - seen
-            seen |= after
-            left.extend(after)
-
-    def words(self, error: RuntimeError) -> str:
-        """Return what to say instead of an *error* of the reducer."""
-        if (found := WITHOUT.search(str(error))) is None:
-            return str(error)
-        without = [self.parameters[int(at)] for at in found[1].split()]
-        n, n_in = len(without), sum(one in (self._in_outputs or ()) for one in without)
-        ways = [*((UNUSED,) if n_in < n else ()), *((LEFT_OUT,) if n_in else ())]
-        if len(ways) > 1:
-            ways = [f"of {n - n_in:,}, {UNUSED}", f"of {n_in:,}, {LEFT_OUT}"]
-        return (
-            f"Expected to have finished reduction in the prior iteration: DDP has {n:,} parameters that were "
-            f"not used in producing the loss; {'; '.join(ways)}"
-        )
 
 
 def install(session: State) -> None:
@@ -190,14 +145,6 @@ def install(session: State) -> None:
         session.backends.check("DistributedDataParallel", group, (*module.parameters(), *module.buffers()))
         original(self, module, *args, **kwargs)
 
-    reducers, find = session.apart.reducers, internals.tensors_of_ddp()
-
-    @replaces(kind, name="_post_forward")
-    def post_forward(original: Any, self: Any, output: Any) -> Any:
-        if dist.is_initialized() and self.require_backward_grad_sync:
-            reducers[id(self.reducer)].note([*find(output)])
-        return original(self, output)
-
     @replaces(dist.Reducer, name="__init__")
     def made(  # noqa: PLR0917 - the order in which DDP passes them
         original: Any,
@@ -215,7 +162,7 @@ def install(session: State) -> None:
 
     @replaces(dist.Reducer, name="_update_process_group")
     def moved(original: Any, self: Any, group: Any) -> None:
-        original(self, reducers[id(self)].join(session, self, group))
+        original(self, session.apart.reducers[id(self)].join(session, self, group))
 
     @replaces(dist.Reducer, name="_rebuild_buckets")
     def rebuilt(original: Any, self: Any) -> bool:
@@ -225,8 +172,6 @@ def install(session: State) -> None:
             position.step = -1 if session.kept.warmup else step
             try:
                 return bool(original(self))
-            except RuntimeError as error:
-                raise RuntimeError(reducers[id(self)].words(error)) from None
             finally:
                 position.step = step
 

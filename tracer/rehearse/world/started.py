@@ -29,7 +29,7 @@ from foretrace.door import counted
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.replacing import replaces
 from foretrace.tracer.rehearse.state import State
-from foretrace.tracer.rehearse.words import STUB, asker, names_of
+from foretrace.tracer.rehearse.words import STUB, asker, led_to
 from foretrace.tracer.rehearse.world import launchers
 from foretrace.tracer.rehearse.world.launchers import (
     accelerate_flags,
@@ -514,25 +514,8 @@ def _joins(process: Any) -> bool:
     is_own = type(process).run is not BaseProcess.run
     told = (*process._args, *process._kwargs.values())  # noqa: SLF001
     return any(
-        _names_joining(function)
+        JOINING in names
         for function in (type(process).run if is_own else process._target, *told)  # noqa: SLF001
         if isinstance(function, FunctionType)
+        for _, names in led_to(function, DEPTH)
     )
-
-
-def _names_joining(function: FunctionType) -> bool:
-    """Whether *function*, or one that it leads to in up to ``DEPTH`` steps, uses the name ``JOINING``."""
-    seen, last = {function.__code__}, [function]
-    for _ in range(DEPTH + 1):
-        named = [(one, set(names_of(one.__code__))) for one in last]
-        if any(JOINING in names for _, names in named):
-            return True
-        others = [one.__globals__.get(name) for one, names in named for name in names]
-        last = []
-        for other in others:
-            if not isinstance(other, FunctionType) or str(other.__module__).startswith("torch."):
-                continue
-            if other.__code__ not in seen:
-                seen.add(other.__code__)
-                last.append(other)
-    return False
