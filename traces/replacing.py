@@ -225,11 +225,12 @@ def check_can_write(*files: Path | None, folder: Path | None = None) -> None:
         taken.add(place)
         try:
             spare_runs(target)
-            if target.is_dir() and target is not folder:
+            where = Path(place) if target is folder else target.absolute()
+            if (target.is_dir() and target is not folder) or not where.name:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            above = next(one for one in target.absolute().parents if one.exists())
+            above = next(one for one in where.parents if one.exists())
             with warnings.catch_warnings(action="ignore", category=LeftoverWarning):
-                probe = _beside(above / target.name)
+                probe = _beside(above / where.name)
             probe.touch(exist_ok=False)
             probe.unlink()
         except OSError as error:
