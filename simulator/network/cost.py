@@ -28,7 +28,7 @@ from foretrace.topologies.wiring import fabric
 KEPT_SETS: Final = 4096
 """Sets of groups that are remembered to be alike or not: those of some hundreds of layouts."""
 
-KEPT_RANKS: Final = 1 << 16
+KEPT_RANKS: Final = 1 << 12
 """Ranks of a set of groups above which it is not remembered."""
 
 MANY: Final = 1024
