@@ -465,7 +465,7 @@ def _info(
     *,
     described: bool,
 ) -> RunInfo:
-    """Return the description of the run, without its figures; of model and machine if *described*."""
+    """Return the description of the run, without its figures; if *described* of model, machine and groups."""
     return RunInfo(
         origin="simulated",
         world_size=job.layout.world_size,
@@ -474,7 +474,7 @@ def _info(
         model=job.model.describe() if described else None,
         cluster=job.cluster.describe() if described else None,
         job={**job_settings(job), "n_microbatches": job.n_microbatches},
-        groups=tuple(groups.all),
+        groups=tuple(groups.all) if described else (),
         representatives=stands_for,
         warnings=tuple(warnings),
         versions={"foretrace": _version()},

@@ -144,7 +144,7 @@ OUTPUTS = {
     "simulate --report": f"simulate {JOB} --report {{}}",
     "rehearse --output": "rehearse --world-size 2 --output {} -- train.py",
     "rehearse --report": "rehearse --world-size 2 --cluster dgx-h100 --report {} -- train.py",
-    "record --output": "record --output {} -- train.py",
+    "record --output": "record --output {} -- python train.py",
     "ingest --output": "ingest any.trace.json --output {}",
     "calibrate --output": f"calibrate {JOB} --step-time 3s --output {{}}",
     "report --output": "report run --output {}",
@@ -208,6 +208,19 @@ def test_no_verb_writes_over_a_run(flag: str, recorded: Path, monkeypatch: pytes
     is_folder = flag in ("simulate --output", "rehearse --output", "record --output", "ingest --output")
     assert is_folder or "it is a part of a run" in said[0]
     assert {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "flag", sorted(OUTPUTS.keys() - {"topology draw --output", "topology read --output"})
+)
+def test_whether_an_output_can_be_written_is_asked_before_any_work(
+    flag: str, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for two verbs whose only work is to write."""
+    monkeypatch.chdir(recorded)
+    assert re.search(
+        "nothing (was done|started|written)", assert_one_line(OUTPUTS[flag].format("train.py/x").split())
+    )
 
 
 FULL = Path("/dev/full")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.errors import FabricError
@@ -76,6 +76,13 @@ class Folded:
     def domain(self, gpu: int) -> int:
         """Return the number of the NVLink domain that *gpu* is in."""
         return gpu // self._per_node
+
+    def first_alike(self, groups: Any) -> Any:
+        """Return for each of *groups*, rows of GPUs, the first that gets the same: moved by whole sets."""
+        a_set = self._period * self._per_node
+        first, last = groups.min(axis=1, keepdims=True), groups.max(axis=1, keepdims=True)
+        # What is left over at the end is like nothing else.
+        return groups - first // a_set * a_set * (last < self._full * a_set)
 
     def shape(self, gpus: Sequence[int]) -> GroupShape:
         """Return the shape of the group of *gpus*, in the order of their ranks.

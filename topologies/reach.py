@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import networkx as nx
 
@@ -50,6 +50,10 @@ class Reach:
         # Thousands of groups of many layouts are made of the same few members of domains.
         self.climb = cache(self._climb)
         self.meeting_level = cache(self._meeting_level)
+
+    def first_alike(self, groups: Any) -> Any:
+        """Return *groups*: no two sets of nodes need be alike here."""
+        return groups
 
     def domain(self, gpu: int) -> int:
         """Return the number of the NVLink domain that *gpu* is in."""

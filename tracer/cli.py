@@ -279,8 +279,10 @@ def ingest(
     from foretrace.tracer.ingest.ingest import ingest as take_over
     from foretrace.tracer.ingest.joining import said
     from foretrace.traces.rehearsal import has_rehearsal
+    from foretrace.traces.replacing import check_can_write
     from foretrace.traces.report.format import format_share, format_si
 
+    check_can_write(folder=Path(output))
     total, done = _size(paths), 0
 
     def read(name: str, n_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -187,7 +188,9 @@ def export(
     from foretrace.traces.layout import ranks_in
     from foretrace.traces.reader import open_whole
     from foretrace.traces.render import show_warnings
+    from foretrace.traces.replacing import check_can_write
 
+    check_can_write(Path(output))
     opened = open_whole(run, partial=partial)
     named = {None: opened.stored_ranks, "all": opened.ranks}
     chosen = named[ranks] if ranks in named else ranks_in(ranks or "", below=opened.info.world_size)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.door import MOST_RANKS
 from foretrace.traces.errors import LayoutError
@@ -148,6 +149,10 @@ class Layout:
         >>> Layout(dp=2, tp=2, ep=2, expert_tp=1).groups("ep")
         [(0, 1), (2, 3)]
         """
+        return sorted(map(tuple, self.members(axis).tolist()))
+
+    def members(self, axis: str) -> NDArray[np.int64]:
+        """Return the groups of *axis*, one a row, each in rank order."""
         grid = np.arange(self.world_size).reshape(self.pp, self.dp, self.cp, self.tp)
         if axis == "world":
             members = grid.reshape(1, -1)
@@ -160,7 +165,7 @@ class Layout:
             members = np.moveaxis(grid, position, -1).reshape(-1, getattr(self, axis))
         else:
             raise LayoutError(f"unknown axis {axis!r}: one of {', '.join((*AXES, 'world'))}")
-        return sorted(map(tuple, members.tolist()))
+        return members
 
     def process_groups(self, axes: Sequence[str] = ("tp", "cp", "ep", "dp", "pp", "world")) -> list[Group]:
         """Return every group of more than one rank, numbered in the order of *axes*."""

@@ -204,29 +204,33 @@ def spare_runs(target: Path) -> None:
     """Raise OSError if *target*, or what it leads to, is a part of a run: what was recorded stays."""
     final = Path(os.path.realpath(target))
     for run in list(final.parents)[:_DEEPEST]:
-        if final.relative_to(run).parts[0] in _KEPT and (run / "run.json").is_file():
+        # A recording that was killed has folders and no description.
+        is_run = (run / "run.json").is_file() or all((run / one).is_dir() for one in FOLDERS_OF_A_RUN)
+        if is_run and final.relative_to(run).parts[0] in _KEPT:
             raise FileExistsError(errno.EEXIST, "it is a part of a run", str(target))
 
 
 def check_can_write(*files: Path | None, folder: Path | None = None) -> None:
-    """Raise RunError unless *files*, None for no file, can be written; ask before long work.
+    """Raise RunError unless *files*, and *folder*, can be written, None for none; ask before long work.
 
-    None of them may have the name of another one, or of the *folder* that is written as well. Folders on the
-    way to them may be missing, as ``replacing`` makes them; none is made here.
+    None of them may have the name of another one. Folders on the way to them may be missing, as ``replacing``
+    makes them; none is made here. What killed processes have left is named by who writes.
     """
-    taken = {os.path.realpath(folder)} if folder is not None else set()
-    for target in files:
-        if target is None or _is_stream(target):
+    taken: set[str] = set()
+    for target in (folder, *files):
+        if target is None or (target is not folder and _is_stream(target)):
             continue
         if (place := os.path.realpath(target)) in taken:
             raise RunError(f"{target} would be two things: give each a name of its own; nothing was done")
         taken.add(place)
         try:
             spare_runs(target)
-            if target.is_dir():
+            where = Path(place) if target is folder else target.absolute()
+            if (target.is_dir() and target is not folder) or not where.name:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            above = next(one for one in target.absolute().parents if one.exists())
-            probe = _beside(above / target.name)
+            above = next(one for one in where.parents if one.exists())
+            with warnings.catch_warnings(action="ignore", category=LeftoverWarning):
+                probe = _beside(above / where.name)
             probe.touch(exist_ok=False)
             probe.unlink()
         except OSError as error:

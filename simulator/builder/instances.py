@@ -139,7 +139,7 @@ class Costs:
                 self._alike[key] = self._network.unlike(list(ways))
             else:
                 groups = self._groups.on_pipeline_rank(message.scope, pp)
-                self._alike[key] = self._network.unlike([group.ranks for group in groups])
+                self._alike[key] = self._network.unlike(groups)
         return self._alike[key]
 
     def _cost(self, ranks: tuple[int, ...], message: Message) -> Transfer:

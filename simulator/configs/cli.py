@@ -43,13 +43,15 @@ def config(
     from foretrace.simulator.config import job_from, job_settings, write_config
     from foretrace.simulator.configs.read import read_files
     from foretrace.simulator.configs.write import written
+    from foretrace.traces.replacing import check_can_write
     from foretrace.traces.writer import write_atomically
 
+    check_can_write(Path(output) if output is not None else None)
     found = read_files(files, flags)
     job = job_from(found.settings)
     made = written(job, target) if target else None
     text = made.text if made else write_config(job_settings(job))
-    if output:
+    if output is not None:
         write_atomically(Path(output), text)
     if as_json:
         said = {"job": job_settings(job), "files": found.describe(), "file": output}

@@ -7,6 +7,8 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Final
 
+import numpy as np
+
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
 from foretrace.simulator.network.algorithms import Between, Inside, Way
@@ -26,8 +28,11 @@ from foretrace.topologies.wiring import fabric
 KEPT_SETS: Final = 4096
 """Sets of groups that are remembered to be alike or not: those of some hundreds of layouts."""
 
+KEPT_RANKS: Final = 1 << 12
+"""Ranks of a set of groups above which it is not remembered."""
+
 MANY: Final = 1024
-"""Ranks of a group above which not all are kept: it may have a million."""
+"""GPUs of a group above which not all are kept: it may have a million."""
 
 
 class Network:
@@ -51,6 +56,7 @@ class Network:
     ) -> None:
         self.cluster = cluster
         self.placement = range(cluster.n_gpus) if placement is None else placement
+        self._gpus = np.asarray(self.placement)
         self.choice = choice or Choice()
         self._within = Within(cluster, self.choice)
         self._between = Between(cluster, self._within.parts, self.choice)
@@ -120,12 +126,16 @@ class Network:
 
     def unlike(self, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return *groups* without those whose communications cost the same as those of another."""
-        return self._unlike(tuple(groups))
+        few = sum(map(len, groups)) <= KEPT_RANKS
+        return (self._unlike if few else self._unlike_of)(tuple(groups))
 
     def _unlike_of(self, groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
+        if not self.kinds and len({len(ranks) for ranks in groups}) == 1:
+            gpus = self._reach.first_alike(self._gpus[np.array(groups)])
+            groups = tuple({row.tobytes(): ranks for row, ranks in zip(gpus, groups, strict=True)}.values())
         # Later groups take the place of earlier ones that are alike: any of them will do.
-        kind = self.kind if self.kinds else lambda _: 0
-        return list({(self.shape(ranks), *map(kind, ranks)): ranks for ranks in groups}.values())
+        some = {(self.shape(ranks), *map(self.kind, ranks if self.kinds else ())): ranks for ranks in groups}
+        return list(some.values())
 
     def barrier(self, ranks: Sequence[int]) -> Transfer:
         """Return the cost of a barrier of *ranks*: in PyTorch, an all-reduce of a single number."""
@@ -220,12 +230,13 @@ class Network:
 
     def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return what the group of *ranks* gets out of the fabric."""
-        key: Sequence[int] = tuple(ranks)
-        if len(key) > MANY:  # ranks that are equally far apart, as most are, by their ends
+        # Groups that lie alike in a machine of sets of nodes that are alike are one.
+        key: Sequence[int] = tuple(self._reach.first_alike(self._gpus[np.array([ranks])])[0].tolist())
+        if len(key) > MANY:  # GPUs that are equally far apart, as most are, by their ends
             evenly = range(key[0], key[-1] + 1, max(key[1] - key[0], 1))
             key = evenly if tuple(evenly) == key else key
         if key not in self._shapes:
-            self._shapes[key] = self._reach.shape([self.placement[rank] for rank in key])
+            self._shapes[key] = self._reach.shape(key)
         return self._shapes[key]
 
     def _transfer(self, kind: str, size_bytes: int, ranks: tuple[int, ...]) -> Transfer:

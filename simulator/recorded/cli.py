@@ -76,8 +76,10 @@ def calibrate(
 
         foretrace calibrate a.toml b.toml --step-time 3.21s --step-time 2.9s -o cal.toml
     """
+    from foretrace.traces.replacing import check_can_write
     from foretrace.traces.writer import write_atomically
 
+    check_can_write(Path(output) if output is not None else None)
     given = {name: value for name, value in flags.items() if value is not None}
     found: Calibrated | OneTime
     if step_times:

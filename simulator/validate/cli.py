@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
@@ -129,7 +130,9 @@ def steps(table: str, worst: int, workers: int | None, html: str | None, *, as_j
 
     from foretrace.simulator.validate.render import show_steps, write_page
     from foretrace.simulator.validate.runs import validate_steps
+    from foretrace.traces.replacing import check_can_write
 
+    check_can_write(Path(html) if html is not None else None)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=None)

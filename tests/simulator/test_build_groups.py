@@ -43,6 +43,9 @@ def test_groups_of_a_scope_are_a_partition(degrees: tuple[int, int, int, int], e
         members = [groups.of(scope, rank) for rank in range(layout.world_size)]
         assert all((group is None) == (size == 1) for group in members)
         assert all(group is None or rank in group.ranks for rank, group in enumerate(members))
+        for stage in range(pp):
+            used = {members[rank] for rank in groups.of_pipeline_rank(stage)} - {None}
+            assert groups.on_pipeline_rank(scope, stage) == sorted(group.ranks for group in used if group)
     assert [group.id for group in groups.all] == list(range(len(groups.all)))
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import DrawFn, composite, integers, sampled_from
@@ -59,6 +60,7 @@ def test_a_folded_fabric_answers_as_the_whole_one(
     assert folded.domain(gpus[0]) == gpus[0] // cluster.gpus_per_node
     for group in (gpus, sorted(gpus), list(range(n_gpus)), list(range(0, n_gpus, cluster.gpus_per_node))):
         found, known = shape(folded, group), shape(whole, group)
+        assert shape(folded, folded.first_alike(np.array([group]))[0].tolist()) == found
         assert isinstance(found, GroupShape) == isinstance(known, GroupShape)
         if isinstance(found, GroupShape) and isinstance(known, GroupShape):
             assert found.inter_bytes_per_s == pytest.approx(known.inter_bytes_per_s, rel=1e-9)
@@ -82,3 +84,5 @@ def test_the_size_of_a_machine_costs_next_to_nothing() -> None:
     assert isinstance(asked, Folded)
     assert asked.shape(range(cluster.n_gpus)).n_domains == 2048
     assert "_fabric" not in vars(cluster)
+    neighbours = np.arange(cluster.n_gpus).reshape(-1, 16)
+    assert len(np.unique(asked.first_alike(neighbours), axis=0)) < 100

@@ -1,8 +1,10 @@
 """Broken traces end in one clear line or in counted losses: never a traceback, a hang, or a wrong sum."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import random
 import tarfile
 import zipfile
@@ -253,6 +255,15 @@ def test_broken_files_are_refused_or_counted(kind: str, tmp_path: Path) -> None:
     assert outcome["refused"] > N_INPUTS // 50
     assert outcome["refused in several lines"] == 0
     assert outcome["read"] + outcome["said"] > N_INPUTS // 5
+
+
+@pytest.mark.parametrize("suffix", [".tar.bz2", ".tar.xz", ".json.xz", ".et.bz2"])
+def test_what_is_packed_otherwise_is_said_to_be_unpacked_first(tmp_path: Path, suffix: str) -> None:
+    pack = bz2.compress if suffix.endswith("bz2") else lzma.compress
+    file = tmp_path / f"rank0{suffix}"
+    file.write_bytes(pack(json.dumps({"traceEvents": events()}).encode()))
+    with pytest.raises(RecordError, match="is packed: unpack it first"):
+        ingest([file], tmp_path / "run")
 
 
 @pytest.mark.parametrize("suffix", [".json.gz", ".tar.gz"])

@@ -59,6 +59,24 @@ def test_a_script_that_is_given_by_a_path_of_its_folder_is_told_the_whole_path(
     assert said[0] == real.stdout.strip().replace("say.py", "train.py")
 
 
+def test_modules_that_python_loads_before_a_script_are_its_own(tmp_path: Path) -> None:
+    """Frozen ones, as ``stat``, and ``encodings``; others that its folder has are a script's own."""
+    names = ("stat", "site", "codecs", "encodings", "colorsys", "this")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("")
+    asks = f"import {', '.join(names)}\nprint([one.__file__ for one in ({', '.join(names)})])\n"
+    (tmp_path / "beside.py").write_text("WIDTH = 8\n")
+    (tmp_path / "say.py").write_text(asks)
+    script = tmp_path / "train.py"
+    script.write_text(asks + SCRIPT.format(trains=True).replace(".parent.parent", ".parent"))
+    rehearse(Asked(command=(str(script),), world_size=2, ranks=(0,)), tmp_path / "run")
+    said = (tmp_path / "run/rehearsal/rank-00000/output.log").read_text().splitlines()
+    real = subprocess.run(
+        [sys.executable, str(tmp_path / "say.py")], check=True, capture_output=True, text=True
+    )
+    assert said[0] == real.stdout.strip()
+
+
 def test_a_command_that_says_where_modules_are_is_heard(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "library").mkdir()

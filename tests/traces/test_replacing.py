@@ -157,6 +157,21 @@ def test_folders_on_the_way_are_made_and_a_file_among_them_is_named(tmp_path: Pa
     assert list(target.parent.iterdir()) == [target]
 
 
+def test_whether_a_folder_can_be_written_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("missing/there")
+    monkeypatch.chdir(tmp_path / "folder")
+    for target in ("", ".", tmp_path / "new" / "deep", tmp_path / "nowhere", tmp_path / "folder"):
+        check_can_write(folder=Path(target))
+    for target in ("/", "/proc/x", tmp_path / "file" / "x"):
+        with pytest.raises(RunError, match="nothing was done"):
+            check_can_write(folder=Path(target))
+    assert {one.name for one in tmp_path.rglob("*")} == {"folder", "file", "nowhere"}
+
+
 @pytest.mark.parametrize("target", ["folder", "/proc/x.html", "/"])
 def test_what_can_be_no_file_is_known_before(target: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()

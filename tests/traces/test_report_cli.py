@@ -71,8 +71,40 @@ def test_a_page_takes_the_place_of_no_part_of_a_run(fsdp_run: Run, tmp_path: Pat
         for verb in ("report", "export"):
             result = CliRunner().invoke(main, [verb, str(tmp_path / "run"), "-o", str(target)])
             assert result.exit_code == 2
-            assert verb == "export" or "a part of a run" in result.output  # whose names end otherwise
+            assert "a part of a run" in result.output
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_nor_of_a_part_of_a_recording_that_was_killed(fsdp_run: Run, tmp_path: Path) -> None:
+    """It has spans and what each rank says of itself, and no description of the whole."""
+    run, rank = tmp_path / "run", fsdp_run.stored_ranks[0]
+    with SpanWriter(run, rank) as writer:
+        writer.append_table(fsdp_run.spans([rank]))
+    write_info(run, replace(fsdp_run.info, representatives=None, finished=False), rank)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for target in before:
+        result = CliRunner().invoke(main, ["report", str(run), "-o", str(target)])
+        assert (result.exit_code, "a part of a run" in result.output) == (2, True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_is_written_beside_the_parts_of_a_run_changes_no_figure(fsdp_run: Run, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, fsdp_run.info, [fsdp_run.spans()])
+
+    def said() -> list[str]:
+        return [CliRunner().invoke(main, [*verb, "--json"]).stdout for verb in verbs]
+
+    verbs = (["analyze", str(run)], ["compare", str(run), str(run)])
+    before = said()
+    names = ("page.html", "rank-00000.html", "spans.csv", "rank-00000.parquet", "memory.json", "kernels.json")
+    for name in names:
+        verb = "report" if name.endswith("html") else "export"
+        assert CliRunner().invoke(main, [verb, str(run), "-o", str(run / name)]).exit_code == 0
+    assert said() == before
+    write_run(run, fsdp_run.info, [fsdp_run.spans()])
+    assert said() == before
+    assert all((run / name).is_file() for name in names)
 
 
 def test_a_recording_that_ended_before_anything_happened_is_told_in_one_line(

@@ -19,7 +19,7 @@ from foretrace.tracer.ingest.explained import explained, write_issued
 from foretrace.tracer.ingest.joining import Joined, join
 from foretrace.tracer.ingest.reading import read_all
 from foretrace.tracer.ingest.recording import Recording
-from foretrace.tracer.ingest.sources import GROUPS, Progress, Source, found_sources, head, kind_of
+from foretrace.tracer.ingest.sources import GROUPS, PACKED, Progress, Source, found_sources, head, kind_of
 from foretrace.traces.info import RunInfo
 from foretrace.traces.rehearsal import FOLDER
 from foretrace.traces.store import write_run
@@ -106,7 +106,9 @@ def _read(
     kinds |= dict.fromkeys(members, "")
     found = sorted(set(kinds.values()) - {""})
     if not found:
-        head(sources[0])  # says what is wrong with it if it cannot be read
+        begins = head(sources[0])  # says what is wrong with it if it cannot be read
+        if begins.startswith(PACKED):
+            raise IngestError(f"{sources[0].name} is packed: unpack it first; .gz, .zip and .tar.gz are read")
         raise IngestError(f"{sources[0].name} is not a trace of a known kind; docs/ingest.md lists them")
     if len(found) > 1:
         raise IngestError(

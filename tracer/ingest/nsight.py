@@ -44,7 +44,9 @@ def read(source: Source, progress: Progress | None = None) -> list[Recording]:
     if is_packed or not head(source)[:16].startswith(SQLITE):
         raise IngestError(f"{source.name}: a database is read from a file of its own: unpack it first")
     try:
-        # As a file that nobody changes: SQLite takes no lock, and makes no file beside it.
+        # As a file that nobody changes: SQLite takes no lock, and makes no file beside it. It opens only
+        # names, those of ``/proc/self/fd`` too. Who can put another file in the place of this one since it
+        # was looked at could as well have written into it: nothing in it is believed anyway.
         where = f"{source.path.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(where, uri=True)) as database:
             return _read(_Database(database, source.name), source, progress)

@@ -293,6 +293,9 @@ def _unzipped(stream: IO[bytes], name: str, size_bytes: int) -> Iterator[IO[byte
         yield stream
 
 
+PACKED: Final = (b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf", b"Rar!")
+"""How files begin that no reader here unpacks: bzip2, xz, zstd, lz4, 7-Zip, RAR."""
+
 SQLITE: Final = b"SQLite format 3\x00"  # how every database of SQLite 3 begins
 _PARQUET: Final = b"PAR1"
 _TIMER: Final = re.compile(rb'"ph"\s*:\s*"B"')

@@ -27,11 +27,14 @@ def report(run: str, other: str | None, output: Path | None, *, partial: bool, a
     simulated run first. The page opens in any browser from 2023 on, without a network.
     """
     from foretrace.traces.reader import open_whole
+    from foretrace.traces.replacing import check_can_write
     from foretrace.traces.report.html import write_report
 
+    target = output or Path(_file_name(run, other))
+    check_can_write(target)
     first = open_whole(run, partial=partial)
     second = None if other is None else open_whole(other, partial=partial)
-    written = write_report(output or Path(_file_name(run, other)), first, second)
+    written = write_report(target, first, second)
     if as_json:
         click.echo(json_text(written))
         return

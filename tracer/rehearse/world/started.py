@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import FrozenImporter, PathFinder, SourceFileLoader
 from itertools import dropwhile, groupby, pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -60,10 +60,11 @@ def begin(words: Sequence[str], *, is_module: bool) -> None:
     # The command may set it: this process began without that.
     told = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:0] = [first, *(one for one in told if one not in sys.path)]
-    # Python imports the last two unasked, before it comes to a script.
-    kept = {"foretrace", "torch", *sys.builtin_module_names, "sitecustomize", "usercustomize"}
+    # Python imports the last three unasked, before it comes to a script.
+    kept = {"foretrace", "torch", *sys.builtin_module_names, "sitecustomize", "usercustomize", "encodings"}
     for name in {one.partition(".")[0] for one in sys.modules} - kept:
-        own = PathFinder.find_spec(name, [first])
+        # What is frozen Python finds before any path: no script imports a ``stat.py`` of its own.
+        own = None if FrozenImporter.find_spec(name) else PathFinder.find_spec(name, [first])
         if (
             own is None
             or own.origin is None
