@@ -2,7 +2,7 @@
 
 import os
 import sys
-from multiprocessing import Process, Queue
+from multiprocessing import Pool, Process, Queue
 
 import torch
 import torch.distributed as dist
@@ -74,6 +74,17 @@ def started(n_ranks: int) -> None:
         rank.join()
 
 
+def alone(number: int) -> None:
+    """Train one of several models, which have nothing to do with each other."""
+    steps(layers().to("cuda"), f"cuda:{number}")
+
+
+def pooled(n_models: int) -> None:
+    """Train as many models, each in a process of a pool."""
+    with Pool(n_models) as pool:
+        pool.map(alone, range(n_models))
+
+
 def named(n_ranks: int, data: object) -> None:
     """Start a process per rank that is told by name who it is; with *data*, by position behind them."""
     for rank in range(n_ranks):
@@ -135,10 +146,8 @@ def main(way: str, n_ranks: int) -> None:
             multiprocessing.spawn(joined, args=(n_ranks,), nprocs=n_ranks)
     elif way in {"named", "behind"}:
         named(n_ranks, None if way == "named" else torch.ones(3))
-    elif way == "beside":
-        beside(n_ranks)
     else:
-        started(n_ranks)
+        {"beside": beside, "pooled": pooled, "started": started}[way](n_ranks)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,14 @@ def test_processes_that_are_spawned_again_make_groups_of_their_own(tmp_path: Pat
     assert rehearse(asked, tmp_path / "run").job["steps"] == 2 * STEPS
 
 
+def test_a_process_that_trains_by_itself_ends_in_a_line(tmp_path: Path) -> None:
+    """A pool waited for ever for one that had ended with the rehearsal of its steps."""
+    with pytest.raises(
+        RecordError, match=r"started_by_hand\.py:\d+: a process that the script starts trains"
+    ):
+        _rehearsed(tmp_path, "pooled", 1)
+
+
 @pytest.mark.parametrize("way", ["started", "spawned"])
 def test_a_group_that_is_not_the_world_is_refused(tmp_path: Path, way: str) -> None:
     """A script that starts a process per GPU of one node trains on these alone."""

@@ -7,6 +7,7 @@ the model are the same as in a recording of the real run, and the two can be com
 from __future__ import annotations
 
 import inspect
+import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from foretrace.tracer.rehearse.data.trainings import Trainings
 from foretrace.tracer.rehearse.device.host import Host
 from foretrace.tracer.rehearse.device.installing import Device
 from foretrace.tracer.rehearse.device.threads import passes_of_threads
-from foretrace.tracer.rehearse.errors import Finished
+from foretrace.tracer.rehearse.errors import Finished, RehearsalError
 from foretrace.tracer.rehearse.replacing import when_imported
 from foretrace.tracer.rehearse.state import State
 from foretrace.tracer.rehearse.tape.calls import is_wrapped, parts_of
@@ -71,6 +72,13 @@ EVALUATES: Final = (
 _Result = TypeVar("_Result")
 
 
+ELSEWHERE: Final = (
+    "a process that the script starts trains, and joins no process group; only those that join one are "
+    "rehearsed as ranks: rehearse by itself what this one runs"
+)
+"""What ends a script that trains in processes that are no ranks."""
+
+
 class RehearsalSession(State):
     """What ``tracer.session.Session`` is to a recording.
 
@@ -107,7 +115,7 @@ class RehearsalSession(State):
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
         super().__init__(rank, world_size, stated)
-        self.kept, self.tell = Kept(self, warmup, steps), tell
+        self.kept, self.tell, self._process = Kept(self, warmup, steps), tell, os.getpid()
         self.host, self.fused = Host(self, device), Fused(self)
         device.driver.meter = self.meter
         self.streams = Streams(self.tape, self.lane, device.driver)
@@ -171,7 +179,12 @@ class RehearsalSession(State):
         self.kept.begin()
 
     def step_ended(self) -> None:
-        """A step is over: forget it if it is a warm-up step; end the rehearsal if it is the last one."""
+        """A step is over: forget it if it is a warm-up step; end the rehearsal if it is the last one.
+
+        Raises RehearsalError in a process that the script has started and that is no rank.
+        """
+        if os.getpid() != self._process:
+            raise RehearsalError(ELSEWHERE)
         self.failures.step_ended()
         self.trainings.loaded.used(self.position.step - 1, is_over=True)
         # In each step, because a script may destroy its groups before it ends.
