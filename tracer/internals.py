@@ -496,6 +496,17 @@ def blocking_functions() -> tuple[tuple[Any, str], ...]:
     return (dist, "_broadcast_coalesced"), (dist.Reducer, "_rebuild_buckets")
 
 
+def put_below(mode: Any) -> None:
+    """Have all functions of torch go through *mode* from now on, below the modes that are active."""
+    from torch import overrides
+
+    above = []
+    while overrides._len_torch_function_stack():
+        above.append(overrides._pop_mode())
+    for one in (mode, *reversed(above)):
+        overrides._push_mode(one)
+
+
 # ---- The CUDA device of a rehearsal (tracer.rehearse.device) ----------------------------------------------
 
 

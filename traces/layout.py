@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretrace.door import MOST_RANKS
 from foretrace.traces.errors import LayoutError
+
+if TYPE_CHECKING:  # a script that is recorded has not imported it
+    from numpy.typing import NDArray
 
 AXES = ("tp", "cp", "ep", "dp", "pp")  # axes along which ranks communicate, innermost first
 

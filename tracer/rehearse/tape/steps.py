@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from foretrace.tracer.rehearse.errors import RehearsalError
+from foretrace.tracer import internals
 from foretrace.tracer.rehearse.state import State
-from foretrace.tracer.rehearse.tape.tape import INPUT
+from foretrace.tracer.rehearse.tape.calls import tensors_in
+from foretrace.tracer.rehearse.tape.tape import INPUT, LOSS
 from foretrace.tracer.rehearse.words import NO_STEPS
 from foretrace.tracer.steps import Steps
 from foretrace.traces.rehearsal import OP
@@ -37,32 +38,95 @@ def look(session: State, optimizer: Any) -> None:
         session.warn(STALE.format(name=type(optimizer).__name__, n=sum(one.numel() for one in held)))
 
 
-MOST_UNSEEN: Final = 64
-"""Steps of optimizers before any call of a module: libraries make states by one of each first."""
+# Steps of a script that calls no module: plain tensors that require gradients, and an optimizer for them. A
+# step usually begins with the first call of a module. If an optimizer steps before any module was called,
+# each later step begins with the first function whose results require gradients.
 
-UNTOLD: Final = (
-    "optimizers step, but no torch.nn.Module is called, so nobody knows where the steps of the script begin: "
-    "call foretrace.step() at the end of each"
+FIRST_LEFT_OUT: Final = (
+    "no module is called, so it is unknown where the first step begins: that step is left out, and the next "
+    "one is kept"
 )
-"""What ends the rehearsal of a script that trains plain tensors."""
+"""Note if the first step was requested."""
 
 
-class OwnSteps(Steps):
-    """Steps that a script may end itself: everything before its first mark is warm-up."""
+class StepsWithoutModules(Steps):
+    """Steps that begin with functions, once an optimizer has stepped before any call of a module."""
 
     def __init__(self, session: State) -> None:
         super().__init__(session)  # type: ignore[arg-type]
         self._rehearsal = session
-        self._n_unseen = 0  # steps of optimizers before any module was called
+        self._is_first = False  # an optimizer steps, and no module was called yet
+
+    def begin(self) -> None:
+        """Forward work begins: a module is called, or a function if no module is ever called."""
+        self._is_first = False
+        super().begin()
 
     def _begin_unseen(self) -> None:
-        """A backward begins no step: what it is of began before."""
+        """A backward begins no step: the optimizer tells later that no module was called."""
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer begins to step. The first time, this may begin a step that no module has begun.
+
+        Its closure may contain all work of the step, and calls of modules too.
+        """
+        if self._start is None:
+            super().begin()
+            self._is_first = True
+        super().optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """An optimizer has stepped. If no module was called before, only the end of this step is known."""
+        if self._is_first:
+            self._is_first, session = False, self._rehearsal
+            if not session.kept.warmup:
+                session.warn(FIRST_LEFT_OUT)
+            session.kept.leave_out(1)
+            self._watch()
+        super().optimizer_ends(optimizer)
+
+    def _watch(self) -> None:
+        """Begin a step with the first function whose results require gradients.
+
+        All such functions count as forward, also those of a later micro-batch after a backward, and those in
+        the closure of an optimizer. A rehearsal may end where a step begins. So that is checked here, for
+        functions: an error raised inside an operator, below C++ code, may abort the process.
+        """
+        from torch.overrides import TorchFunctionMode
+
+        lane, begin = self._rehearsal.lane, self.begin
+
+        class Functions(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped here
+            """Sees every function of torch."""
+
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                before, forward = lane.owner, ("forward", LOSS)
+                is_outside = lane.depth == 0
+                if (is_outside or before[0] == "optimizer") and _differentiates([args, kwargs]):
+                    lane.owner = forward
+                out = func(*args, **(kwargs or {}))
+                if is_outside and any(getattr(one, "grad_fn", None) for one in tensors_in(out)):
+                    begin()
+                elif lane.owner is forward:  # not a forward: it reads a gradient, for example
+                    lane.owner = before
+                return out
+
+        # Below: a mode whose block ends takes the top of the stack away, whichever mode that is.
+        internals.put_below(Functions())
+
+
+def _differentiates(arguments: Any) -> bool:
+    """Whether the results of a function of *arguments* require gradients, if they can."""
+    from torch import is_grad_enabled
+
+    return is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in tensors_in(arguments))
+
+
+class OwnSteps(StepsWithoutModules):
+    """Steps that a script may end itself: everything before its first mark is warm-up."""
 
     def optimizer_ends(self, optimizer: object) -> None:
         """An optimizer has stepped, perhaps in a loop that marks steps itself."""
-        self._n_unseen += self._start is None
-        if self._n_unseen > MOST_UNSEEN:
-            raise RehearsalError(UNTOLD)
         before, is_new = self._marker(), id(optimizer) in self.made
         look(self._rehearsal, optimizer)
         super().optimizer_ends(optimizer)
