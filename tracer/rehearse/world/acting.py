@@ -27,14 +27,8 @@ Progress = Callable[[str], None]
 """Told what is being done, in a few words."""
 
 
-STARTS: Final = """
-import sys
-sys.path[:] = [{root!r}, *(one for one in sys.path if one)]
-from foretrace.tracer.rehearse.world import child
-del sys.path[0]
-child.main({progress})
-"""
-"""What the process runs: it finds foretrace, and leaves no trace of that on the path of scripts."""
+STARTING: Final = Path(__file__).with_name("starting.py")
+"""What the process that loads torch runs."""
 
 
 class Loaded:
@@ -64,7 +58,7 @@ class Loaded:
         root = str(Path(__file__).parents[4])
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-c", STARTS.format(root=root, progress=write)],
+            [sys.executable, str(STARTING), root, str(write)],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
