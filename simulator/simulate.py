@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from foretrace.simulator.builder.groups import Groups
-from foretrace.simulator.builder.step import build, job_groups, representatives
+from foretrace.simulator.builder.step import RecentGroups, build, job_groups, representatives
 from foretrace.simulator.builder.templates import checkpoint_s
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.config import job_settings, of_framework
@@ -240,10 +240,6 @@ def _apart(job: Job, site: Simulation) -> Simulation:
     return replace(site, info=info)
 
 
-RECENT: Final = 16
-"""Layouts whose groups are kept while many jobs are simulated: those of large machines take much memory."""
-
-
 @few_collections()
 def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list[Mapping[str, Any]]:
     """Predict many jobs: the summary of each, in their order, equal to that of ``simulate`` but for ranges.
@@ -258,7 +254,7 @@ def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list
     engine = "auto" if why_not_compiled() else "compiled"  # its loading pays off over many
     machines: list[Cluster] = []
     networks: dict[tuple[Any, ...], Network] = {}
-    groups_of = lru_cache(RECENT)(Groups)
+    groups = RecentGroups()
     found: list[Mapping[str, Any]] = []
     for job in jobs:
         if job.cluster not in machines:
@@ -272,7 +268,7 @@ def simulate_many(jobs: Iterable[Job], progress: Progress | None = None) -> list
                 engine=engine,
                 only_figures=True,
                 network=networks[key],
-                groups=job_groups(job, groups_of),
+                groups=groups.of(job),
                 covers_unsaid=False,
             )
             found.append(one.summary)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,14 +162,43 @@ def _takes(job: Job) -> Callable[[Transfer, Message, int], Transfer]:
     return takes
 
 
-def job_groups(job: Job, make: Callable[..., Groups] = Groups) -> Groups:
-    """Return the process groups of *job*; *make* may remember those that it has made."""
-    return make(
-        job.layout,
-        two_copies=has_two_copies(job.schedule),
-        shard_ranks=job.shard_ranks,
-        whole_stages=amax_scope(job) == "stage",
-    )
+def job_groups(job: Job) -> Groups:
+    """Return the process groups of *job*."""
+    return Groups(**_grouping(job))
+
+
+def _grouping(job: Job) -> dict[str, Any]:
+    """Return what the groups of *job* follow from."""
+    return {
+        "layout": job.layout,
+        "two_copies": has_two_copies(job.schedule),
+        "shard_ranks": job.shard_ranks,
+        "whole_stages": amax_scope(job) == "stage",
+    }
+
+
+MOST_RANKS_KEPT: Final = 1 << 20
+"""Ranks of all layouts together whose groups are kept."""
+
+
+class RecentGroups:
+    """The groups of jobs that follow each other, kept for layouts of so many ranks together.
+
+    The oldest go: those of a million ranks take hundreds of megabytes.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], Groups] = {}
+
+    def of(self, job: Job) -> Groups:
+        """Return the groups of *job*."""
+        key = tuple(_grouping(job).values())
+        if key not in self._kept:
+            n_ranks = job.layout.world_size + sum(one.layout.world_size for one in self._kept.values())
+            while self._kept and n_ranks > MOST_RANKS_KEPT:
+                n_ranks -= self._kept.pop(next(iter(self._kept))).layout.world_size
+            self._kept[key] = job_groups(job)
+        return self._kept[key]
 
 
 def _does(

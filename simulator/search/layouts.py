@@ -16,7 +16,6 @@ import numpy as np
 
 from foretrace.simulator.builder.chain import Chains, Pass, host_of
 from foretrace.simulator.builder.gradients import DataParallel
-from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.instances import Costs
 from foretrace.simulator.builder.line import MainLine
 from foretrace.simulator.builder.pipeline import Visit
@@ -30,7 +29,7 @@ from foretrace.simulator.builder.stages import (
     stage_layers,
     units_by_stage,
 )
-from foretrace.simulator.builder.step import job_groups
+from foretrace.simulator.builder.step import RecentGroups
 from foretrace.simulator.builder.templates import Templates, gather_received, write_both
 from foretrace.simulator.compute.timing import ComputeModel
 from foretrace.simulator.engine import choose
@@ -130,10 +129,6 @@ class OfStages(NamedTuple):
     host: Int64Array
 
 
-MOST_RANKS_KEPT: Final = 1 << 20
-"""Ranks of all layouts together whose groups are kept."""
-
-
 class UnitTimes:
     """Answers what the parts of a step take in ns, on one machine.
 
@@ -143,19 +138,8 @@ class UnitTimes:
     def __init__(self, network: Network) -> None:
         self.network = network
         self._known: dict[Hashable, Any] = {}
-        self._groups: dict[Any, Groups] = {}
+        self.groups = RecentGroups().of
         self._models: dict[int, object] = {}
-
-    def groups(self, job: Job) -> Groups:
-        """Return the groups of *job*."""
-        key = (job.layout, job.shard_ranks, has_two_copies(job.schedule))
-        if key not in self._groups:
-            # The oldest go: those of a million ranks take hundreds of megabytes.
-            n_ranks = job.layout.world_size + sum(one.layout.world_size for one in self._groups.values())
-            while self._groups and n_ranks > MOST_RANKS_KEPT:
-                n_ranks -= self._groups.pop(next(iter(self._groups))).layout.world_size
-            self._groups[key] = job_groups(job)
-        return self._groups[key]
 
     def _once(self, key: Hashable, make: Callable[[], Answer]) -> Answer:
         """Return what *make* answered to *key*, now or before."""

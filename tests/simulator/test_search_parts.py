@@ -17,6 +17,7 @@ from tests.simulator.searched import cheapest
 
 from foretrace.cli import main
 from foretrace.simulator.builder.groups import Groups
+from foretrace.simulator.builder.step import RecentGroups
 from foretrace.simulator.errors import SearchError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
@@ -24,7 +25,7 @@ from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.schedules import SCHEDULES, in_flight, plan
 from foretrace.simulator.search.bubbles import MOST_PER_STAGE, bubble, passes
 from foretrace.simulator.search.executors import Executor, Here, Local, open_executor
-from foretrace.simulator.search.layouts import LeastMemory, UnitTimes, short_microbatches
+from foretrace.simulator.search.layouts import LeastMemory, short_microbatches
 from foretrace.simulator.search.parts import Part, cut, search_parts
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.search.what_if import half_as_fast
@@ -258,15 +259,15 @@ def test_a_search_keeps_the_groups_of_a_bounded_number_of_ranks(monkeypatch: pyt
     whole = [space(sharding=("none", "fsdp"))]
     best = search_parts(whole, 3, executor=Here()).best
     held: list[int] = []
-    groups = UnitTimes.groups
+    groups = RecentGroups.of
 
-    def asked(self: UnitTimes, job: Job) -> Groups:
+    def asked(self: RecentGroups, job: Job) -> Groups:
         found = groups(self, job)
-        held.append(sum(one.layout.world_size for one in self._groups.values()))
+        held.append(sum(one.layout.world_size for one in self._kept.values()))
         return found
 
-    monkeypatch.setattr(UnitTimes, "groups", asked)
-    monkeypatch.setattr("foretrace.simulator.search.layouts.MOST_RANKS_KEPT", 16)
+    monkeypatch.setattr(RecentGroups, "of", asked)
+    monkeypatch.setattr("foretrace.simulator.builder.step.MOST_RANKS_KEPT", 16)
     assert [one.summary for one in search_parts(whole, 3, executor=Here()).best] == [
         one.summary for one in best
     ]
