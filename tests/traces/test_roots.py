@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.traces.hand_made import in_memory
 
+from foretrace.simulator.config import job_from
+from foretrace.simulator.simulate import simulate
 from foretrace.traces.analysis.findings import findings
 from foretrace.traces.analysis.roots import CAUSES, followed, held_up, roots
 from foretrace.traces.info import RunInfo
@@ -127,3 +129,12 @@ def test_nothing_of_the_waiting_is_lost(actions: list[tuple[int, list[int]]]) ->
         for parts in (one.by_cause, one.by_axis, one.by_rank):
             assert sum(parts.values()) == pytest.approx(one.caused_ns, abs=8)
         assert set(one.by_cause) <= set(CAUSES)
+
+
+def test_a_rank_that_stands_for_its_stage_is_called_by_the_stage() -> None:
+    """The last stage has the head besides as many layers: all of its ranks compute longer, not one."""
+    job = {"model": "llama3-70b", "cluster": "dgx-h100", "gpus": 64, "tp": 4, "pp": 4, "global_batch": 64}
+    run = simulate(job_from({**job, "seq_len": 4096, "framework": "megatron"})).run
+    (one,) = (found for found in findings(run) if found.what.startswith("held up"))
+    assert one.text.startswith("stage 3 computes")
+    assert "the other stages: 48 others wait for it" in one.text

@@ -491,14 +491,16 @@ def _sentence(run: Run, chosen: Sequence[Root], compute: _Compute, cost_ns: floa
     cause = max(worst.by_cause, key=worst.by_cause.__getitem__)
     mates = [r for r in compute.ns if compute.stage[r] == compute.stage[worst.rank] and r not in ranks]
     pipelined = len(set(compute.stage.values())) > 1
+    weight = represented(run)
     who = f"rank {worst.rank}"
     if pipelined and len(ranks) > 1:
         who = f"stage {compute.stage[worst.rank]} (rank {rank_list(ranks)})"
+    elif pipelined and not mates and weight[worst.rank] > 1:  # it stands for all of its stage
+        who = f"stage {compute.stage[worst.rank]}"
     others = [r for r in compute.ns if r not in ranks]
     apart = "the other ranks" if len(others) > 1 else "the other rank"
     peers = apart if not pipelined else "others of its stage" if mates else "the other stages"
     text = f"{who} {_why(cause, compute.times(ranks, mates or others), peers)}"
-    weight = represented(run)
     n = sum(weight[r] for r in set().union(*(one.waiting_ranks for one in chosen)) - set(ranks))
     axis = max(worst.by_axis, key=worst.by_axis.__getitem__)
     text += f": {n} other{'s wait' if n != 1 else ' waits'} for it, most {along(axis)}"
