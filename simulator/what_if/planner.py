@@ -105,7 +105,7 @@ def _figures_of(planned: Planned) -> list[tuple[dict[str, str], float | None]]:
         "Exposed communication": summary["exposed_comm_fraction"],
         "Waiting for other ranks": summary["waiting_fraction"],
         "Peak memory": summary["peak_memory_bytes"],
-        "Throughput": summary["tokens_per_s_per_gpu"],
+        "Throughput per GPU": summary["tokens_per_s_per_gpu"],
         "MFU": summary["mfu"],
     }
     found: list[tuple[dict[str, str], float | None]] = [

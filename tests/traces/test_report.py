@@ -100,7 +100,7 @@ def test_headline_is_that_of_the_summary(pipeline_run: Run) -> None:
         "name": "Peak memory", "value": "54 GB", "note": "of 80 GB per device", "tone": ""
     }  # fmt: skip
     assert figures["MFU"]["value"] == "41.0 %"
-    assert figures["Throughput"]["value"] == "812 tok/s per GPU"
+    assert figures["Throughput per GPU"]["value"] == "812 tok/s"
 
 
 def test_packed_spans_cover_every_row_and_step(run: Run) -> None:

@@ -220,11 +220,11 @@ def _throughput(run: Run) -> list[dict[str, str]]:
     figures = []
     rate = number(summary.get("tokens_per_s_per_gpu"))
     if rate == 0 and (rows := number(summary.get("rows_per_s_per_gpu"))):
-        figures.append(figure("Throughput", f"{rows:,.0f} rows/s per GPU", "of the model's input"))
+        figures.append(figure("Throughput per GPU", f"{rows:,.0f} rows/s", "of the model's input"))
     elif rate is not None:
         whole = format_si(rate * run.info.world_size, "tok/s")
         said = likely(run, "tokens_per_s_per_gpu", lambda value: f"{value:,.0f}")
-        figures.append(figure("Throughput", f"{rate:,.0f} tok/s per GPU", f"{whole} in all", likely=said))
+        figures.append(figure("Throughput per GPU", f"{rate:,.0f} tok/s", f"{whole} in all", likely=said))
     if (mfu := number(summary.get("mfu"))) is not None:
         said = likely(run, "mfu", format_share)
         figures.append(figure("MFU", format_share(mfu), "model FLOP/s over peak", likely=said))
