@@ -203,4 +203,4 @@ def _with_unit(key: str, inner: Mapping[str, Any]) -> Mapping[str, Any]:
 def _three_digits(value: float) -> str:
     """Return *value* to three significant digits, without zeros that say nothing."""
     # What rounds to four digits, .3g would write as 1e+03.
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
