@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +38,7 @@ from foretrace.tracer.bench.kernels import (
     table_text,
     timed,
 )
-from foretrace.tracer.bench.world import GEMM_SHAPES, SIZES_BYTES
+from foretrace.tracer.bench.world import OTHER_BYTES, PRODUCTS, SIZES_BYTES, _elsewhere
 from foretrace.tracer.errors import RecordError
 
 TINY = Sizes(
@@ -185,7 +189,7 @@ def made_up(slower: float) -> list[dict[str, Any]]:
         case = Case(Kernel(kernel=kind, dtype="fp32", direction=way), flops, moved, lambda: lambda: None)
         return asdict(timed(case, slower * time_s, "cpu-core", "burst"))
 
-    products = [2.0 * m * n * k for m, n, k in GEMM_SHAPES]
+    products = [2.0 * math.prod(shape) for shape, _ in PRODUCTS]
     return [
         *(row("gemm", flops / 1e11 + 5e-6, flops) for flops in products),
         *(row("attention", 0.01, flops, way=way) for way, flops in (("fwd", 4e8), ("bwd", 6e8))),
@@ -193,6 +197,19 @@ def made_up(slower: float) -> list[dict[str, Any]]:
         row("stream", 0.01, moved=1e8),
         row("launch", 3e-6),
     ]
+
+
+def test_operands_come_back_when_others_have_filled_the_caches() -> None:
+    used, number = list[int](), itertools.count()
+
+    def prepare() -> Callable[[], None]:
+        return partial(used.append, next(number))
+
+    case = Case(Kernel(kernel="gemm", dtype="fp32"), 0.0, OTHER_BYTES / 4, prepare)
+    run = _elsewhere(case).prepare()
+    for _ in range(6):
+        run()
+    assert used == [0, 1, 2, 3, 0, 1]
 
 
 def test_a_machine_is_described_by_the_medians_of_its_processes(

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Final
 
 from foretrace.tracer.bench.kernels import Bench, Kernel, line
-from foretrace.tracer.bench.world import GEMM_SHAPES, SIZES_BYTES, started
+from foretrace.tracer.bench.world import PRODUCTS, SIZES_BYTES, started
 from foretrace.traces.report.format import format_share
 
 
@@ -304,7 +304,7 @@ latency = {{ value = "{measured.times_s["p2p"][2][0] * 1e6:.1f} us", source = "g
 {_tables(measured)}
 [sources]
 machine = "{measured.cores} cores, torch {measured.torch}"
-gemm = "line through {len(GEMM_SHAPES)} products in float32, one thread per process"
+gemm = "line through {len(PRODUCTS)} products in float32, out of no cache, one thread per process"
 bandwidth = "x + 1 in place on 64 MB, one thread per process"
 adamw = "AdamW, norms, residuals and gates of a Llama of hidden size 256, over that bandwidth"
 operation = "chain of tiny products and sums, forward and backward"

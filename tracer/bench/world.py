@@ -6,7 +6,9 @@ writes the result. Ranks meet by the *FILE*, which needs no port, or where a lau
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import socket
 import subprocess
@@ -20,13 +22,28 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from foretrace.tracer.bench.kernels import SIZES, Case, Kernel, attention, product, seconds, stream, timed
+from foretrace.tracer.bench.kernels import (
+    LAYOUTS,
+    SIZES,
+    Case,
+    Kernel,
+    Run,
+    attention,
+    product,
+    seconds,
+    stream,
+    timed,
+)
 from foretrace.tracer.clock import machine_id, now_ns, synchronise
 from foretrace.tracer.errors import RecordError, need_torch
 from foretrace.traces.analysis.collectives import bus_factor
 
-GEMM_SHAPES: Final = ((512, 256, 256), (512, 704, 256), (256, 704, 512), (512, 2048, 256), (1024, 1024, 1024))
-"""Products (m, n, k) that are timed: those of a small transformer, and one large enough for the peak."""
+PRODUCTS: Final = (
+    *itertools.product(((128, 256, 256), (128, 256, 704), (512, 256, 256), (512, 256, 704)), LAYOUTS),
+    ((1024, 1024, 1024), "fwd"),
+)
+"""Tokens, features in and out, and layouts that are timed: layers of a small transformer on one sequence and
+on four, which tells what a product costs beside its arithmetic, and one large enough for the peak."""
 
 SIZES_BYTES: Final = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25)
 """Whole-array sizes at which communication is timed, 1 KiB to 32 MiB."""
@@ -55,10 +72,25 @@ def measure_machine(n_computing: int) -> dict[str, Any]:
 
 def _compute() -> list[dict[str, Any]]:
     """Return kernels as this process runs them, in the columns of a table of kernels."""
-    measured = [product("cpu", "fp32", (m, k, n), "fwd") for m, n, k in GEMM_SHAPES]
+    measured = [_elsewhere(product("cpu", "fp32", shape, layout)) for shape, layout in PRODUCTS]
     measured += [attention(ATTENTION, "cpu", "fp32", 512, direction) for direction in ("fwd", "bwd")]
     measured += [stream("cpu", 16_000_000), _optimizer(), _element_wise(), _operation()]
     return [asdict(timed(one, seconds(one.prepare()) / one.repeats, "cpu-core", "burst")) for one in measured]
+
+
+def _elsewhere(case: Case) -> Case:
+    """The same on operands that are in no cache when their turn comes, as those of a training."""
+    n_sets = math.ceil(OTHER_BYTES / case.moved)
+
+    def prepare() -> Run:
+        runs = itertools.cycle([case.prepare() for _ in range(n_sets)])
+
+        def run() -> Any:
+            return next(runs)()
+
+        return run
+
+    return replace(case, prepare=prepare)
 
 
 # What a small model does beside products: tensors are those of a Llama of hidden size 256 with 8 layers on
