@@ -24,7 +24,7 @@ from measured.kernels import validate_kernels
 from foretrace.simulator.framework import Framework, framework_names, load_framework
 from foretrace.traces.report.format import format_share
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
+ROOT: Final = Path(__file__).parents[1]
 TABLES: Final = Path(__file__).parent / "tables"
 KEYS: Final = (
     *("overlap_grad_reduce", "overlap_param_gather", "reduces_in_16_bit", "fused_wgrad", "copies_gathered"),
@@ -36,7 +36,13 @@ KEYS: Final = (
 )
 """The conventions of a framework that time depends on."""
 
-PAGES: Final = ("compute-evidence", "frameworks", "network-evidence", "rehearse", "rehearse-evidence")
+PAGES: Final = (
+    ROOT / "README.md",
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("compute-evidence", "frameworks", "network-evidence", "rehearse", "rehearse-evidence")
+    ),
+)
 OUTCOMES: Final = ("right", "goes through", "true line", "wrong line", "silently wrong")
 
 Lines = Sequence[str]
@@ -44,7 +50,7 @@ Lines = Sequence[str]
 
 def pages() -> dict[Path, str]:
     """Return the text that each page should have."""
-    texts = {path: path.read_text(encoding="utf-8") for path in (DOCS / f"{name}.md" for name in PAGES)}
+    texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
     for name, lines in tables().items():
         for path, text in texts.items():
             if f"<!-- {name} -->" in text:
@@ -60,6 +66,7 @@ def tables() -> dict[str, Lines]:
     runs = tomllib.loads((TABLES / "rehearsed_times.toml").read_text(encoding="utf-8"))["run"]
     return {
         "profiles": _profiles(),
+        "first tries": _first_tries(scripts),
         "outcomes": _outcomes(scripts),
         "samples": _samples(scripts),
         "step times": _step_times(runs, ratios),
@@ -76,6 +83,23 @@ def _scripts() -> list[dict[str, str]]:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         rows += csv.DictReader(line for line in lines if not line.startswith("#"))
     return rows
+
+
+LATEST: Final = 50
+"""Scripts that are told apart as the latest."""
+
+
+def _first_tries(scripts: Sequence[Mapping[str, str]]) -> Lines:
+    """Return how the first tries of all scripts ended, and those of the latest, as a table."""
+
+    def row(said: str, own: Sequence[Mapping[str, str]]) -> tuple[object, ...]:
+        ended = Counter(one["first"] for one in own)
+        through = ended["right"] + ended["goes through"]
+        return (said, through, *(ended[name] for name in OUTCOMES[2:]))
+
+    every = row(f"of {len(scripts)} public scripts", scripts)
+    head = ("first try of a rehearsal", "went through", *OUTCOMES[2:])
+    return _table(head, [every, row(f"of the latest {LATEST}", scripts[-LATEST:])])
 
 
 def _outcomes(scripts: Sequence[Mapping[str, str]]) -> Lines:
