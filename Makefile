@@ -25,8 +25,9 @@ help:
 
 $(VENV)/.ready: pyproject.toml $(wildcard constraints*.txt)
 	@test -n "$(PYTHON)" || { echo "foretrace needs Python 3.11 or newer on the PATH; or say make PYTHON=/path/to/python"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable ".[trace,dev]"
+	@echo "setting up $(VENV): PyTorch and others are downloaded, which takes some minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable ".[trace,dev]"
 	@touch $@
 
 demo: $(VENV)/.ready
