@@ -201,6 +201,20 @@ def typed(visit: Visit, name: str, value: str) -> None:
     visit.after(change)
 
 
+def test_while_an_answer_is_awaited_the_page_says_so(browser: Browser, address: str) -> None:
+    visit = Visit(browser, address, START).ready()
+    held: list[Any] = []
+    visit.page.route("**/plan/figures?*", lambda route: held.append(route))  # noqa: PLW0108 - it is marked
+    visit.page.select_option("#plan-schedule", "gpipe")
+    visit.page.wait_for_function(
+        "words => document.querySelector('#took').textContent === words", arg="simulating …"
+    )
+    visit.after(held.pop().continue_)
+    assert "figures in" in visit.page.inner_text("#took")
+    visit.page.unroute("**/plan/figures?*")
+    visit.close()
+
+
 @pytest.mark.parametrize(("name", "value"), [("tp", "16"), ("global_batch", "7"), ("seq_len", "0")])
 def test_a_mistake_clears_the_page_which_lives_on(
     browser: Browser, address: str, name: str, value: str

@@ -201,6 +201,7 @@ async function ask() {
       await answer(fullQuery(), performance.now());
     } while (plan.again);
   } catch (error) {
+    $('#took').textContent = '';
     mistake(`the server does not answer: ${error.message}`);
   } finally {
     plan.asking = false;
@@ -209,9 +210,13 @@ async function ask() {
   }
 }
 
+/** After which time without an answer the page says that it simulates. */
+const SLOW_MS = 400;
+
 /** Show the figures of a query and, if nothing has changed since, its picture. */
 async function answer(query, began) {
-  const figures = await (await fetch(`/plan/figures?${query}`)).json();
+  const slow = setTimeout(() => { $('#took').textContent = 'simulating …'; }, SLOW_MS);
+  const figures = await fetch(`/plan/figures?${query}`).then(said => said.json()).finally(() => clearTimeout(slow));
   mistake(figures.error || '', figures.ways);
   document.body.classList.toggle('stale', Boolean(figures.error));
   if (figures.error) { fillMisfit(null); $('#took').textContent = ''; return; }
