@@ -22,7 +22,7 @@ from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.memory.ranks import host_bytes, rank_memories
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.models.sources import EXACT, load_model, names, published_params
-from foretrace.simulator.search.parts import searched
+from foretrace.simulator.search.parts import search_parts
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.simulate import simulate
 from foretrace.topologies.catalog import load_cluster
@@ -80,7 +80,7 @@ def searched_step(model: Model, seq_len: int) -> str:
             recompute=("full",),
             offload=(offload,),
         )
-        if best := searched([space], 1).best:
+        if best := search_parts([space], 1).best:
             job, summary = best[0].job, best[0].summary
             degrees = " ".join(f"{axis}={n}" for axis, n in job.layout.degrees.items() if n > 1)
             host = host_bytes(job, rank_memories(job)) / 1e12

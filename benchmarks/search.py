@@ -1,6 +1,6 @@
 """How long a search takes: layouts considered, pipelines run, layouts simulated, processor time.
 
-    python benchmarks/search.py [--json] [--executor local:2] [CASE ...]
+    python benchmarks/search.py [--json] [--processes 2] [CASE ...]
 
 Cold. The wide cases widen every choice until more than 100,000 layouts are considered.
 """
@@ -14,7 +14,6 @@ import time
 from typing import Any
 
 from foretrace.simulator.models.sources import load_model
-from foretrace.simulator.search.executors import open_executor
 from foretrace.simulator.search.parts import search_parts
 from foretrace.simulator.search.space import Space
 from foretrace.topologies.catalog import load_cluster
@@ -52,10 +51,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--executor", default="local:1")
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("cases", nargs="*", help="all if left out")
     args = parser.parse_args()
-    rows = {name: measured(executor=args.executor, **CASES[name]) for name in args.cases or CASES}
+    rows = {name: measured(processes=args.processes, **CASES[name]) for name in args.cases or CASES}
     if args.json:
         print(json.dumps(rows))
         return
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 def measured(
-    model: str, gpus: int, global_batch: int, executor: str, seq_len: int = 8192, **wide: Any
+    model: str, gpus: int, global_batch: int, processes: int, seq_len: int = 8192, **wide: Any
 ) -> dict[str, float]:
     """Return what one search considers and takes: seconds of all its processors, and on the clock."""
     space = Space(
@@ -77,9 +76,7 @@ def measured(
         **wide,
     )
     before_s, start_s = processor_s(), time.monotonic()
-    who = open_executor(executor)
-    found = search_parts([space], 10, executor=who)
-    who.close()
+    found = search_parts([space], 10, processes=processes)
     return {
         "layouts": found.counts.n_candidates,
         "pipelines": found.counts.n_run,

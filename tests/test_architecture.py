@@ -29,7 +29,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "traces.figures": TRACES | {"plotly"},
     "simulator": SIMULATOR,
     "simulator.engine": SIMULATOR | {"simpy", "numba"},
-    "simulator.search.executors": SIMULATOR | {"distributed", "ray"},
     "tracer": TRACER,
     "tracer.rehearse.world.launchers": TRACER | {"accelerate"},
 }

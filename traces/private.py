@@ -226,12 +226,18 @@ def without_this_folder() -> Iterator[None]:
         os.environ |= {} if before is None else {SAFE_PATH: before}
 
 
-class Processes(ProcessPoolExecutor):
-    """Fresh processes on this machine, which import nothing from the current folder."""
+SPAWN: Final = get_context("spawn")
 
-    def __init__(self, workers: int) -> None:
+
+class Processes(ProcessPoolExecutor):
+    """Fresh processes on this machine, which import nothing from the current folder.
+
+    *begin*: what each of them does first.
+    """
+
+    def __init__(self, workers: int, begin: Callable[[], object] | None = None) -> None:
         with without_this_folder():  # locks have a process that removes them
-            super().__init__(workers, mp_context=get_context("spawn"))
+            super().__init__(workers, mp_context=SPAWN, initializer=begin)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Hand over a call, as any executor; a process is started if none is free."""

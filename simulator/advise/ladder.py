@@ -21,7 +21,7 @@ from foretrace.simulator.memory.remedies import NOT_POSSIBLE
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.search.describe import described, difference
 from foretrace.simulator.search.found import Ranked
-from foretrace.simulator.search.parts import searched
+from foretrace.simulator.search.parts import search_parts
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.simulate import simulate
 from foretrace.simulator.summary import host_words
@@ -331,7 +331,7 @@ def engine_of(job: Job) -> str:
 def _searched(question: Question, progress: Progress | None) -> Iterator[Rung]:
     """Yield the fastest of all layouts; if it is tight, one that is tied with it and is not, too."""
     try:
-        found = searched([question.space()], LISTED, progress=progress)
+        found = search_parts([question.space()], LISTED, progress=progress)
     except EngineError as error:
         yield Rung(way=SEARCHED, note=str(error))
         return

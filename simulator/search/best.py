@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from foretrace.simulator.builder.step import build
 from foretrace.simulator.compute.timing import ComputeModel
@@ -38,8 +38,6 @@ from foretrace.simulator.variation import Variation
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.units import format_time
 
-Progress = Callable[[str], None]
-
 KEPT_TASKS: Final = 2_000_000
 """Tasks of all programs that are kept until it is clear whether their layouts are among the best: 200 MB."""
 
@@ -56,45 +54,88 @@ class Stage(IntEnum):
     STEP = 6
 
 
+class State(NamedTuple):
+    """How far a search is, as numbers that processes tell one another.
+
+    Attributes:
+        n_candidates, n_run, n_simulated: as in ``Counts``.
+        best_s: the step time of the best that was run so far; infinite if there is none.
+        left_s: what no step is below of all that may still be the best.
+    """
+
+    n_candidates: float = 0
+    n_run: float = 0
+    n_simulated: float = 0
+    best_s: float = math.inf
+    left_s: float = math.inf
+
+    @classmethod
+    def together(cls, states: Iterable[Sequence[float]]) -> State:
+        """Return how far searches of parts are."""
+        candidates, run, simulated, best_s, left_s = zip(*states, strict=True)
+        return cls(sum(candidates), sum(run), sum(simulated), min(best_s), min(left_s))
+
+    def words(self) -> str:
+        """Return this for people."""
+        if not self.n_run:
+            return f"{self.n_candidates:,.0f} layouts considered"
+        said = (
+            f"{self.n_run:,.0f} pipelines run, {self.n_simulated:.0f} simulated of {self.n_candidates:,.0f}"
+        )
+        if math.isinf(self.best_s):
+            return said
+        left_s = min(self.left_s, self.best_s)
+        return f"{said}; best so far {format_time(self.best_s)}, none below {format_time(left_s)}"
+
+
+class Others(Protocol):
+    """Those who search other layouts of the same space at the same time."""
+
+    def cutoff(self) -> float:
+        """Return a cost that the last of the best of all is not above; raises what is to end the search."""
+
+    def ran(self, cost: float) -> None:
+        """Take note of what a layout costs that fits."""
+
+
+class Nobody:
+    """Nobody else searches."""
+
+    def cutoff(self) -> float:
+        """Return a cost that nothing is above."""
+        return math.inf
+
+    def ran(self, cost: float) -> None:
+        """Nobody has to know."""
+
+
 @few_collections()
 def fastest(
     families: Iterable[Family],
     n_best: int,
     *,
     weight: Callable[[Job], float] = lambda _: 1.0,
-    cutoff: float = math.inf,
     partial: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[State], None] = lambda _: None,
 ) -> tuple[list[Timed], Counts]:
     """Return the *n_best* of the jobs of *families* that fit, best first, and what was looked at.
 
-    *weight*: what a nanosecond of a job costs; 1 orders by step time, dollars per token by price. *cutoff*:
-    what costs more need not be found: so many are known already that cost no more. *partial*: return the best
-    of what was simulated by then to whoever interrupts it. Raises EngineError if numba is not installed.
-    Raises KeyboardInterrupt if it was interrupted, and nothing was simulated yet, or *partial* is not set.
+    *weight*: what a nanosecond of a job costs; 1 orders by step time, dollars per token by price. *partial*:
+    return the best of what was simulated by then to whoever interrupts it. Raises EngineError if numba is not
+    installed. Raises KeyboardInterrupt if it was interrupted, and nothing was simulated yet, or *partial* is
+    not set.
     """
     search = Search(weight)
-    try:
-        for family in families:
-            search.add(family)
-            if progress is not None:
-                progress(f"{search.n_candidates:,} layouts considered")
-        while search.goes_on(n_best, cutoff):
-            search.look_closer()
-            if progress is not None:
-                progress(search.words())
-    except KeyboardInterrupt:
-        known = best_of(search.simulated(), n_best)
-        if not known or not partial:
-            raise
-        return known, replace(search.counts(), is_whole=False)
-    return best_of(search.best, n_best), search.counts()
+    for family in families:
+        search.add(family)
+        progress(search.state())
+    return search.run(n_best, partial=partial, progress=progress)
 
 
 class Search:
     """The heap, and what has come out of it.
 
-    *weight*: what a nanosecond of a job costs.
+    *weight*: what a nanosecond of a job costs. *others*: who else searches.
 
     *quickest*: what the best step costs that has been run so far, and whose it is. *limit_bytes*: memory that
     candidates may need from now on, if it is less than a device has.
@@ -102,8 +143,17 @@ class Search:
     Raises EngineError if numba is not installed.
     """
 
-    def __init__(self, weight: Callable[[Job], float] = lambda _: 1.0) -> None:
+    def __init__(
+        self,
+        weight: Callable[[Job], float] = lambda _: 1.0,
+        others: Others | None = None,
+    ) -> None:
         require_numba("a search")
+        self._others = others or Nobody()
+        self._memory = LeastMemory()
+        self._times: dict[Any, PipelineTimes] = {}
+        self._networks: dict[Any, Network] = {}
+        self._sites: dict[tuple[str, int], Cluster] = {}
         self.limit_bytes: float = math.inf
         self.best: list[Timed] = []
         self.n_candidates = self.n_run = self.n_simulated = self.n_too_large = 0
@@ -113,10 +163,6 @@ class Search:
         self._heap: list[tuple[float, int, int, Job | Family]] = []
         self._programs: dict[Job, Program] = {}
         self._pushed = 0
-        self._memory = LeastMemory()
-        self._times: dict[Any, PipelineTimes] = {}
-        self._networks: dict[Any, Network] = {}
-        self._sites: dict[tuple[str, int], Cluster] = {}
 
     def counts(self) -> Counts:
         """Return what was looked at so far."""
@@ -142,30 +188,50 @@ class Search:
         ]
         return [*self.best, *inside]
 
-    def words(self) -> str:
-        """Return how far the search is, for people."""
-        said = f"{self.n_run:,} pipelines run, {self.n_simulated} simulated of {self.n_candidates:,}"
+    def state(self) -> State:
+        """Return how far the search is."""
+        counts = (self.n_candidates, self.n_run, self.n_simulated)
         if self.quickest is None:
-            return said
+            return State(*counts)
         cost, job = self.quickest
         per_s = self._weight(job) * 1e9
-        left = min(self.least_left, cost)
-        return f"{said}; best so far {format_time(cost / per_s)}, none below {format_time(left / per_s)}"
+        return State(*counts, best_s=cost / per_s, left_s=self.least_left / per_s)
+
+    def run(
+        self, n_best: int, *, partial: bool, progress: Callable[[State], None]
+    ) -> tuple[list[Timed], Counts]:
+        """Return the *n_best* of what was added, and what was looked at, as ``fastest`` does."""
+        try:
+            while self.goes_on(n_best, self._others.cutoff()):
+                self.look_closer()
+                progress(self.state())
+        except KeyboardInterrupt:
+            known = best_of(self.simulated(), n_best)
+            if not known or not partial:
+                raise
+            return known, replace(self.counts(), is_whole=False)
+        return best_of(self.best, n_best), self.counts()
 
     def add(self, family: Family) -> None:
         """Let the jobs of *family* be candidates."""
-        if self._bound(family, Stage.FAMILY if family.job.recompute == "none" else Stage.PLAIN):
-            self.n_candidates += len(family.pipelines)
+        if (least_ns := self.least_ns(family)) is not None:
+            self.take(family, least_ns)
 
-    def _bound(self, family: Family, stage: Stage) -> bool:
-        """Put *family* in with what no job of it is below; return whether its parts can be built."""
+    def least_ns(self, family: Family) -> int | None:
+        """Return what no job of *family* is below, without what is computed again; None: none is possible."""
+        return self._least_ns(family, again=family.job.recompute == "none")
+
+    def take(self, family: Family, least_ns: int) -> None:
+        """Let the jobs of *family* be candidates, none below *least_ns*, as ``least_ns`` has it."""
+        self._push(Stage.FAMILY if family.job.recompute == "none" else Stage.PLAIN, family, least_ns)
+        self.n_candidates += len(family.pipelines)
+
+    def _least_ns(self, family: Family, *, again: bool) -> int | None:
         try:
             site = family._replace(job=self._of_site(family.job))
-            least_ns = self._pipeline(site.job).family_ns(site, again=stage > Stage.PLAIN)
-        except SimulationError:
-            return False
-        self._push(stage, family, least_ns)
-        return True
+            return self._pipeline(site.job).family_ns(site, again=again)
+        except SimulationError:  # its parts cannot be built
+            return None
 
     def goes_on(self, n_best: int, cutoff: float = math.inf) -> bool:
         """Whether any candidate is left that may be among the best, or equal to the last of them."""
@@ -177,10 +243,12 @@ class Search:
         """Take out the candidate that may be the best, and look at it one stage more closely."""
         cost, negative_stage, _, one = heapq.heappop(self._heap)
         if isinstance(one, Family):
-            if -negative_stage == Stage.PLAIN:
-                self.n_candidates -= 0 if self._bound(one, Stage.FAMILY) else len(one.pipelines)
-            else:
+            if -negative_stage == Stage.FAMILY:
                 self._expand(one)
+            elif (least_ns := self._least_ns(one, again=True)) is not None:
+                self._push(Stage.FAMILY, one, least_ns)
+            else:
+                self.n_candidates -= len(one.pipelines)
             return
         is_run = -negative_stage == Stage.STEP
         if self.limit_bytes < math.inf and not self._fits(
@@ -212,8 +280,10 @@ class Search:
         try:
             if (least_ns := look[stage](job)) is not None:
                 cost = self._push(stage, job, least_ns)
-                if stage == Stage.STEP and (self.quickest is None or cost < self.quickest[0]):
-                    self.quickest = (cost, job)
+                if stage == Stage.STEP:
+                    self._others.ran(cost)
+                    if self.quickest is None or cost < self.quickest[0]:
+                        self.quickest = (cost, job)
         except SimulationError:  # its schedule does not allow it
             self.n_candidates -= stage is Stage.FLOOR
 
@@ -323,7 +393,7 @@ TOO_SLOW: Final = 2
 
 
 @few_collections()
-def front(families: Iterable[Family], progress: Progress | None = None) -> tuple[Ranked, ...]:
+def front(families: Iterable[Family], progress: Callable[[str], None] | None = None) -> tuple[Ranked, ...]:
     """Return the fastest layout of all, the fastest that needs less memory than that, and so on.
 
     Of those that take equally long it is the one that needs the least. Candidates come out of a search

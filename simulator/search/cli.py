@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +117,7 @@ def _searched(
         return described(one, prices, flags["tokens"], supply(flags["pue"], flags["grid"]))
 
     what_if: list[dict[str, Any]] = []
-    with _searching(flags, spaces, _weights(flags, prices), quiet=quiet) as search_all:
+    with _searching(flags, _weights(flags, prices), quiet=quiet) as search_all:
         found, machines = _found(search_all, spaces, prices, flags)
         is_whole = found.counts.is_whole
         if flags["what_if"] and is_whole:
@@ -191,23 +190,15 @@ def _found(
 
 
 @contextmanager
-def _searching(
-    flags: Mapping[str, Any], spaces: Sequence[Any], weights: Mapping[Any, float], *, quiet: bool
-) -> Iterator[SearchAll]:
-    """Give a search with processes of its own, or of a cluster, and progress on stderr.
-
-    Ray prints on stdout that a worker was lost, which is none of what a search says: it goes to stderr.
-    """
-    from foretrace.simulator.search.parts import search_parts, working
+def _searching(flags: Mapping[str, Any], weights: Mapping[Any, float], *, quiet: bool) -> Iterator[SearchAll]:
+    """Give a search with progress on stderr."""
+    from foretrace.simulator.search.parts import search_parts
     from foretrace.traces.console import telling
 
-    with (
-        working(spaces, flags["executor"]) as executor,
-        redirect_stdout(sys.stderr),
-        telling("searching", quiet=quiet) as tell,
-    ):
+    processes = flags["processes"]
+    with telling("searching", quiet=quiet) as tell:
         yield lambda some, top: search_parts(
-            some, top, weights=weights, executor=executor, partial=True, progress=tell
+            some, top, weights=weights, processes=processes, partial=True, progress=tell
         )
 
 

@@ -174,8 +174,9 @@ OPTIONS: Final = (
         "--what-if", is_flag=True, help="Search again with links half as fast, and with twice the batch."
     ),
     click.option(
-        "--executor",
-        help="Who searches: local, local:4, dask://host:port, ray://host:port. [default: local, if it pays]",
+        "--processes",
+        type=click.IntRange(1, 1024),
+        help="Processes that search. [default: one for each core, if it pays]",
     ),
     click.option(
         "--to",

@@ -1,96 +1,152 @@
-"""A search in parts, which any number of processes work on: the best of all are among the best of each.
+"""A search by several processes of this machine: the best of all are among the best of each.
 
-A part is some layouts of a space. Whoever works on it needs nothing but the part, so that it may be done
-again elsewhere when a process is lost. Every part starts with what is known by then: layouts that cost more
-than the last of the best so far need not be looked at. So the answer is the same whoever works on it, in
-whatever order, and equal to that of one process.
+First each has layouts of its own whose layers are cut alike, and finds what none of them is below, so that
+none works out what a layer takes that another does, too. Then they are dealt out in that order: everybody has
+promising ones. All know what the best cost that any of them has run, and look at nothing that costs more. So
+the answer is that of one process, and so is most of the work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, Final
 
+from foretrace.simulator.garbage import few_collections
 from foretrace.simulator.job import Job
-from foretrace.simulator.search.best import Progress, fastest
-from foretrace.simulator.search.executors import Executor, Here, cores, open_executor
+from foretrace.simulator.search.best import Search, State, fastest
 from foretrace.simulator.search.found import Counts, Found, Ranked, Timed, best_of, summarised
 from foretrace.simulator.search.space import Family, Space
+from foretrace.traces.private import SPAWN, Processes, without_this_folder
 
-PARTS_PER_WORKER: Final = 4
-"""Parts for each process: a lost one costs a part, and parts take different times."""
+Progress = Callable[[str], None]
 
-FEW: Final = 20_000
-"""Layouts below which one process is done before others have started."""
+FEW: Final = 50_000
+"""Layouts below which one process is done before others have started: dense ones take it 7 s, experts 20."""
 
-TWICE_THE_WORK: Final = 2
-"""What processes together work for what one alone would: each works out anew what layers take.
-
-Measured on 67,875 layouts of a mixture of experts on 512 GPUs: 16 s of processor time alone, 52 s in two
-processes; on 197,511 of a dense model 29 s and 54 s.
-"""
+LOOK_S: Final = 0.2
+"""Time after which it is looked how far the processes are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Some layouts of a space.
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is searched for.
 
     Attributes:
         n_best: how many of the best to return.
         weights: what a nanosecond costs by machine and its GPUs; 1 where it is not listed.
-        cutoff: what costs more need not be found.
+        partial: whether who interrupts the search gets the best of what was simulated by then.
     """
 
     spaces: tuple[Space, ...]
     n_best: int
     weights: Mapping[tuple[str, int], float]
-    cutoff: float = math.inf
+    partial: bool = False
 
-    def families(self) -> Iterator[Family]:
-        """Yield the candidates."""
-        for space in self.spaces:
-            yield from space.families()
+    @cached_property
+    def families(self) -> list[Family]:
+        """The candidates, in an order that every process has."""
+        return [family for space in self.spaces for family in space.families()]
 
     def weight(self, job: Job) -> float:
         """Return what a nanosecond of *job* costs."""
         return self.weights.get((job.cluster.name, job.cluster.n_gpus), 1.0)
 
 
-def work_on(part: Part) -> tuple[list[Timed], Counts]:
-    """Return the best of *part*, and what was looked at. This is what other processes run."""
-    return fastest(part.families(), part.n_best, weight=part.weight, cutoff=part.cutoff)
+class Board:
+    """What the processes of a search tell one another, in memory that they share."""
+
+    def __init__(self, n_best: int, n_parts: int) -> None:
+        with without_this_folder():  # locks have a process that removes them
+            self._costs = SPAWN.Array("d", [math.inf] * n_best)
+        self._states = SPAWN.Array("d", [*State()] * n_parts, lock=False)
+        self._is_over = SPAWN.Value("b", 0, lock=False)
+        self._parent = os.getpid()
+
+    def cutoff(self) -> float:
+        """Return the last of the lowest costs. Raises KeyboardInterrupt if nobody waits for more."""
+        if self._is_over.value or os.getppid() != self._parent:
+            raise KeyboardInterrupt
+        return float(self._costs.get_obj()[-1])
+
+    def ran(self, cost: float) -> None:
+        """Take note of what a layout costs."""
+        with self._costs.get_lock():
+            if cost < self._costs[-1]:
+                self._costs[:] = sorted([*self._costs[:], cost])[:-1]
+
+    def tell(self, at: int, state: State) -> None:
+        """Say how far the process is that has number *at*."""
+        self._states[at * len(state) : (at + 1) * len(state)] = state
+
+    def state(self) -> State:
+        """Return how far all are."""
+        told, n = self._states[:], len(State._fields)
+        return State.together(told[at : at + n] for at in range(0, len(told), n))
+
+    def end(self) -> None:
+        """Let everybody return what is known."""
+        self._is_over.value = 1
 
 
-def summarise(timed: Timed) -> Ranked:
-    """Return what ``simulate`` says of one of the best. Other processes run this too."""
-    return summarised([timed])[0]
+class Worker:
+    """One of *n* processes that search for what is *asked*, and tell each other by a *board*."""
+
+    def __init__(self, asked: Asked, board: Board, n: int) -> None:
+        self.asked, self.board, self.n = asked, board, n
+        self._search = Search(asked.weight, board)
+
+    def bounded(self, at: int) -> list[tuple[float, int, int]]:
+        """Return what families cost at least, the same in ns, and their numbers: of those of part *at*."""
+        shares: dict[tuple[Any, ...], int] = {}
+        found, n_candidates = list[tuple[float, int, int]](), 0
+        for number, family in enumerate(self.asked.families):
+            layout, machine = family.job.layout, family.job.cluster
+            cut = (machine.name, machine.n_gpus, layout.tp, layout.cp, layout.ep, layout.expert_tp)
+            if shares.setdefault(cut, len(shares)) % self.n == at:
+                self.board.cutoff()
+                if (least_ns := self._search.least_ns(family)) is not None:
+                    found.append((least_ns * self.asked.weight(family.job), least_ns, number))
+                    n_candidates += len(family.pipelines)
+                    self.board.tell(at, State(n_candidates))
+        return found
+
+    def best(self, some: Sequence[tuple[float, int, int]], at: int) -> tuple[list[Timed], Counts]:
+        """Return the best of *some* families, as ``bounded`` has them, and what was looked at."""
+        for _, least_ns, number in some:
+            self._search.take(self.asked.families[number], least_ns)
+        asked = self.asked
+        return self._search.run(asked.n_best, partial=asked.partial, progress=partial(self.board.tell, at))
 
 
-@contextmanager
-def working(spaces: Sequence[Space], named: str | None = None) -> Iterator[Executor]:
-    """Give who searches *spaces*: those *named*, or as many processes of this machine as pay.
-
-    Raises SearchError if nobody answers to that name.
-    """
-    if named is not None:
-        executor = open_executor(named)
-    elif cores() > TWICE_THE_WORK and n_layouts(spaces) >= FEW:
-        executor = open_executor("local")
-    else:
-        executor = Here()
-    try:
-        yield executor
-    finally:
-        executor.close()
+_worker: list[Worker] = []
+"""The worker that this process is, if it is one."""
 
 
-def searched(spaces: Sequence[Space], n_best: int, progress: Progress | None = None) -> Found:
-    """Return the *n_best* layouts of *spaces* that fit, found on this machine."""
-    with working(spaces) as executor:
-        return search_parts(spaces, n_best, executor=executor, progress=progress)
+def _join(asked: Asked, board: Board, n: int) -> None:
+    _worker.append(Worker(asked, board, n))
+
+
+@few_collections()
+def _bounded(at: int) -> list[tuple[float, int, int]]:
+    return _worker[-1].bounded(at)
+
+
+@few_collections()
+def _best(some: Sequence[tuple[float, int, int]], at: int) -> tuple[list[Timed], Counts]:
+    return _worker[-1].best(some, at)
+
+
+def _summarised(one: Timed) -> Ranked:
+    return summarised([one])[0]
 
 
 def search_parts(
@@ -98,100 +154,81 @@ def search_parts(
     n_best: int,
     *,
     weights: Mapping[tuple[str, int], float] | None = None,
-    executor: Executor | None = None,
+    processes: int | None = None,
     partial: bool = False,
     progress: Progress | None = None,
 ) -> Found:
     """Return the *n_best* layouts of *spaces* that fit into memory.
 
-    *weights*: what a nanosecond costs by machine and GPUs; by default all cost the same. *executor*: who does
-    the work; by default this process. *partial*: as in ``fastest``, where this process does the work. Raises
-    EngineError if numba is not installed. Raises SearchError if processes are lost again and again.
+    *weights*: what a nanosecond costs by machine and GPUs; by default all cost the same. *processes*: how
+    many search; by default one for each core, where it pays. *partial*: as in ``fastest``. Raises EngineError
+    if numba is not installed. Raises KeyboardInterrupt as ``fastest`` does.
     """
-    executor = executor or Here()
-    whole = Part(spaces=tuple(spaces), n_best=n_best, weights=weights or {})
-    if isinstance(executor, Here):
-        timed, counts = fastest(
-            whole.families(), n_best, weight=whole.weight, partial=partial, progress=progress
-        )
-        return Found(best=summarised(timed), counts=counts)
-    parts = cut(whole, PARTS_PER_WORKER * executor.workers)
-    # Not for one part: it would look at the same layouts twice.
-    ahead = _pilot(whole) if len(parts) > 1 else math.inf
-    best: list[Timed] = []
-    counts = Counts()
-    # Reversed, because ``pop`` takes from the end.
-    waiting, running = list(reversed(parts)), 0
-    tasks: set[object] = set()
-    while waiting or tasks:
-        while waiting and running < executor.workers:
-            # What is known by now: anything above the last of the best is not worth finding.
-            cutoff = best[n_best - 1].cost if len(best) >= n_best else ahead
-            tasks.add(executor.start(work_on, replace(waiting.pop(), cutoff=cutoff)))
-            running += 1
-        for task, (found, looked_at) in executor.wait(tasks):
-            tasks.discard(task)
-            running -= 1
-            best = best_of([*best, *found], n_best)
-            counts += looked_at
-        if progress is not None:
-            done = len(parts) - len(waiting) - running
-            progress(
-                f"{done} of {len(parts)} parts, {counts.n_candidates:,} layouts, "
-                f"{counts.n_simulated} simulated"
-            )
-    return Found(best=_all(executor, summarise, best), counts=counts)
-
-
-def _pilot(whole: Part) -> float:
-    """Return a cost that the last of the best is not above: theirs with the first schedule alone.
-
-    With it every part drops most layouts at once, which it could not know to be too slow by itself.
-    """
-    spaces = tuple(
-        replace(space, schedule=space.schedule[:1], offload=space.offload[:1]) for space in whole.spaces
+    tell = progress or (lambda _: None)
+    asked = Asked(spaces=tuple(spaces), n_best=n_best, weights=weights or {}, partial=partial)
+    if processes is None:
+        processes = cores() if sum(len(family.pipelines) for family in asked.families) >= FEW else 1
+    if processes > 1:
+        with suppress(BrokenProcessPool, OSError):
+            return _together(asked, processes, tell)
+        tell("a process of the search was lost, perhaps for lack of memory; one searches all")
+    timed, counts = fastest(
+        asked.families,
+        n_best,
+        weight=asked.weight,
+        partial=partial,
+        progress=lambda state: tell(state.words()),
     )
-    found, _ = work_on(replace(whole, spaces=spaces))
-    return found[-1].cost if len(found) >= whole.n_best else math.inf
+    return Found(best=summarised(timed), counts=counts)
 
 
-def cut(whole: Part, n_parts: int) -> list[Part]:
-    """Return *whole* in about so many parts, those with the same layers together and the promising first.
+def _together(asked: Asked, n: int, tell: Progress) -> Found:
+    """Search in *n* processes. Raises BrokenProcessPool if one is lost."""
+    board = Board(asked.n_best, n)
 
-    What a layer takes is worked out once per tensor and context parallel degree, so that these are not cut
-    apart before there are enough parts without.
-    """
-    if n_parts <= 1:
-        return [whole]
-    pieces = [piece for space in whole.spaces for piece in space.pieces()]
-    # Few pipeline stages and much tensor parallelism tend to be fast: their times cut the other parts short.
-    pieces.sort(key=lambda piece: (min(piece.pp), max(piece.tp)))
-    n_parts = min(n_parts, len(pieces))
-    # Dealt out in turns, so that no part has only the slow pieces.
-    dealt = [tuple(pieces[at::n_parts]) for at in range(n_parts)]
-    return [replace(whole, spaces=spaces) for spaces in dealt if spaces]
+    def awaited(tasks: Sequence[Future[Any]]) -> None:
+        while wait(tasks, LOOK_S).not_done:
+            tell(board.state().words())
+
+    # Without its families: these are made anew in less time than they travel.
+    with Processes(n, partial(_join, replace(asked), board, n)) as pool:
+        tasks: list[Future[tuple[list[Timed], Counts]]] = []
+        try:
+            with _deaf():
+                bounding = [pool.submit(_bounded, at) for at in range(n)]
+            awaited(bounding)
+            # Of equals the first of the space comes first, whoever has looked at it.
+            order = sorted(chain.from_iterable(task.result() for task in bounding))
+            tasks += [pool.submit(_best, order[at::n], at) for at in range(n)]
+            awaited(tasks)
+        except KeyboardInterrupt:
+            board.end()
+            known = [task.result() for task in tasks if task.exception() is None]
+            if not asked.partial or not known:
+                raise
+            best, counts = _of_all(known, asked.n_best)
+            return Found(best=summarised(best), counts=replace(counts, is_whole=False))
+        best, counts = _of_all([task.result() for task in tasks], asked.n_best)
+        return Found(best=tuple(pool.map(_summarised, best)), counts=counts)
 
 
-def n_layouts(spaces: Sequence[Space], up_to: int = FEW) -> int:
-    """Return how many layouts *spaces* have, counted no further than *up_to*."""
-    count = 0
-    for space in spaces:
-        for family in space.families():
-            count += len(family.pipelines)
-            if count >= up_to:
-                return up_to
-    return count
+def _of_all(found: Iterable[tuple[list[Timed], Counts]], n_best: int) -> tuple[list[Timed], Counts]:
+    """Return the best of all, and what was looked at by all."""
+    timed, counts = zip(*found, strict=True)
+    return best_of(chain(*timed), n_best), sum(counts, Counts())
 
 
-def _all(
-    executor: Executor, function: Callable[[Timed], Ranked], items: Sequence[Timed]
-) -> tuple[Ranked, ...]:
-    """Return what *function* says of every one of *items*, in order."""
-    place = {executor.start(function, item): at for at, item in enumerate(items)}
-    results: dict[int, Ranked] = {}
-    tasks = set(place)
-    while tasks:
-        for task, found in executor.wait(tasks):
-            tasks.discard(task)
-            results[place[task]] = found
-    return tuple(results[at] for at in range(len(items)))
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Have processes that are started within not hear Ctrl-C: this one does, and tells them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def cores() -> int:
+    """Return the processors that this process may use."""
+    # cpu_count knows nothing of containers and of taskset.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

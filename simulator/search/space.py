@@ -149,13 +149,6 @@ class Space:
             travels = offload in ACTIVATIONS
             yield from ((offload, n) for n in (self.offload_layers if travels else ()) or (0,))
 
-    def pieces(self) -> list[Space]:
-        """Return spaces with one set of degrees each, which together have the same jobs."""
-        return [
-            replace(self, tp=(one.tp,), pp=(one.pp,), cp=(one.cp,), ep=(one.ep,), expert_tp=(one.expert_tp,))
-            for one in self._layouts()
-        ]
-
     def _layouts(self) -> Iterator[Layout]:
         n_gpus, model = self.cluster.n_gpus, self.model
         for tp, cp in product(

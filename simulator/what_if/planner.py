@@ -258,8 +258,7 @@ class Searched:
         limit = "" if known or not done else "none of them fits"
         return {
             "done": done,
-            "words": limit
-            or (search.words() if self._is_filled else f"{search.n_candidates:,} layouts considered"),
+            "words": limit or search.state().words(),
             "layouts": [{"step_time_s": one.cost / 1e9, "settings": _settings(one.job)} for one in known],
         }
 

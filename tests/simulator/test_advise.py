@@ -20,7 +20,7 @@ from foretrace.simulator.errors import JobError
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.search.describe import difference
-from foretrace.simulator.search.parts import searched
+from foretrace.simulator.search.parts import search_parts
 from foretrace.topologies.catalog import load_cluster
 
 pytest.importorskip("numba")
@@ -176,7 +176,7 @@ def test_a_batch_that_does_not_divide_over_all_gpus_has_the_best_of_all_layouts(
     *by_hand, best = climb(asked)
     assert all(rung.job is None and "does not divide" in rung.note for rung in by_hand)
     assert best.job is not None
-    assert best.summary == searched([asked.space()], 1).best[0].summary
+    assert best.summary == search_parts([asked.space()], 1).best[0].summary
 
 
 def test_a_batch_that_no_layout_divides_is_refused() -> None:

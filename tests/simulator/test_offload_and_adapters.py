@@ -21,7 +21,7 @@ from foretrace.simulator.memory.remedies import changes
 from foretrace.simulator.memory.states import sharding_units
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.network.cost import Network
-from foretrace.simulator.search.parts import searched
+from foretrace.simulator.search.parts import search_parts
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.workload.lora import NF4_BITS
 from foretrace.simulator.workload.micro_batch import embedding_block, head_block, layer_blocks
@@ -175,7 +175,7 @@ def test_a_search_leaves_out_what_no_node_holds() -> None:
         space = Space(
             model=model, cluster=cluster, global_batch=8, seq_len=1024, offload=("none", "optimizer"), **only
         )
-        found[size] = {one.job.offload for one in searched([space], 9).best}
+        found[size] = {one.job.offload for one in search_parts([space], 9).best}
     assert found == {None: {"none", "optimizer"}, 1: {"none"}}
 
 

@@ -1,32 +1,33 @@
-"""A search in parts, by whoever: the same answer as one process has, also when processes are lost."""
+"""A search by several processes: the same answer as one has, also when one is lost; and what is searched."""
 
 from __future__ import annotations
 
 import json
+import math
+import multiprocessing
 import os
 import signal
-import threading
+import subprocess
+import sys
 from dataclasses import replace
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.simulator import lost_work
 from tests.simulator.searched import cheapest
 
 from foretrace.cli import main
 from foretrace.simulator.builder.groups import Groups
 from foretrace.simulator.builder.step import RecentGroups
-from foretrace.simulator.errors import SearchError
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.models.sources import load_model
 from foretrace.simulator.schedules import SCHEDULES, in_flight, plan
+from foretrace.simulator.search.best import Nobody, Search, State
 from foretrace.simulator.search.bubbles import MOST_PER_STAGE, bubble, passes
-from foretrace.simulator.search.executors import Executor, Here, Local, open_executor
 from foretrace.simulator.search.layouts import LeastMemory, short_microbatches
-from foretrace.simulator.search.parts import Part, cut, search_parts
+from foretrace.simulator.search.parts import Asked, Board, Worker, search_parts
 from foretrace.simulator.search.space import Space
 from foretrace.simulator.search.what_if import half_as_fast
 from foretrace.simulator.simulate import simulate
@@ -42,98 +43,122 @@ def space(model: str = "llama3.2-1b", **given: Any) -> Space:
     return Space(model=load_model(model), cluster=cluster, global_batch=16, seq_len=2048, **given)
 
 
-def answer(executor: Executor | None) -> list[tuple[float, Any, str, str]]:
-    """Return the best of the space, as *executor* finds them."""
-    found = search_parts([space()], 4, executor=executor)
+def answer(processes: int) -> list[tuple[float, Any, str, str]]:
+    """Return the best of the space, as so many *processes* find them."""
+    found = search_parts([space()], 4, processes=processes)
     return [(one.cost, one.job.layout, one.job.schedule, one.job.sharding) for one in found.best]
 
 
 @pytest.fixture(scope="module")
 def alone() -> list[tuple[float, Any, str, str]]:
-    return answer(None)
+    return answer(1)
 
 
-class InOrder:
-    """This process, as if there were several: parts are cut, and done one after the other."""
-
-    workers = 3
-
-    def __init__(self) -> None:
-        here = Here()
-        self.start, self.wait, self.close = here.start, here.wait, here.close
-
-
-def test_parts_find_what_one_process_finds(alone: list[Any]) -> None:
-    assert answer(InOrder()) == alone
-    direct = cheapest(space().families(), 4)
-    assert [one.cost for one in direct.best] == [cost for cost, *_ in alone]
+@pytest.mark.parametrize("n", [1, 2, 7, 1000])
+def test_processes_have_every_layout_once_and_no_layer_twice(n: int) -> None:
+    asked = Asked(spaces=(space(), space(cp=(2,))), n_best=1, weights={})
+    worker = Worker(asked, standing_here(n), n)
+    dealt = [[number for *_, number in worker.bounded(at)] for at in range(min(n, len(asked.families)))]
+    assert sorted(chain(*dealt)) == list(range(len(asked.families)))
+    layouts = [[asked.families[number].job.layout for number in numbers] for numbers in dealt]
+    layers = [{(one.tp, one.cp, one.ep, one.expert_tp) for one in own} for own in layouts]
+    assert sum(map(len, layers)) == len(set().union(*layers))
 
 
-@pytest.mark.parametrize("n_parts", [1, 2, 7, 1000])
-def test_parts_have_every_layout_once(n_parts: int) -> None:
-    whole = Part(spaces=(space(), space(cp=(2,))), n_best=1, weights={})
-    dealt = [job for part in cut(whole, n_parts) for family in part.families() for job in family.jobs()]
-    assert len(dealt) == len(set(dealt))
-    assert set(dealt) == {*space().jobs(), *space(cp=(2,)).jobs()}
+def standing_here(n: int) -> Board:
+    """Return a board that answers this process as one that was started for it."""
+    board = Board(1, n)
+    board._parent = os.getppid()
+    return board
 
 
-@pytest.mark.slow
-def test_a_lost_process_loses_nothing(tmp_path: Path) -> None:
-    executor = Local(2)
-    try:
-        tasks = {executor.start(lost_work.kill_once, (str(tmp_path / "killed"), n)): n for n in range(4)}
-        left, found = set(tasks), {}
-        while left:
-            for task, result in executor.wait(left):
-                left.discard(task)
-                found[tasks[task]] = result
-    finally:
-        executor.close()
-    assert found == {n: n * n for n in range(4)}
-    assert (tmp_path / "killed").exists()
+def test_processes_find_what_one_finds_and_look_at_hardly_more(alone: list[Any]) -> None:
+    one, two = (search_parts([space()], 4, processes=n) for n in (1, 2))
+    assert [(it.cost, it.job, it.summary) for it in two.best] == [
+        (it.cost, it.job, it.summary) for it in one.best
+    ]
+    assert [cost for cost, *_ in alone] == [it.cost for it in one.best]
+    assert two.counts.n_candidates == one.counts.n_candidates
+    assert two.counts.n_simulated <= 2 * one.counts.n_simulated
 
 
-@pytest.mark.slow
-def test_work_that_kills_every_process_is_given_up() -> None:
-    executor = Local(1)
-    task = executor.start(lost_work.dies, None)
-    with pytest.raises(SearchError, match="lost 5 times"):
-        executor.wait([task])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_what_costs_more_than_the_best_of_others_is_not_simulated(share: float, alone: list[Any]) -> None:
+    """And of those that cost no more none is missed."""
+    costs: list[float] = [cost for cost, *_ in alone]
+
+    class Known(Nobody):
+        def cutoff(self) -> float:
+            return share * costs[-1]
+
+    search = Search(others=Known())
+    for family in space().families():
+        search.add(family)
+    found, counts = search.run(4, partial=False, progress=lambda _: None)
+    assert [one.cost for one in found] == [cost for cost in costs if cost <= share * costs[-1]]
+    assert (counts.n_simulated > 0) == (share == 1)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [("local:2", "numba"), ("dask://local:2", "distributed"), ("ray://local:2", "ray")],
-)
-def test_a_worker_that_is_killed_on_the_way_changes_nothing(
-    name: str, package: str, alone: list[Any]
+def test_a_board_has_the_lowest_costs_and_all_states() -> None:
+    board = Board(2, 2)
+    board._parent = os.getppid()
+    assert board.cutoff() == math.inf
+    for cost in (5.0, 3.0, 9.0, 4.0):
+        board.ran(cost)
+    assert board.cutoff() == 4.0
+    board.tell(0, State(7, 3, 1, 2.0, 1.5))
+    board.tell(1, State(10, 4, 2, 3.0, 2.5))
+    assert board.state() == State(17, 7, 3, 2.0, 1.5)
+    assert board.state().words() == "7 pipelines run, 3 simulated of 17; best so far 2 s, none below 1.5 s"
+    board.end()
+    with pytest.raises(KeyboardInterrupt):
+        board.cutoff()
+
+
+def test_work_for_a_process_that_is_gone_ends() -> None:
+    worker = Worker(Asked(spaces=(space(),), n_best=1, weights={}), Board(1, 1), 1)
+    with pytest.raises(KeyboardInterrupt):
+        worker.bounded(0)
+
+
+def test_a_process_that_is_killed_on_the_way_changes_nothing(
+    alone: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip(package)
-    executor = open_executor(name)
-    try:
-        ((_, pid),) = executor.wait([executor.start(lost_work.pid, None)])
-        killed: list[int] = []
+    killed, told = list[int](), list[str]()
+    state = Board.state
 
-        def kill() -> None:
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
+    def looked(self: Board) -> State:
+        for process in [] if killed else multiprocessing.active_children()[:1]:
+            killed.append(process.pid or 0)
+            process.kill()
+        return state(self)
 
-        timer = threading.Timer(0.3, kill)
-        timer.start()
-        found = answer(executor)
-        timer.join()
-        assert killed == [pid]
-        assert found == alone
-    finally:
-        executor.close()
+    monkeypatch.setattr(Board, "state", looked)
+    found = search_parts([space()], 4, processes=2, progress=told.append)
+    assert len(killed) == 1
+    assert [one.cost for one in found.best] == [cost for cost, *_ in alone]
+    assert any("was lost" in words for words in told)
 
 
-@pytest.mark.parametrize("text", ["here", "local:0", "local:x", "dask://", "spark://x"])
-def test_an_executor_that_does_not_exist_is_refused(text: str) -> None:
-    with pytest.raises(SearchError, match="executor"):
-        open_executor(text)
+LARGE = "search --model llama3-70b --cluster dgx-h100 --gpus 512 --processes 2"
+
+
+def test_ctrl_c_is_told_to_all_processes_and_gives_what_they_have() -> None:
+    """The terminal sends it to all of them."""
+    command = [sys.executable, "-m", "foretrace", *LARGE.split()]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stderr is not None
+        said = list[str]()
+        for line in running.stderr:
+            said.append(line)
+            if "best so far" in line:
+                os.killpg(running.pid, signal.SIGINT)
+                break
+        output, rest = running.communicate(timeout=60)
+    assert (running.returncode, "Traceback" in "".join([*said, rest])) == (130, False)
+    assert "interrupted: these are the best that had been simulated" in " ".join(output.split())
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -257,7 +282,7 @@ def test_a_budget_leaves_the_fastest_that_it_pays_for() -> None:
 def test_a_search_keeps_the_groups_of_a_bounded_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a million GPUs those of a thousand layouts would take a hundred GB; the answer is the same."""
     whole = [space(sharding=("none", "fsdp"))]
-    best = search_parts(whole, 3, executor=Here()).best
+    best = search_parts(whole, 3).best
     held: list[int] = []
     groups = RecentGroups.of
 
@@ -268,7 +293,5 @@ def test_a_search_keeps_the_groups_of_a_bounded_number_of_ranks(monkeypatch: pyt
 
     monkeypatch.setattr(RecentGroups, "of", asked)
     monkeypatch.setattr("foretrace.simulator.builder.step.MOST_RANKS_KEPT", 16)
-    assert [one.summary for one in search_parts(whole, 3, executor=Here()).best] == [
-        one.summary for one in best
-    ]
+    assert [one.summary for one in search_parts(whole, 3).best] == [one.summary for one in best]
     assert max(held) == 16
