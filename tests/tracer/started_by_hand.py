@@ -2,7 +2,7 @@
 
 import os
 import sys
-from multiprocessing import Pool, Process, Queue
+from multiprocessing import Process, Queue, get_context
 
 import torch
 import torch.distributed as dist
@@ -79,9 +79,9 @@ def alone(number: int) -> None:
     steps(layers().to("cuda"), f"cuda:{number}")
 
 
-def pooled(n_models: int) -> None:
-    """Train as many models, each in a process of a pool."""
-    with Pool(n_models) as pool:
+def pooled(n_models: int, how: str) -> None:
+    """Train as many models, each in a process of a pool, which is made by *how*."""
+    with get_context(how).Pool(n_models) as pool:
         pool.map(alone, range(n_models))
 
 
@@ -144,10 +144,12 @@ def main(way: str, n_ranks: int) -> None:
     elif way == "again":  # as a benchmark of several ways does; their groups end with their processes
         for _ in range(2):
             multiprocessing.spawn(joined, args=(n_ranks,), nprocs=n_ranks)
+    elif way in {"fork", "forkserver", "spawn"}:
+        pooled(n_ranks, way)
     elif way in {"named", "behind"}:
         named(n_ranks, None if way == "named" else torch.ones(3))
     else:
-        {"beside": beside, "pooled": pooled, "started": started}[way](n_ranks)
+        {"beside": beside, "started": started}[way](n_ranks)
 
 
 if __name__ == "__main__":

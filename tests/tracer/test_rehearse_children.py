@@ -70,12 +70,13 @@ def test_processes_that_are_spawned_again_make_groups_of_their_own(tmp_path: Pat
     assert rehearse(asked, tmp_path / "run").job["steps"] == 2 * STEPS
 
 
-def test_a_process_that_trains_by_itself_ends_in_a_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["fork", "forkserver", "spawn"])
+def test_a_process_that_trains_by_itself_ends_in_a_line(tmp_path: Path, how: str) -> None:
     """A pool waited for ever for one that had ended with the rehearsal of its steps."""
     with pytest.raises(
         RecordError, match=r"started_by_hand\.py:\d+: a process that the script starts trains"
     ):
-        _rehearsed(tmp_path, "pooled", 1)
+        _rehearsed(tmp_path, how, 1)
 
 
 @pytest.mark.parametrize("way", ["started", "spawned"])

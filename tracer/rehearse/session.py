@@ -30,7 +30,7 @@ from foretrace.tracer.rehearse.tape.fused import Fused
 from foretrace.tracer.rehearse.tape.own_bodies import OwnBodies
 from foretrace.tracer.rehearse.tape.steps import Kept, OwnSteps, Rounds
 from foretrace.tracer.rehearse.tape.tape import Streams
-from foretrace.tracer.rehearse.words import Failures
+from foretrace.tracer.rehearse.words import ELSEWHERE, Failures
 from foretrace.tracer.rehearse.world.reducer import Apart
 from foretrace.tracer.rehearse.world.world import Backends
 from foretrace.tracer.wrapped import inside
@@ -70,13 +70,6 @@ EVALUATES: Final = (
 """What to say where a phase that is no training was run."""
 
 _Result = TypeVar("_Result")
-
-
-ELSEWHERE: Final = (
-    "a process that the script starts trains, and joins no process group; only those that join one are "
-    "rehearsed as ranks: rehearse by itself what this one runs"
-)
-"""What ends a script that trains in processes that are no ranks."""
 
 
 class RehearsalSession(State):

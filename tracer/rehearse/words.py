@@ -93,6 +93,15 @@ OLD_TYPES: Final = (
 )
 """What to say where a script makes or converts tensors by them."""
 
+ELSEWHERE: Final = (
+    "a process that the script starts trains, and joins no process group; only those that join one are "
+    "rehearsed as ranks: rehearse by itself what this one runs"
+)
+"""What ends a script that trains in processes that are no ranks."""
+
+NO_GPU: Final = ("Found no NVIDIA driver", "not compiled with CUDA")
+"""What torch says in a process that was not told of the GPUs here, as one that is not forked from a rank."""
+
 HINTS: Final[Mapping[str, str]] = {
     "FlexAttention": NO_FLEX,
     "HigherOrderOperator flex_attention": NO_FLEX,
@@ -131,6 +140,9 @@ def hint(error: BaseException, words: str, spec: Mapping[str, Any]) -> str:
     """Return what to say of *error* instead of its *words*, empty if they say it; *spec* as ``explain``."""
     if isinstance(error, KeyError) and words.startswith("Parameter("):
         return FOREIGN
+    # Pools of processes have a class of this name for what happened elsewhere.
+    if type(error.__cause__).__name__.endswith("RemoteTraceback") and any(one in words for one in NO_GPU):
+        return ELSEWHERE
     if isinstance(error, KeyError) and (what := missing(str(error.args[0]) if error.args else "", spec)):
         return f"KeyError of {words}, {what}"
     return next((hint for sign, hint in HINTS.items() if sign in words), "")
