@@ -1,4 +1,4 @@
-"""Writes a job as arguments of Megatron-LM; names as in ``simulator.configs.megatron_rules``."""
+"""Writes a job as arguments of Megatron-LM; names as in ``megatron.toml`` beside it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from foretrace.simulator.builder.stages import stage_layers
+from foretrace.simulator.configs.megatron import FUSED_ROUTER_LAUNCHES
 from foretrace.simulator.configs.megatron_layout import layout_word
-from foretrace.simulator.configs.megatron_rules import FUSED_ROUTER_LAUNCHES
 from foretrace.simulator.job import Job, counted_layers
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.schedules import SCHEDULES
