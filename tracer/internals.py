@@ -26,7 +26,7 @@ _LOOKED_UP: Final[dict[str, str]] = {}  # by `_named` and `_calling`, what each 
 
 
 def relied_on() -> dict[str, str]:
-    """Return the private names of torch, here and in ``internals.toml``, and what the tracer needs each for."""
+    """Return torch's private names, of here and ``internals.toml``, and what each is needed for."""
     listed = resources.files("foretrace.tracer") / "internals.toml"
     return tomllib.loads(listed.read_text(encoding="utf-8")) | _LOOKED_UP
 
