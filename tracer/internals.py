@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module, resources
@@ -27,8 +27,12 @@ _LOOKED_UP: Final[dict[str, str]] = {}  # by `_named` and `_calling`, what each 
 
 def relied_on() -> dict[str, str]:
     """Return torch's private names, of here and ``internals.toml``, and what each is needed for."""
-    listed = resources.files("foretrace.tracer") / "internals.toml"
-    return tomllib.loads(listed.read_text(encoding="utf-8")) | _LOOKED_UP
+    return _listed("internals.toml") | _LOOKED_UP
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """Return what a file of the tracer lists."""
+    return tomllib.loads((resources.files("foretrace.tracer") / name).read_text(encoding="utf-8"))
 
 
 def _follow(name: str) -> Any:
@@ -468,58 +472,6 @@ class Wheel(NamedTuple):
 
 C_OF_TORCH: Final = "torch._C"  # module that holds what PyTorch has in C++
 
-SETTINGS: Final = (
-    *("_cuda_clearCublasWorkspaces", "_cuda_ipc_collect", "_cuda_lock_mutex", "_cuda_recordMemoryHistory"),
-    *(
-        "_cuda_record_memory_history",
-        "_cuda_record_memory_history_legacy",
-        "_cuda_resetAccumulatedHostMemoryStats",
-    ),
-    *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats", "_cuda_sleep"),
-    *("_cuda_unlock_mutex", "_cuda_attach_out_of_memory_observer"),
-    *("_host_emptyCache", "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats"),
-)
-"""Functions of ``torch._C`` that set or start something that has no effect on a device without a clock."""
-
-CLASSES: Final = (
-    *("_MemPool", "_MemPoolContext", "_cuda_CUDAAllocator", "_CUDAGraph", "_CudaGreenContext"),
-    "_CUDAGreenContext",
-)
-"""Classes of ``torch._C`` that ``torch.cuda`` names when it is imported."""
-
-_CONSTANTS: Final[Mapping[str, Any]] = {
-    "_cuda_isInBadFork": False,
-    "_cuda_isCurrentStreamCapturing": False,
-    "_cuda_canDeviceAccessPeer": True,
-    "_cuda_hasPrimaryContext": True,
-    "_cuda_getAllocatorBackend": "native",
-    "_cuda_memoryMetadataSupported": False,
-    "_cuda_memorySnapshot": {"segments": [], "device_traces": []},
-    "_cuda_hostMemoryStats": {},
-    "_accelerator_isAllocatorInitialized": True,
-    "_is_flash_attention_available": True,
-    "_nccl_version_suffix": b"",
-}
-"""Answers of functions of ``torch._C`` that are always the same."""
-
-_KEPT: Final[Mapping[str, tuple[str, Any]]] = {
-    "_cuda_get_cudnn_benchmark_limit": ("_cuda_set_cudnn_benchmark_limit", 10),
-    "_cuda_get_conv_benchmark_empty_cache": ("_cuda_set_conv_benchmark_empty_cache", True),
-    "_cuda_get_sync_debug_mode": ("_cuda_set_sync_debug_mode", 0),
-    "_cuda_getMemoryFraction": ("_cuda_setMemoryFraction", 1.0),
-    "_cuda_getMemoryMetadata": ("_cuda_setMemoryMetadata", ""),
-    "_cuda_tunableop_is_enabled": ("_cuda_tunableop_enable", False),
-    "_cuda_tunableop_tuning_is_enabled": ("_cuda_tunableop_tuning_enable", True),
-}
-"""Functions of ``torch._C`` that return what another was told last, with its name and the first answer."""
-
-_ATTENTIONS: Final = {
-    "_can_use_flash_attention": 1,
-    "_can_use_mem_efficient_attention": 2,
-    "_can_use_cudnn_attention": 3,
-}
-"""Functions of ``torch._C`` that tell whether a kernel takes an attention, and its ``sdp::SDPBackend``."""
-
 _COUNTS: Final = (
     "allocation", "segment", "active", "inactive_split", "oversize_allocations", "oversize_segments",
 )  # fmt: skip
@@ -549,18 +501,20 @@ def become_cuda_build(
     """
     for name in [name for name in vars(c) if name.startswith("_cuda_")]:
         delattr(c, name)
-    given: dict[str, Any] = {name: _constant(value) for name, value in _CONSTANTS.items()}
-    given |= {name: _constant(None) for name in SETTINGS}
-    given |= {name: type(name, (), {"__new__": _refusing(refuse, name)}) for name in CLASSES}
-    for getter, (setter, value) in _KEPT.items():
+    told = _listed("cuda_build.toml")
+    given: dict[str, Any] = {name: _constant(value) for name, value in told["constants"].items()}
+    given |= {name: _constant(None) for name in told["settings"]}
+    given |= {name: type(name, (), {"__new__": _refusing(refuse, name)}) for name in told["classes"]}
+    for getter, (setter, value) in told["kept"].items():
         given |= dict(zip((getter, setter), _keeping(value), strict=True))
-    given |= {name: _attending(driver, number) for name, number in _ATTENTIONS.items()}
+    given |= {name: _attending(driver, number) for name, number in told["attentions"].items()}
     given |= {"_graph_pool_handle": _refusing(refuse, "_graph_pool_handle")}
     given |= _of_devices(c, driver, properties, wheel) | _of_memory(driver)
     given |= {"_CudaDeviceProperties": type(properties)} | _of_streams(c, driver)
     given |= {"_cudart": _Runtime(driver, properties), "_nvtx": _Runtime(driver, properties)}
     major, nccl_minor, patch = wheel.nccl
     given |= {"_nccl_version": _constant((major << 32) | (nccl_minor << 16) | patch)}
+    given |= {"_nccl_version_suffix": _constant(b"")}
     if not hasattr(c, "_cudnn"):
         version = (wheel.cudnn // 10000, wheel.cudnn // 100 % 100, wheel.cudnn % 100)
         given["_cudnn"] = cudnn = ModuleType("_cudnn")
