@@ -292,10 +292,10 @@ def rules_in(tool: str, own: Mapping[str, Read]) -> dict[str, Rule]:
     A heading is a reader: one that needs nothing (``_READERS``, and the tool's *own*), under which each
     setting has the fact that it gives; or one that is made (``_MADE``), under which it has, too, of what.
     ``[leave]`` lists settings that do not count by the reason. All rules of a ``base`` hold beside its own,
-    and settings of a table were those of the tables where they stood ``formerly``.
+    and settings of a table were those of the tables where they stood ``formerly``. ``presets`` are no rules.
     """
-    name = resources.files("foretrace.simulator.configs") / f"{tool}.toml"
-    document = tomllib.loads(name.read_text(encoding="utf-8"))
+    document = table_of(tool)
+    document.pop("presets", None)
     found = rules_in(base, own) if (base := document.pop("base", "")) else {}
     formerly = document.pop("formerly", {})
     for reason, keys in document.pop("leave").items():
@@ -312,6 +312,18 @@ def rules_in(tool: str, own: Mapping[str, Read]) -> dict[str, Rule]:
         inside = {key.removeprefix(table): rule for key, rule in found.items() if key.startswith(f"{table}.")}
         found |= {f"{other}{key}": rule for other in others for key, rule in inside.items()}
     return found
+
+
+def table_of(tool: str) -> dict[str, Any]:
+    """Return what the file of a *tool* lists, as it stands there."""
+    listed = resources.files("foretrace.simulator.configs") / f"{tool}.toml"
+    return tomllib.loads(listed.read_text(encoding="utf-8"))
+
+
+def words_for(tool: str, setting: str) -> dict[Any, str]:
+    """Return the word that a *setting* of a *tool* has for each value of its fact, the first if several."""
+    (given,) = table_of(tool)["words"][setting].values()
+    return {value: word for word, value in reversed(given.items())}
 
 
 _SAYS: Final = {

@@ -6,39 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.simulator.configs.rules import Leave, Read, Reading, whole, words
+from foretrace.simulator.configs.rules import Leave, Read, Reading, table_of, whole, words
 
-FLAVORS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
-    {
-        ("llama3", "8B"): "llama3-8b",
-        ("llama3", "70B"): "llama3-70b",
-        ("llama3", "405B"): "llama3-405b",
-        ("deepseek_v3", "671B"): "deepseek-v3",
-        ("deepseek_v3", "16B"): "deepseek-v2-lite",
-        ("qwen3", "0.6B"): "qwen3-0.6b",
-        ("qwen3", "1.7B"): "qwen3-1.7b",
-        ("qwen3", "4B"): "qwen3-4b",
-        ("qwen3", "8B"): "qwen3-8b",
-        ("qwen3", "14B"): "qwen3-14b",
-        ("qwen3", "32B"): "qwen3-32b",
-        ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
-        ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
-    }
-)
-"""Models by name and flavor, as torchtitan/models/*/__init__.py lists them."""
 
-SCHEDULES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "1F1B": "1f1b",
-        "GPipe": "gpipe",
-        "Interleaved1F1B": "interleaved-1f1b",
-        "LoopedBFS": "looped-bfs",
-        "InterleavedZeroBubble": "interleaved-zb",
-        "ZBVZeroBubble": "zb-v",
-        "DualPipeV": "dualpipe-v",
-    }
-)
-"""Schedules of torch.distributed.pipelining by name."""
+def presets() -> dict[tuple[str, str], str]:
+    """Return models by name and flavor."""
+    families = table_of("torchtitan")["presets"]
+    return {(family, name): preset for family, named in families.items() for name, preset in named.items()}
 
 
 def _degree(value: Any) -> int | None:
@@ -69,7 +43,6 @@ READERS: Final[Mapping[str, Read]] = MappingProxyType(
         "every": _every,
         "file": lambda value: value or None,
         "reshard": words(default=None, always=True, never=False),
-        "schedule": words(**SCHEDULES),
     }
 )
 """Readers of its own, by heading of ``torchtitan.toml``."""
@@ -107,7 +80,7 @@ def _model(reading: Reading, given: Mapping[str, Any]) -> None:
     """Name the preset of the family and flavor; another model has to be given."""
     facts = reading.facts
     family, flavor = facts.pop("family", "llama3"), facts.pop("flavor", "debugmodel")
-    if (preset := FLAVORS.get((family, flavor))) is not None and not given.get("model"):
+    if (preset := presets().get((family, flavor))) is not None and not given.get("model"):
         reading.assume("model", preset, f"{family} {flavor}")
 
 
