@@ -38,12 +38,11 @@ NEEDED: Final[Mapping[str, str]] = MappingProxyType(
 )
 """What no job can be made without, and how to give it."""
 
-_OF_JOB: Final = (
-    *("global_batch", "micro_batch", "seq_len", "document_len", "schedule", "virtual_stages", "overlap_p2p"),
-    *("images", "image_tokens", "layers_per_stage", "counted_ends", "overlap_pairs", "deallocate_outputs"),
-    *("ranks_per_node", "placement", "nccl_algo", "nccl_proto", "framework"),
-    *TABLES["training"],
-    *TABLES["outer"].values(),
+_OF_JOB: Final = tuple(
+    name
+    for table in ("batch", "schedule", "network", "framework", "training", "outer")
+    for name in TABLES[table].values()
+    if name != "steps"
 )
 
 
