@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Final
 
+from foretrace.door import own_table
 from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
 from foretrace.simulator.compute.fusion import is_separate
 from foretrace.simulator.compute.gemm import ALIGNED_BYTES
@@ -104,8 +103,7 @@ _DEFAULTS: Final = {found.name: found.default for found in fields(Job)}
 @cache
 def needed_by() -> Mapping[str, Mapping[str, list[str]]]:
     """Return the names of what is needed, of ``conventions`` and of ``settings``."""
-    listed = resources.files("foretrace.simulator") / "idle.toml"
-    return tomllib.loads(listed.read_text(encoding="utf-8"))
+    return own_table("simulator/idle.toml")
 
 
 def _first_unmet(job: Job, needed: Iterable[str]) -> str:

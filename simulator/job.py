@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Final
 
+from foretrace.door import own_table
 from foretrace.simulator.builder.stage_layers import ENDS, check_layers
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.framework import Framework, framework_names, profile, profile_meant
@@ -67,8 +66,7 @@ MOST_SLOWDOWN: Final = 4.0
 
 def _instead(name: str, value: str) -> str:
     """Return where to find what people mean who give a setting this *value*; empty if it is not known."""
-    listed = (resources.files("foretrace.simulator") / "instead.toml").read_text(encoding="utf-8")
-    places = tomllib.loads(listed).get(name, {})
+    places = own_table("simulator/instead.toml").get(name, {})
     return next((f"; {where}" for where, values in places.items() if value in values), "")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from types import MappingProxyType
 from typing import Final
+
+from foretrace.door import own_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,6 @@ class Optimizer:
 
 
 OPTIMIZERS: Final[Mapping[str, Optimizer]] = MappingProxyType(
-    {
-        name: Optimizer(**kept)
-        for name, kept in tomllib.loads(
-            (resources.files("foretrace.simulator") / "optimizers.toml").read_text(encoding="utf-8")
-        ).items()
-    }
+    {name: Optimizer(**kept) for name, kept in own_table("simulator/optimizers.toml").items()}
 )
 """Optimizers by name. Beside these a weight in fp32 is kept, unless ``master_weights`` is off."""

@@ -7,18 +7,14 @@ may also sort settings into the tables of ``TABLES``. docs/simulation.md lists t
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.door import counted
+from foretrace.door import counted, own_table
 from foretrace.simulator.errors import ConfigError
 
-_ROWS: Final[Mapping[str, Mapping[str, tuple[str, str, str]]]] = tomllib.loads(
-    (resources.files("foretrace.simulator") / "settings.toml").read_text(encoding="utf-8")
-)
+_ROWS: Final[Mapping[str, Mapping[str, tuple[str, str, str]]]] = own_table("simulator/settings.toml")
 
 LISTED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
     {

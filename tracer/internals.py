@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from importlib import import_module, resources
+from importlib import import_module
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
+from foretrace.door import own_table
 from foretrace.tracer.errors import RecordError
 
 _LOOKED_UP: Final[dict[str, str]] = {}  # by `_named` and `_calling`, what each is for
@@ -27,12 +27,7 @@ _LOOKED_UP: Final[dict[str, str]] = {}  # by `_named` and `_calling`, what each 
 
 def relied_on() -> dict[str, str]:
     """Return torch's private names, of here and ``internals.toml``, and what each is needed for."""
-    return _listed("internals.toml") | _LOOKED_UP
-
-
-def _listed(name: str) -> dict[str, Any]:
-    """Return what a file of the tracer lists."""
-    return tomllib.loads((resources.files("foretrace.tracer") / name).read_text(encoding="utf-8"))
+    return own_table("tracer/internals.toml") | _LOOKED_UP
 
 
 def _follow(name: str) -> Any:
@@ -501,7 +496,7 @@ def become_cuda_build(
     """
     for name in [name for name in vars(c) if name.startswith("_cuda_")]:
         delattr(c, name)
-    told = _listed("cuda_build.toml")
+    told = own_table("tracer/cuda_build.toml")
     given: dict[str, Any] = {name: _constant(value) for name, value in told["constants"].items()}
     given |= {name: _constant(None) for name in told["settings"]}
     given |= {name: type(name, (), {"__new__": _refusing(refuse, name)}) for name in told["classes"]}

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from foretrace.door import MOST_WHOLE, counted, shown
+from foretrace.door import MOST_WHOLE, counted, own_table, shown
 from foretrace.simulator.errors import ConfigError
 
 MODEL: Final = "model."
@@ -316,8 +314,7 @@ def rules_in(tool: str, own: Mapping[str, Read]) -> dict[str, Rule]:
 
 def table_of(tool: str) -> dict[str, Any]:
     """Return what the file of a *tool* lists, as it stands there."""
-    listed = resources.files("foretrace.simulator.configs") / f"{tool}.toml"
-    return tomllib.loads(listed.read_text(encoding="utf-8"))
+    return own_table(f"simulator/configs/{tool}.toml")
 
 
 def words_for(tool: str, setting: str) -> dict[Any, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import own_table
 from foretrace.simulator.models.hf_config import Config, Shape
 
 Reader = Callable[[Config], Shape]
@@ -94,8 +93,7 @@ def latent(config: Config) -> Shape:
 @cache
 def families() -> Mapping[str, Mapping[str, Any]]:
     """Return what ``hf_families.toml`` says of each family that is like another."""
-    name = resources.files("foretrace.simulator.models") / "hf_families.toml"
-    return MappingProxyType(tomllib.loads(name.read_text(encoding="utf-8")))
+    return MappingProxyType(own_table("simulator/models/hf_families.toml"))
 
 
 def family(name: str) -> Reader:

@@ -6,12 +6,11 @@ and memory all follow from it.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
-from importlib import resources
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from foretrace.door import own_table
 from foretrace.simulator.models.sizes import Linear, Sizes, share
 
 Product = tuple[int, int, int]
@@ -387,8 +386,7 @@ _COMPUTED: Final[Mapping[str, Kind]] = {
 
 def _kinds() -> dict[str, Kind]:
     """Return every kind with what ``kinds.toml`` says of it."""
-    listed = (resources.files("foretrace.simulator.models") / "kinds.toml").read_text(encoding="utf-8")
-    said = tomllib.loads(listed)
+    said = own_table("simulator/models/kinds.toml")
     shared = {"of_chunks": said.pop("of_chunks")}
     return {
         name: _COMPUTED[name]._replace(

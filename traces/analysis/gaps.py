@@ -6,17 +6,16 @@ leave of the idle time are pauses between kernels that are too short to have a s
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from foretrace.door import own_table
 from foretrace.traces.analysis.activity import covered_by
 from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath
@@ -37,8 +36,8 @@ class Cause(NamedTuple):
 @cache
 def causes() -> Mapping[str, Cause]:
     """Return the causes by the kinds of the spans, as ``causes.toml`` has them; ``short`` has no spans."""
-    text = (resources.files("foretrace.traces.analysis") / "causes.toml").read_text(encoding="utf-8")
-    return MappingProxyType({kind: Cause(**said) for kind, said in tomllib.loads(text).items()})
+    found = own_table("traces/analysis/causes.toml")
+    return MappingProxyType({kind: Cause(**said) for kind, said in found.items()})
 
 
 ON_ITS_WAY: Final = "from the launch to the start"
