@@ -45,15 +45,9 @@ from foretrace.traces.serving.server import JSON, Answer, Query, Route, document
 
 SHOWN_REMEDIES: Final = 6
 
-LOWER_IS_BETTER: Final = frozenset(
-    {
-        "Step time",
-        "Pipeline bubble",
-        "Exposed communication",
-        "Waiting for other ranks",
-        "Peak memory",
-        "Cost",
-    }
+LOWER_IS_BETTER: Final = (
+    *("Step time", "Pipeline bubble", "Exposed communication", "Waiting for other ranks"),
+    *("Peak memory", "Cost"),
 )
 """Figures that are better when they are smaller."""
 
@@ -206,17 +200,8 @@ KEPT: Final = 16
 
 
 _SEARCHED: Final = (
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "expert_tp",
-    "micro_batch",
-    "schedule",
-    "virtual_stages",
-    "sharding",
-    "recompute",
-    "price",
+    *("tp", "pp", "cp", "ep", "expert_tp"),
+    *("micro_batch", "schedule", "virtual_stages", "sharding", "recompute", "price"),
 )
 """Settings that a search chooses, and the price, which it does not look at."""
 
