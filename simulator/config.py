@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from foretrace.door import load
+from foretrace.door import load, own_table
 from foretrace.simulator.errors import ConfigError, JobError
 from foretrace.simulator.framework import OVERRIDABLE, load_framework, profile
 from foretrace.simulator.job import Job, check_chunks, check_heads, possible_expert_tp
@@ -38,12 +38,11 @@ NEEDED: Final[Mapping[str, str]] = MappingProxyType(
 )
 """What no job can be made without, and how to give it."""
 
-_OF_JOB: Final = (
-    *("global_batch", "micro_batch", "seq_len", "document_len", "schedule", "virtual_stages", "overlap_p2p"),
-    *("images", "image_tokens", "layers_per_stage", "counted_ends", "overlap_pairs", "deallocate_outputs"),
-    *("ranks_per_node", "placement", "nccl_algo", "nccl_proto", "framework"),
-    *TABLES["training"],
-    *TABLES["outer"].values(),
+_OF_JOB: Final = tuple(
+    name
+    for table in ("batch", "schedule", "network", "framework", "training", "outer")
+    for name in TABLES[table].values()
+    if name != "steps"
 )
 
 
@@ -304,39 +303,6 @@ def _toml(value: object) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 
-class _Kind(NamedTuple):
-    """A kind of TOML file that is not a job.
-
-    *any_of*: keys that such files have and jobs do not; one of them tells. *hint*: where the file goes
-    instead, with its path as ``{path}``.
-    """
-
-    what: str
-    any_of: frozenset[str]
-    hint: str
-
-
-_KINDS: Final = (
-    _Kind("a calibration", frozenset({"run", "constants"}), "give it as --calibration {path}"),
-    _Kind(
-        "a machine",
-        frozenset({"device", "gpus_per_node", "intra", "fabric", "nic", "nics_per_node"}),
-        "give it as --cluster {path}; foretrace topology show {path} prints what is in it",
-    ),
-    _Kind(
-        "a device",
-        frozenset({"memory_bandwidth", "peak", "sustained_clock_fraction"}),
-        "write the file of a machine with device = {path!r}, and give that as --cluster",
-    ),
-    _Kind(
-        "a link",
-        frozenset({"bandwidth", "latency", "gpu_direct"}),
-        "put it into the file of a machine, as [intra] or [nic], and give that as --cluster",
-    ),
-    _Kind("a model", frozenset({"n_layers", "hidden", "n_heads", "vocab"}), "give it as --model {path}"),
-)
-
-
 def other_file(path: str, document: Mapping[str, Any]) -> str:
     """Return what the file *path* is and where it goes, in words, if it is no job; empty if it may be one.
 
@@ -345,7 +311,7 @@ def other_file(path: str, document: Mapping[str, Any]) -> str:
     >>> other_file("run.toml", {"model": "llama3-8b", "gpus": 8})
     ''
     """
-    for kind in _KINDS:
-        if not kind.any_of.isdisjoint(document):
-            return f"{path} describes {kind.what}, not a job: {kind.hint.format(path=path)}"
+    for what, kind in own_table("simulator/other_files.toml").items():
+        if not document.keys().isdisjoint(kind["any_of"]):
+            return f"{path} describes {what}, not a job: {kind['hint'].format(path=path)}"
     return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
@@ -10,6 +9,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import own_table
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.nearest import near_name
 
@@ -215,10 +215,7 @@ def load_framework(name: str) -> Framework:
     """
     if name not in framework_names():
         raise JobError(f"framework={name!r}: {near_name(name, framework_names(), 'one of')}")
-    text = (resources.files("foretrace.simulator") / "frameworks" / f"{name}.toml").read_text(
-        encoding="utf-8"
-    )
-    given: dict[str, Any] = tomllib.loads(text)
+    given = own_table(f"simulator/frameworks/{name}.toml")
     # Lists become tuples: a profile is the key of caches.
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items()

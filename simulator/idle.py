@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
+from foretrace.door import own_table
 from foretrace.simulator.builder.stages import job_plan, n_stages, stage_layers
 from foretrace.simulator.compute.fusion import is_separate
 from foretrace.simulator.compute.gemm import ALIGNED_BYTES
@@ -16,152 +18,77 @@ from foretrace.simulator.models.model import share
 from foretrace.simulator.schedules import pairs
 from foretrace.simulator.workload.ops import DTYPE_BYTES
 
-Idle = Callable[[Job], str]
-"""Returns why a convention has no effect in a job; empty if it may have one."""
-
-
-def _unless(words: str, *, needs: Callable[[Job], bool]) -> Idle:
-    return lambda job: "" if needs(job) else words
-
-
-_PP: Final = _unless("pp is 1", needs=lambda job: job.layout.pp > 1)
-_SP: Final = _unless("there is no sequence parallelism", needs=lambda job: job.sequence_parallel)
-_TP: Final = _unless("tp is 1", needs=lambda job: job.layout.tp > 1)
-_CP: Final = _unless("cp is 1", needs=lambda job: job.layout.cp > 1)
-_EP: Final = _unless("ep is 1", needs=lambda job: job.layout.ep > 1)
-_EXPERTS: Final = _unless("the model is dense", needs=lambda job: job.model.n_experts > 0)
-_REPLICAS: Final = _unless("there is one replica", needs=lambda job: job.layout.dp * job.layout.cp > 1)
-_WHOLE: Final = _unless(
-    "parameters are not shared out: fsdp and zero3 do", needs=lambda job: job.shards.parameters
-)
-_BUCKETS: Final = _unless(
-    "full sharding reduces by unit, not in buckets", needs=lambda job: not job.shards.parameters
-)
-_BLOCKS: Final = _unless("the model is gathered as one", needs=lambda job: job.profile.wrap == "block")
-_ONCE: Final = _unless(
-    "zero2, zero3 and fsdp reduce in every micro-batch", needs=lambda job: not job.shards.gradients
-)
-_STATES: Final = _unless(
-    "only zero1 and zero2 gather what was updated", needs=lambda job: job.shards.gathers_updated
-)
-
-_UPDATES: Final = _unless(
-    "the processor updates", needs=lambda job: job.offload not in ("optimizer", "states", "all")
-)
-
-REASONS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
+NEEDS: Final[Mapping[str, tuple[str, Callable[[Job], bool]]]] = MappingProxyType(
     {
-        "overlap_grad_reduce": (_REPLICAS,),
-        "overlap_param_gather": (_REPLICAS, _STATES),
-        "reduces_in_16_bit": (_REPLICAS,),
-        "fp8_param_gather": (
-            _unless("no product runs in few bits", needs=lambda job: job.fp8),
-            _unless("shards are fp32", needs=lambda job: not job.shards.parameters),
+        "pp": ("pp is 1", lambda job: job.layout.pp > 1),
+        "tp": ("tp is 1", lambda job: job.layout.tp > 1),
+        "no_tp": ("tp is not 1", lambda job: job.layout.tp == 1),
+        "cp": ("cp is 1", lambda job: job.layout.cp > 1),
+        "ep": ("ep is 1", lambda job: job.layout.ep > 1),
+        "sp": ("there is no sequence parallelism", lambda job: job.sequence_parallel),
+        "no_sp": (
+            "sequence parallelism cuts what is sent already",
+            lambda job: not job.sequence_parallel,
         ),
-        "no_sync": (_REPLICAS, _ONCE),
-        "bucket_mib": (_REPLICAS, _BUCKETS),
-        "buckets_first_chunk_only": (_REPLICAS, _BUCKETS, _PP),
-        "overlap_tp_backward": (_TP,),
-        **dict.fromkeys(("async_tp", "keeps_gathered_inputs", "norm_reductions"), (_TP, _SP)),
-        "batch_first": (
-            _TP,
-            _SP,
-            _unless("a micro-batch is one sequence", needs=lambda job: job.micro_batch > 1),
+        "experts": ("the model is dense", lambda job: job.model.n_experts > 0),
+        "shared_experts": ("no experts are shared", lambda job: job.model.n_shared_experts > 0),
+        "sent_once": ("every copy is sent", lambda job: job.profile.expert_dispatch == "once"),
+        "sent_as_copies": ("tokens are sent once", lambda job: job.profile.expert_dispatch == "copies"),
+        "open_expert_tp": ("it is known", lambda job: job.expert_tp_from in ("framework", "open")),
+        "no_capacity": ("capacity_factor says what experts get", lambda job: not job.capacity_factor),
+        "latent": ("attention is not latent", lambda job: bool(job.model.kv_lora_rank)),
+        "replicas": ("there is one replica", lambda job: job.layout.dp * job.layout.cp > 1),
+        "whole": ("parameters are not shared out: fsdp and zero3 do", lambda job: job.shards.parameters),
+        "buckets": ("full sharding reduces by unit, not in buckets", lambda job: not job.shards.parameters),
+        "blocks": ("the model is gathered as one", lambda job: job.profile.wrap == "block"),
+        "reduces_once": (
+            "zero2, zero3 and fsdp reduce in every micro-batch",
+            lambda job: not job.shards.gradients,
         ),
-        "overlap_shared_experts": (
-            _EXPERTS,
-            _unless("no experts are shared", needs=lambda job: job.model.n_shared_experts > 0),
-            _EP,
-            _unless("tp is not 1", needs=lambda job: job.layout.tp == 1),
+        "states": ("only zero1 and zero2 gather what was updated", lambda job: job.shards.gathers_updated),
+        "copies": ("there is one copy", lambda job: 0 < job.shard_ranks < job.layout.dp * job.layout.cp),
+        "fewer_shards": (
+            "that many are all there are",
+            lambda job: job.shard_ranks < job.layout.dp * job.layout.cp,
         ),
-        **dict.fromkeys(("split", "even_chunks"), (_PP,)),
-        "p2p_scattered": (
-            _TP,
-            _PP,
-            _unless(
-                "sequence parallelism cuts what is sent already", needs=lambda job: not job.sequence_parallel
-            ),
+        "device_updates": (
+            "the processor updates",
+            lambda job: job.offload not in ("optimizer", "states", "all"),
         ),
-        "host_per_tensor_rank": (_TP, _PP),
-        "context": (_CP,),
-        "expert_dispatch": (_EXPERTS, _EP),
-        "dispatch_fp8": (_EXPERTS, _EP, _unless("no product runs in few bits", needs=lambda job: job.fp8)),
-        "dispatch_processors": (
-            _EXPERTS,
-            _EP,
-            _unless("every copy is sent", needs=lambda job: job.profile.expert_dispatch == "once"),
+        "micro_batches": ("a step has one micro-batch", lambda job: job.n_microbatches > 1),
+        "sequences": ("a micro-batch is one sequence", lambda job: job.micro_batch > 1),
+        "images": ("sequences have no images", lambda job: job.images > 0),
+        "fp8": ("fp8 is off", lambda job: job.fp8),
+        "few_bits": ("no product runs in few bits", lambda job: job.fp8),
+        "few_bit_shards": ("shards are fp32", lambda job: not job.shards.parameters),
+        "no_recipe": ("recipe says it", lambda job: not job.recipe),
+        "delayed": ("only delayed scales are agreed on", lambda job: _recipe(job) == "delayed"),
+        "mxfp8": ("products of experts are not in mxfp8", lambda job: job.fp8 and _recipe(job) == "mxfp8"),
+        "16_bit": ("products are not in 16 bit", lambda job: job.precision != "fp32"),
+        "16_bit_products": (
+            "products are not in 16 bit",
+            lambda job: job.precision != "fp32" and not job.fp8,
         ),
-        "fp8_activation_inputs": (_unless("no product runs in few bits", needs=lambda job: job.fp8),),
-        "router_launches": (_EXPERTS,),
-        "latent_launches": (
-            _unless("attention is not latent", needs=lambda job: bool(job.model.kv_lora_rank)),
+        "fp32_sums": ("sums of gradients are not fp32", lambda job: job.fp32_gradients),
+        "whole_fp32": (
+            "it is for parameters that are whole and in fp32: ddp, without adapters",
+            lambda job: not job.shards.optimizer and not job.lora_rank,
         ),
-        "dispatch_launches": (
-            _EXPERTS,
-            _unless("tokens are sent once", needs=lambda job: job.profile.expert_dispatch == "copies"),
+        "rotary": ("rotary embeddings are one kernel", lambda job: is_separate(job, "rotary")),
+        "not_compiled": ("what is compiled is padded", lambda job: job.kernels != "fused"),
+        "ragged_logits": (
+            "rows of logits are aligned as they are",
+            lambda job: not _has_aligned_logits(job),
         ),
-        "update_launches": (_UPDATES,),
-        "expert_tp": (
-            _EXPERTS,
-            _TP,
-            _unless("it is known", needs=lambda job: job.expert_tp_from in ("framework", "open")),
-        ),
-        "grouped": (_EXPERTS,),
-        "fused_experts": (
-            _EXPERTS,
-            _unless(
-                "products of experts are not in mxfp8",
-                needs=lambda job: job.fp8 and (job.recipe or job.profile.fp8_recipe) == "mxfp8",
-            ),
-        ),
-        **dict.fromkeys(
-            ("prefetch_forward", "prefetch_backward", "reshard_after_forward", "limit_all_gathers"),
-            (_WHOLE, _REPLICAS, _BLOCKS),
-        ),
-        **dict.fromkeys(
-            ("wrap", "copies_gathered", "joins_gradients", "unit_calls", "tensor_calls"), (_WHOLE, _REPLICAS)
-        ),
-        "update_calls": (_WHOLE, _UPDATES),
-        "copies_once": (
-            _WHOLE,
-            _unless(
-                "there is one copy", needs=lambda job: 0 < job.shard_ranks < job.layout.dp * job.layout.cp
-            ),
-            _unless("a step has one micro-batch", needs=lambda job: job.n_microbatches > 1),
-        ),
-        "pipeline_keeps_whole": (_WHOLE, _REPLICAS, _PP),
-        "rotary": (
-            _unless("rotary embeddings are one kernel", needs=lambda job: is_separate(job, "rotary")),
-        ),
-        "pads_vocabulary": (
-            _unless("products are not in 16 bit", needs=lambda job: job.precision != "fp32"),
-            _unless("what is compiled is padded", needs=lambda job: job.kernels != "fused"),
-            _unless("rows of logits are aligned as they are", needs=lambda job: not _has_aligned_logits(job)),
-        ),
-        "autocast": (
-            _unless("sums of gradients are not fp32", needs=lambda job: job.fp32_gradients),
-            _unless(
-                "it is for parameters that are whole and in fp32: ddp, without adapters",
-                needs=lambda job: not job.shards.optimizer and not job.lora_rank,
-            ),
-            _unless("products are not in 16 bit", needs=lambda job: job.precision != "fp32" and not job.fp8),
-        ),
-        "stops_early": (_unless("recompute is not full", needs=lambda job: job.recompute == "full"),),
-        "selective": (_unless("recompute is not selective", needs=lambda job: job.recompute == "selective"),),
-        "fp8_recipe": (
-            _unless("fp8 is off", needs=lambda job: job.fp8),
-            _unless("recipe says it", needs=lambda job: not job.recipe),
-        ),
-        "amax_ranks": (
-            _unless("fp8 is off", needs=lambda job: job.fp8),
-            _unless(
-                "only delayed scales are agreed on",
-                needs=lambda job: (job.recipe or job.profile.fp8_recipe) == "delayed",
-            ),
-        ),
+        "full": ("recompute is not full", lambda job: job.recompute == "full"),
+        "selective": ("recompute is not selective", lambda job: job.recompute == "selective"),
+        "pairs": ("the schedule pairs nothing", lambda job: bool(_pairs(job))),
+        "ends_count": ("stages have the same layers without", lambda job: not _split_alike(job)),
+        "sites": ("sites do not train apart: outer_every is 0", lambda job: job.outer_every > 0),
+        "checkpoints": ("nothing is saved: checkpoint_every is 0", lambda job: job.checkpoint_every > 0),
     }
 )
-"""What has to be so for a convention to have an effect, by its name; others always may."""
+"""By name, why something has no effect and what has to be so for it to have one."""
 
 OF_MEMORY: Final = (
     *("bucket_bytes", "flat_bucket_bytes", "bucket_ranks", "step_copy_bytes", "wgrad_placeholders"),
@@ -170,35 +97,21 @@ OF_MEMORY: Final = (
 )
 """Conventions that only say what is in memory: the fullest moment may not know them."""
 
-SETTINGS: Final[Mapping[str, tuple[Idle, ...]]] = MappingProxyType(
-    {
-        "sequence_parallel": (_TP,),
-        **dict.fromkeys(("overlap_p2p", "deallocate_outputs", "virtual_stages"), (_PP,)),
-        "overlap_pairs": (_unless("the schedule pairs nothing", needs=lambda job: bool(_pairs(job))),),
-        "counted_ends": (_PP, lambda job: "stages have the same layers without" if _split_alike(job) else ""),
-        "shard_ranks": (
-            _unless(
-                "that many are all there are",
-                needs=lambda job: job.shard_ranks < job.layout.dp * job.layout.cp,
-            ),
-        ),
-        "expert_imbalance": (
-            _EP,
-            _unless("capacity_factor says what experts get", needs=lambda job: not job.capacity_factor),
-        ),
-        "image_tokens": (_unless("sequences have no images", needs=lambda job: job.images > 0),),
-        **dict.fromkeys(
-            ("outer_fragments", "outer_overlap", "outer_bits"),
-            (_unless("sites do not train apart: outer_every is 0", needs=lambda job: job.outer_every > 0),),
-        ),
-        "checkpoint_bytes_per_s": (
-            _unless("nothing is saved: checkpoint_every is 0", needs=lambda job: job.checkpoint_every > 0),
-        ),
-    }
-)
-"""The same for settings of a job that are not what they are by default."""
-
 _DEFAULTS: Final = {found.name: found.default for found in fields(Job)}
+
+
+@cache
+def needed_by() -> Mapping[str, Mapping[str, list[str]]]:
+    """Return the names of what is needed, of ``conventions`` and of ``settings``."""
+    return own_table("simulator/idle.toml")
+
+
+def _first_unmet(job: Job, needed: Iterable[str]) -> str:
+    return next((words for words, is_met in map(NEEDS.__getitem__, needed) if not is_met(job)), "")
+
+
+def _recipe(job: Job) -> str:
+    return job.recipe or job.profile.fp8_recipe
 
 
 def idle(job: Job) -> list[str]:
@@ -210,11 +123,11 @@ def idle(job: Job) -> list[str]:
     ['sequence_parallel = false has no effect here: tp is 1']
     """
     found = []
-    for name, reasons in SETTINGS.items():
+    for name, needed in needed_by()["settings"].items():
         # Of a setting that is as by default nobody asked for an effect.
         if (value := getattr(job, name)) == _DEFAULTS[name]:
             continue
-        if why := next((words for reason in reasons if (words := reason(job))), ""):
+        if why := _first_unmet(job, needed):
             found.append(_sentence(name, value, why))
     return found + idle_conventions(job)
 
@@ -258,7 +171,7 @@ def _sentence(name: str, value: object, why: str) -> str:
 
 def why_idle(job: Job, convention: str) -> str:
     """Return why *convention* has no effect on *job*, empty if it may have one."""
-    found = next((words for reason in REASONS.get(convention, ()) if (words := reason(job))), "")
+    found = _first_unmet(job, needed_by()["conventions"].get(convention, ()))
     if found or convention not in OF_MEMORY:
         return found
     others = tuple((name, value) for name, value in job.conventions if name != convention)

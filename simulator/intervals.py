@@ -14,14 +14,13 @@ What nobody said may be one of several things. Then the range covers what each o
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
-from importlib import resources
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from foretrace.door import own_table
 from foretrace.simulator.job import Job
 from foretrace.topologies.units import format_time
 from foretrace.traces.report.format import format_share, format_si
@@ -184,5 +183,4 @@ def covers(
 @cache
 def measured() -> dict[str, Any]:
     """Return what ``benchmarks/intervals.py`` wrote."""
-    text = (resources.files("foretrace.simulator") / "intervals.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return own_table("simulator/intervals.toml")

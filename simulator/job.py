@@ -9,6 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from foretrace.door import own_table
 from foretrace.simulator.builder.stage_layers import ENDS, check_layers
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.framework import Framework, framework_names, profile, profile_meant
@@ -49,32 +50,6 @@ RECOMPUTE_MODULES: Final = (
 )
 """Parts of a layer that selective recomputation may be asked for, as Megatron-LM calls them."""
 
-JAX_POLICIES: Final = (
-    *("minimal", "minimal_flash", "minimal_with_context", "minimal_offloaded", "custom"),
-    *("save_dot_with_context_except_mlp", "save_dot_except_mlpwi", "save_dot_except_mlp"),
-    *("save_qkv_proj", "save_out_proj", "qkv_proj_offloaded"),
-    *("nothing_saveable", "everything_saveable", "dots_saveable", "checkpoint_dots"),
-    *("dots_with_no_batch_dims_saveable", "checkpoint_dots_with_no_batch_dims"),
-)
-"""Policies of ``jax.checkpoint_policies``, and those that MaxText makes of them (``remat_policy``)."""
-
-OF_JAX: Final = (
-    "; a policy of JAX, which keeps results by name, has no counterpart here: nearest are selective for "
-    "those that keep products, and full for nothing_saveable"
-)
-
-INSTEAD: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
-    {
-        ("precision", "fp8"): "; fp8 says that products run in 8 bits",
-        ("sharding", "hsdp"): "; hybrid sharding is fsdp with shard_ranks",
-        ("sharding", "zero"): "; stage 3 is zero3",
-        ("sharding", "none"): "; without sharding it is ddp",
-        ("recompute", "partial"): "; of some layers it is full with recompute_layers or recompute_every",
-        **{("recompute", name): OF_JAX for name in JAX_POLICIES},
-    }
-)
-"""What people write, and where to find what they mean."""
-
 EXPERT_TP_FROM: Final[Mapping[str, str]] = MappingProxyType(
     {
         "only": "nothing else is possible with these tp, ep and dp",
@@ -87,6 +62,12 @@ EXPERT_TP_FROM: Final[Mapping[str, str]] = MappingProxyType(
 
 MOST_SLOWDOWN: Final = 4.0
 """Most that ``overlap_slowdown`` may be: 24 channels times 4 are most processors of any GPU."""
+
+
+def _instead(name: str, value: str) -> str:
+    """Return where to find what people mean who give a setting this *value*; empty if it is not known."""
+    places = own_table("simulator/instead.toml").get(name, {})
+    return next((f"; {where}" for where, values in places.items() if value in values), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +161,7 @@ class Job:
         }
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
-                meant = profile_meant(value) if name == "framework" else INSTEAD.get((name, value), "")
+                meant = profile_meant(value) if name == "framework" else _instead(name, value)
                 raise JobError(f"{name}={value!r}: one of {', '.join(filter(None, allowed))}{meant}")
         profile(self.framework, self.conventions)
         check_numbers(self)

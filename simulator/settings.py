@@ -7,61 +7,41 @@ may also sort settings into the tables of ``TABLES``. docs/simulation.md lists t
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.door import counted
+from foretrace.door import counted, own_table
 from foretrace.simulator.errors import ConfigError
 
-OUTER: Final = ("outer_every", "outer_fragments", "outer_overlap", "outer_bits")
-"""Settings of sites that train apart."""
+_ROWS: Final[Mapping[str, Mapping[str, tuple[str, str, str]]]] = own_table("simulator/settings.toml")
 
 LISTED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = MappingProxyType(
-    tomllib.loads((resources.files("foretrace.simulator") / "settings.toml").read_text(encoding="utf-8"))
+    {
+        heading: {name: (kind, text) for name, (kind, text, _) in rows.items()}
+        for heading, rows in _ROWS.items()
+    }
 )
 """Type and line of ``--help`` of each setting, by heading there; only of what has a flag of its own."""
 
-TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
-    {
-        "model": {"name": "model"},
-        "cluster": {"name": "cluster", "gpus": "gpus"},
-        "layout": {name: name for name in ("pp", "dp", "cp", "tp", "ep", "expert_tp")},
-        "batch": {
-            name: name
-            for name in (
-                *("global_batch", "micro_batch", "seq_len", "document_len", "images", "image_tokens"),
-                "steps",
-            )
-        },
-        "schedule": {
-            "name": "schedule",
-            **{name: name for name in ("virtual_stages", "layers_per_stage", "counted_ends")},
-            **{name: name for name in ("overlap_pairs", "overlap_p2p", "deallocate_outputs")},
-        },
-        "network": {name: name for name in ("ranks_per_node", "placement", "nccl_algo", "nccl_proto")},
-        "variation": {name: name for name in LISTED["Slow ranks, links and jitter"]},
-        "training": {
-            name: name
-            for name in (
-                *("sharding", "shard_ranks", "sequence_parallel", "precision", "fp8", "recipe", "kernels"),
-                *("recompute", "recompute_modules", "recompute_layers", "recompute_every"),
-                *("optimizer", "master_weights", "fp32_gradients", "flash_attention"),
-                *("offload", "offload_to", "offload_layers", "lora_rank", "quantized_base"),
-                *("capacity_factor", "expert_imbalance"),
-                *("checkpoint_every", "checkpoint_bytes_per_s", "overlap_slowdown"),
-            )
-        },
-        "outer": {name.removeprefix("outer_"): name for name in OUTER},
-        "framework": {"name": "framework"},
-    }
-)
+
+def _tables() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for rows in _ROWS.values():
+        for name, (_, _, place) in rows.items():
+            table, _, key = place.partition(".")
+            found.setdefault(table, {})[key or name] = name
+    return found
+
+
+TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(_tables())
 """Tables of a file; in each, what a key is called there and the setting it gives.
 
 ``[framework]`` also takes the conventions of a framework by their names.
 """
+
+OUTER: Final = tuple(TABLES["outer"].values())
+"""Settings of sites that train apart."""
 
 CONVENTIONS: Final = "conventions"
 """Setting that holds conventions by name."""

@@ -7,70 +7,24 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import own_table
 from foretrace.topologies.errors import CatalogError
 from foretrace.topologies.kernel import AttentionKernel, GemmTiles
 
 KINDS: Final = ("gpu", "cpu")
 DTYPES: Final = ("fp4", "fp8", "bf16", "fp16", "tf32", "fp32")
 
-KEYS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "memory_bytes": "memory",
-        "memory_bytes_per_s": "memory_bandwidth",
-        "gemm_efficiency": "gemm.efficiency",
-        "gemm_latency_s": "gemm.latency",
-        "gemm_memory_fraction": "gemm.memory_fraction",
-        "gemm_split_share": "gemm.split_share",
-        "gemm_fp4_share": "gemm.fp4_share",
-        "gemm_fp32_share": "gemm.fp32_share",
-        "memory_bound_fraction": "memory_bound.fraction",
-        "memory_bound_latency_s": "memory_bound.latency",
-        "addressed_per_ns": "memory_bound.addressed_per_ns",
-        "attention_efficiency_forward": "attention.efficiency_forward",
-        "attention_efficiency_backward": "attention.efficiency_backward",
-        "launch_s": "launch",
-        "sustained_clock_fraction": "sustained_clock_fraction",
-        "sustained_after_s": "sustained_after",
-        "training_clock_fraction": "training_clock_fraction",
-        "reserved_bytes": "reserved",
-        "host_bytes_per_s": "host_link",
-        "compute_capability": "compute_capability",
-        "power_limit_w": "power_limit",
-    }
-)
+_FIGURES: Final = own_table("topologies/device.toml")
+
+KEYS: Final[Mapping[str, str]] = MappingProxyType({name: said["key"] for name, said in _FIGURES.items()})
 """The figures of a device by field, and their keys in a file, in the order in which people read them."""
 
 NOT_GIVEN: Final[Mapping[str, tuple[float, str]]] = MappingProxyType(
-    {
-        "sustained_clock_fraction": (1.0, "none of the clock is lost"),
-        "sustained_after_s": (0.0, "what the clock loses it loses at once"),
-        "training_clock_fraction": (1.0, "none of the clock is lost beside that"),
-        "gemm_split_share": (1.0, "as fast as with one accumulator"),
-        "gemm_fp4_share": (1.0, "as near to the peak as other products"),
-        "gemm_fp32_share": (1.0, "as near to the peak as other products"),
-        # Attention of PyTorch on A100, with and without the sum of scores and a mask that is broadcast (ten
-        # pairs in figures of Dao-AILab/flash-attention 0251105, 512 to 8,192 tokens): 4.4 to 5.6 ps a score.
-        "addressed_per_ns": (1.76, "as on A100"),
-        "reserved_bytes": (0, "nothing is taken"),
-        "compute_capability": (0.0, "none of NVIDIA's"),
-        "power_limit_w": (0.0, "not known, and so no energy"),
-        "host_bytes_per_s": (25e9, "PCIe 4.0 x16, 32 GB/s less what packets cost"),
-    }
+    {name: (said["not_given"], said["why"]) for name, said in _FIGURES.items() if "why" in said}
 )
 """Figures of a device that a file may leave out, what they are then, and what that means."""
 
-_FRACTIONS: Final = (
-    "gemm_efficiency",
-    "gemm_memory_fraction",
-    "gemm_split_share",
-    "gemm_fp4_share",
-    "gemm_fp32_share",
-    "memory_bound_fraction",
-    "attention_efficiency_forward",
-    "attention_efficiency_backward",
-    "sustained_clock_fraction",
-    "training_clock_fraction",
-)
+_FRACTIONS: Final = tuple(name for name, said in _FIGURES.items() if said.get("is_share"))
 _LATENCIES: Final = ("gemm_latency_s", "memory_bound_latency_s", "launch_s")
 
 

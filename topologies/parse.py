@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from math import inf
+from dataclasses import MISSING, fields, replace
 from typing import Any, Final
 
 from foretrace.door import counted
@@ -79,20 +78,10 @@ def link_from(section: Section, name: str) -> LinkSpec:
     sources |= _finish(collectives, "collectives.")
     if "efficiency" not in section:
         sources["efficiency"] = "not given: all of it, or what measured times show"
+    defaults = {field.name: field.default for field in fields(LinkSpec) if field.default is not MISSING}
     link = LinkSpec(
         name=section.get("name", text, name),
-        kind=section.get("kind", text, name),
-        bandwidth_bytes_per_s=bandwidth,
-        latency_s=section.get("latency", parse_time),
-        efficiency=section.get("efficiency", number, 1.0),
-        reduces=section.get("reduces", truth, False),
-        protocols=section.get("protocols", _names, ()),
-        algorithms=section.get("algorithms", _names, ()),
-        chunk_bytes=section.get("chunk", parse_bytes, 0),
-        eager_bytes=section.get("eager", parse_bytes, 0),
-        flow_bytes_per_s=section.get("flow", parse_bandwidth, inf),
-        gpu_direct=section.get("gpu_direct", truth, True),
-        experts_bytes_per_s=section.get("experts", parse_bandwidth, inf),
+        **_link_figures(section, {"kind": name, **defaults}),
         curves=curves,
         tables=tables,
         sources=sources | section.sources,
@@ -213,7 +202,15 @@ LINK_FIGURES: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "gpu_direct": ("gpu_direct", truth),
     "experts": ("experts_bytes_per_s", parse_bandwidth),
 }
-"""What a table may change of the link that is its ``base``: key, field, and how it is read."""
+"""What a table says of a link, or changes of the link that is its ``base``: key, field, how it is read."""
+
+
+def _link_figures(section: Section, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a link by field; *known* has those that *section* may leave out."""
+    return {
+        field: section.get(key, read, *([known[field]] if field in known else []))
+        for key, (field, read) in LINK_FIGURES.items()
+    }
 
 
 def _link(section: Section, key: str, load_link: Callable[[str], LinkSpec]) -> LinkSpec:
@@ -225,9 +222,7 @@ def _link(section: Section, key: str, load_link: Callable[[str], LinkSpec]) -> L
 
 def _link_over(section: Section, base: LinkSpec) -> LinkSpec:
     """Return *base* with the figures of *section*; what was measured is scaled to the new bandwidth."""
-    given = {
-        field: section.get(key, read, getattr(base, field)) for key, (field, read) in LINK_FIGURES.items()
-    }
+    given = _link_figures(section, {field: getattr(base, field) for field, _ in LINK_FIGURES.values()})
     name = section.get("name", text, base.name)
     section.done()
     return replace(base, name=name, **given, sources={**base.sources, **section.sources})

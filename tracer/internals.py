@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
@@ -19,74 +19,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
+from foretrace.door import own_table
 from foretrace.tracer.errors import RecordError
 
-RELIED_ON: Final[dict[str, str]] = {
-    "torch._C._dispatch_keyset_full_after": "pass a collective on below the recorder",
-    "torch._C._current_graph_task_id": "tell whether a thread is inside a backward pass",
-    "torch.distributed.ProcessGroup._start_coalescing": "see batches of transfers begin",
-    "torch.distributed.ProcessGroup._end_coalescing": "see batches of transfers end",
-    "torch.distributed.ProcessGroup._device_types": "say for which devices a rehearsed group has a backend",
-    "torch.distributed._broadcast_coalesced": "time the buffers that DDP sends",
-    "torch.distributed.Reducer._rebuild_buckets": "time how DDP agrees on its buckets",
-    "torch.distributed.Reducer._update_process_group": "know what the reducer of DDP sends",
-    "torch.utils.checkpoint._CheckpointFrame": "tell recomputation from other work",
-    "torch.distributed.pipelining.schedules._PipelineScheduleRuntime": "see custom actions of a pipeline",
-    "torch._C.Stream": "streams of the rehearsed device",
-    "torch._C.Event": "events of the rehearsed device",
-    "torch._C._GLIBCXX_USE_CXX11_ABI": "compile the rehearsed device as torch was compiled",
-    "torch._C._set_only_lift_cpu_tensors": "make torch.tensor(..., device='cuda') without a GPU",
-    "torch._C._dispatch_tls_is_dispatch_key_excluded": "tell what would ask a real GPU",
-    "torch._subclasses.fake_tensor.init_gpu_context": "make fake tensors without asking a GPU",
-    "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "keep fake tensors from asking a GPU",
-    "torch._subclasses.fake_tensor.DataDependentOutputException": "answer what reads a value",
-    "torch._subclasses.fake_tensor.DynamicOutputShapeException": "answer what has a shape by values",
-    "torch._functorch.aot_autograd.aot_function": "make the graph that the partitioner cuts",
-    "torch._functorch.partitioners.min_cut_rematerialization_partition": "ask what a compiled forward keeps",
-    "torch._inductor.decomposition.select_decomp_table": "take operators apart as Inductor does",
-    "torch._C._autograd._top_saved_tensors_default_hooks": "tell checkpoints in a compiled forward",
-    "torch._C._dispatch_has_kernel_for_dispatch_key": "tell what autograd takes apart",
-    "torch.distributed.distributed_c10d._world.pg_names": "list the process groups",
-    "torch._fused_adam_": "stand for the optimizer of a library",
-    "torch._fused_adamw_": "stand for the optimizer of a library",
-    "torch.utils._foreach_utils._foreach_supported_types": "let optimizers update fake tensors together",
-    "torch.ops.aten.add.Tensor._schema": "know what operators are called, take and write",
-    "torch._C._get_accelerator": "say that a rehearsal without GPUs has none",
-    "torch.jit._builtins._register_builtin": "let torch.jit know what is replaced",
-    "torch.overrides._get_current_function_mode_stack": "rehearse what other threads do",
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "rehearse what other threads do",
-    "torch.overrides._push_mode": "rehearse what other threads do",
-    "torch.utils._python_dispatch._push_mode": "rehearse what other threads do",
-    "torch.export._trace": "leave exports alone",
-    "torch.nested._internal.nested_tensor": "know the sizes of nested tensors",
-    "torch.distributed._shard.sharded_tensor.api": "know tensors that are sharded without DTensor",
-    "torch.nn.modules.module._has_any_global_hook": "keep torch from warning of hooks that are ours",
-    "torch.fx._symbolic_trace.is_fx_tracing": "leave alone what torch.fx traces",
-    "torch._dynamo.trace_rules.BUILTIN_INLINE_WHEN_CALLED": "keep the compiler from compiling hooks",
-    "torch._C._get_dispatch_mode": "make a fake tensor again that was made before",
-    "torch._C._set_throw_on_mutable_data_ptr": "make a fake tensor again that was made before",
-    "torch.testing._internal.distributed.fake_pg": "join a world of ranks that are not there",
-    "torch.utils._device": "have the processor where a script says what its default device is",
-    "torch.cuda._device_count_nvml": "count devices that do not exist",
-    "torch.cuda._lazy_init": "start the rehearsed device when it is first used",
-    "torch.distributed.checkpoint.state_dict._broadcast_state_dict": "load states that one rank has read",
-    "torch.distributed.fsdp._optim_utils._map_param_key_to_optim_keys": "save states of FSDP's optimizers",
-    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": (
-        "leave out what DTensor computes to know shapes"
-    ),
-    "torch.distributed._register_comm_hook": "see the hooks of DDP",
-    "torch.nn.parallel.distributed._verify_param_shape_across_processes": "make DDP without other ranks",
-    "torch.nn.parallel.distributed.DistributedDataParallel._check_comm_hook": "see the hooks of DDP",
-    "torch.nn.parallel.distributed.DistributedDataParallel._passing_sync_batchnorm_handle": (
-        "run norms that are synchronized"
-    ),
-    "torch.distributed.Reducer._set_static_graph": "know that the graph of DDP is static",
-    "torch.distributed.algorithms.join.Join._get_num_nonjoined_procs": "have batches for all ranks in Join",
-    "torch.utils.data.dataloader._BaseDataLoaderIter._next_index": "know which samples a batch has",
-    "torch.amp.grad_scaler.GradScaler._maybe_opt_step": "step where an overflow is not known",
-    "torch._shape_as_tensor": "know the numbers of a shape",
-}
-"""Private names of torch, and what the tracer needs each for; `_named` and `_calling` add theirs."""
+_LOOKED_UP: Final[dict[str, str]] = {}  # by `_named` and `_calling`, what each is for
+
+
+def relied_on() -> dict[str, str]:
+    """Return torch's private names, of here and ``internals.toml``, and what each is needed for."""
+    return own_table("tracer/internals.toml") | _LOOKED_UP
 
 
 def _follow(name: str) -> Any:
@@ -107,13 +48,13 @@ def _follow(name: str) -> Any:
 
 def _named(path: str, purpose: str) -> Callable[[], Any]:
     """Return what looks *path* up whenever it is called; the tracer needs it to *purpose*."""
-    RELIED_ON[path] = purpose
+    _LOOKED_UP[path] = purpose
     return partial(_follow, path)
 
 
 def _calling(path: str, purpose: str) -> Callable[..., Any]:
     """Return what calls the function, or makes an object of the class, at *path*; as `_named`."""
-    RELIED_ON[path] = purpose
+    _LOOKED_UP[path] = purpose
     found = cache(partial(_follow, path))
     return lambda *args, **kwargs: found()(*args, **kwargs)  # noqa: PLW0108 - not found before it is called
 
@@ -526,58 +467,6 @@ class Wheel(NamedTuple):
 
 C_OF_TORCH: Final = "torch._C"  # module that holds what PyTorch has in C++
 
-SETTINGS: Final = (
-    *("_cuda_clearCublasWorkspaces", "_cuda_ipc_collect", "_cuda_lock_mutex", "_cuda_recordMemoryHistory"),
-    *(
-        "_cuda_record_memory_history",
-        "_cuda_record_memory_history_legacy",
-        "_cuda_resetAccumulatedHostMemoryStats",
-    ),
-    *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats", "_cuda_sleep"),
-    *("_cuda_unlock_mutex", "_cuda_attach_out_of_memory_observer"),
-    *("_host_emptyCache", "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats"),
-)
-"""Functions of ``torch._C`` that set or start something that has no effect on a device without a clock."""
-
-CLASSES: Final = (
-    *("_MemPool", "_MemPoolContext", "_cuda_CUDAAllocator", "_CUDAGraph", "_CudaGreenContext"),
-    "_CUDAGreenContext",
-)
-"""Classes of ``torch._C`` that ``torch.cuda`` names when it is imported."""
-
-_CONSTANTS: Final[Mapping[str, Any]] = {
-    "_cuda_isInBadFork": False,
-    "_cuda_isCurrentStreamCapturing": False,
-    "_cuda_canDeviceAccessPeer": True,
-    "_cuda_hasPrimaryContext": True,
-    "_cuda_getAllocatorBackend": "native",
-    "_cuda_memoryMetadataSupported": False,
-    "_cuda_memorySnapshot": {"segments": [], "device_traces": []},
-    "_cuda_hostMemoryStats": {},
-    "_accelerator_isAllocatorInitialized": True,
-    "_is_flash_attention_available": True,
-    "_nccl_version_suffix": b"",
-}
-"""Answers of functions of ``torch._C`` that are always the same."""
-
-_KEPT: Final[Mapping[str, tuple[str, Any]]] = {
-    "_cuda_get_cudnn_benchmark_limit": ("_cuda_set_cudnn_benchmark_limit", 10),
-    "_cuda_get_conv_benchmark_empty_cache": ("_cuda_set_conv_benchmark_empty_cache", True),
-    "_cuda_get_sync_debug_mode": ("_cuda_set_sync_debug_mode", 0),
-    "_cuda_getMemoryFraction": ("_cuda_setMemoryFraction", 1.0),
-    "_cuda_getMemoryMetadata": ("_cuda_setMemoryMetadata", ""),
-    "_cuda_tunableop_is_enabled": ("_cuda_tunableop_enable", False),
-    "_cuda_tunableop_tuning_is_enabled": ("_cuda_tunableop_tuning_enable", True),
-}
-"""Functions of ``torch._C`` that return what another was told last, with its name and the first answer."""
-
-_ATTENTIONS: Final = {
-    "_can_use_flash_attention": 1,
-    "_can_use_mem_efficient_attention": 2,
-    "_can_use_cudnn_attention": 3,
-}
-"""Functions of ``torch._C`` that tell whether a kernel takes an attention, and its ``sdp::SDPBackend``."""
-
 _COUNTS: Final = (
     "allocation", "segment", "active", "inactive_split", "oversize_allocations", "oversize_segments",
 )  # fmt: skip
@@ -607,18 +496,20 @@ def become_cuda_build(
     """
     for name in [name for name in vars(c) if name.startswith("_cuda_")]:
         delattr(c, name)
-    given: dict[str, Any] = {name: _constant(value) for name, value in _CONSTANTS.items()}
-    given |= {name: _constant(None) for name in SETTINGS}
-    given |= {name: type(name, (), {"__new__": _refusing(refuse, name)}) for name in CLASSES}
-    for getter, (setter, value) in _KEPT.items():
+    told = own_table("tracer/cuda_build.toml")
+    given: dict[str, Any] = {name: _constant(value) for name, value in told["constants"].items()}
+    given |= {name: _constant(None) for name in told["settings"]}
+    given |= {name: type(name, (), {"__new__": _refusing(refuse, name)}) for name in told["classes"]}
+    for getter, (setter, value) in told["kept"].items():
         given |= dict(zip((getter, setter), _keeping(value), strict=True))
-    given |= {name: _attending(driver, number) for name, number in _ATTENTIONS.items()}
+    given |= {name: _attending(driver, number) for name, number in told["attentions"].items()}
     given |= {"_graph_pool_handle": _refusing(refuse, "_graph_pool_handle")}
     given |= _of_devices(c, driver, properties, wheel) | _of_memory(driver)
     given |= {"_CudaDeviceProperties": type(properties)} | _of_streams(c, driver)
     given |= {"_cudart": _Runtime(driver, properties), "_nvtx": _Runtime(driver, properties)}
     major, nccl_minor, patch = wheel.nccl
     given |= {"_nccl_version": _constant((major << 32) | (nccl_minor << 16) | patch)}
+    given |= {"_nccl_version_suffix": _constant(b"")}
     if not hasattr(c, "_cudnn"):
         version = (wheel.cudnn // 10000, wheel.cudnn // 100 % 100, wheel.cudnn % 100)
         given["_cudnn"] = cudnn = ModuleType("_cudnn")
@@ -1203,8 +1094,8 @@ def partitioned(
 
 
 def missing() -> list[tuple[str, str]]:
-    """Return those of `RELIED_ON` that the torch of this process does not have, with what each is for."""
-    return [(name, purpose) for name, purpose in RELIED_ON.items() if not _is_there(name)]
+    """Return those of `relied_on` that the torch of this process does not have, with what each is for."""
+    return [(name, purpose) for name, purpose in relied_on().items() if not _is_there(name)]
 
 
 def _is_there(name: str) -> bool:
@@ -1256,7 +1147,7 @@ def main() -> None:
     lacking = missing()
     for name, purpose in lacking:
         sys.stdout.write(f"{name}: to {purpose}\n")
-    sys.stdout.write(f"torch {torch.__version__} lacks {len(lacking)} of {len(RELIED_ON)} names\n")
+    sys.stdout.write(f"torch {torch.__version__} lacks {len(lacking)} of {len(relied_on())} names\n")
     raise SystemExit(bool(lacking))
 
 

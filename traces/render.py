@@ -14,7 +14,7 @@ from foretrace.traces.analysis import metrics
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath, critical_path
 from foretrace.traces.analysis.diagnosis import Diagnosis
 from foretrace.traces.analysis.findings import LEAST_SHARE, Finding
-from foretrace.traces.analysis.gaps import CAUSES, gaps_on_path
+from foretrace.traces.analysis.gaps import causes, gaps_on_path
 from foretrace.traces.batch import batch_in
 from foretrace.traces.compare import Comparison, Pair
 from foretrace.traces.console import stdout
@@ -121,7 +121,7 @@ def _gap(run: Run, path: CriticalPath) -> str:
     """Return how much of the path nothing runs in, and why as far as the trace knows."""
     total = path.by_kind().get(GAP, 0)
     told = [
-        f"{CAUSES[cause].short if cause in CAUSES else cause} {format_share(ns / path.length_ns, '.0f')}"
+        f"{causes()[cause].short if cause in causes() else cause} {format_share(ns / path.length_ns, '.0f')}"
         for cause, ns in gaps_on_path(run, path).items()
         if ns > LEAST_PART * path.length_ns
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
-from foretrace.simulator.configs.megatron_rules import FUSED_ROUTER_LAUNCHES
+from foretrace.simulator.configs.megatron import FUSED_ROUTER_LAUNCHES
 from foretrace.simulator.errors import TableError
 from foretrace.simulator.job import RECOMPUTE_MODULES
 from foretrace.simulator.workload.recipes import recipe_of

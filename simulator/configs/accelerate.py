@@ -9,12 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from foretrace.simulator.configs import rules
-from foretrace.simulator.configs.deepspeed import STAGES
-from foretrace.simulator.configs.rules import Instead, Leave, Reading, Rule, Use, flag, one_of, whole, words
-
-_LOADING: Final = Leave("how weights are loaded or saved; not how long a step takes")
-_OTHER: Final = Leave("of other hardware")
+from foretrace.simulator.configs.rules import Instead, Leave, Read, Reading, flag, words
 
 HYBRID: Final = ("hybrid", "hybrid_keeps")
 """Forms of FSDP that shard within a node and replicate over nodes."""
@@ -55,95 +50,10 @@ def _device(value: Any) -> str | None:
     return word
 
 
-def _sequence_parts(value: Any) -> int | None:
-    """Return over how many ranks Ulysses cuts a sequence; 1 says nothing of context parallelism beside it."""
-    return None if (found := whole(value)) == 1 else found
-
-
-RULES: Final[Mapping[str, Rule]] = MappingProxyType(
-    {
-        "distributed_type": Use(
-            "distributed",
-            words(FSDP="full", MULTI_GPU="none", NO="none", DEEPSPEED="deepspeed", MEGATRON_LM="megatron"),
-        ),
-        "mixed_precision": Use("precision", words(no="fp32", bf16="bf16", fp16="fp16", fp8="fp8")),
-        "num_processes": Use("gpus", whole),
-        "num_machines": Use("nodes", whole),
-        "gradient_accumulation_steps": Use("accumulation", whole),
-        "fsdp_config.fsdp_sharding_strategy": Use("form", words(**_FORMS)),
-        "fsdp_config.fsdp_reshard_after_forward": Use("convention.reshard_after_forward", _reshard),
-        "fsdp_config.fsdp_offload_params": Use("offload_states", rules.gives("cpu")),
-        "fsdp_config.fsdp_backward_prefetch": Use("convention.prefetch_backward", _prefetch),
-        "fsdp_config.fsdp_forward_prefetch": Leave(
-            "FSDP's stream gathers the next unit while this one computes with and without it"
-        ),
-        "fsdp_config.fsdp_auto_wrap_policy": Use(
-            "convention.wrap",
-            words(TRANSFORMER_BASED_WRAP="block", SIZE_BASED_WRAP="block", NO_WRAP="model"),
-        ),
-        "fsdp_config.fsdp_activation_checkpointing": Use("recompute", rules.gives("full", "none")),
-        "fsdp_config.fsdp_version": Use(
-            "convention.copies_gathered", lambda value: one_of({1: False, 2: True})(whole(value))
-        ),
-        "fsdp_config.fsdp_transformer_layer_cls_to_wrap": Leave("a unit is a layer of the model"),
-        "fsdp_config.fsdp_min_num_params": Leave("a unit is a layer of the model"),
-        "fsdp_config.fsdp_use_orig_params": Leave("the same parameters under other names"),
-        **{
-            f"fsdp_config.{name}": _LOADING
-            for name in (
-                *("fsdp_state_dict_type", "fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading"),
-                "fsdp_ignored_modules",
-            )
-        },
-        "deepspeed_config.zero_stage": Use("sharding", one_of(STAGES)),
-        "deepspeed_config.gradient_accumulation_steps": Use("accumulation", whole),
-        "deepspeed_config.offload_optimizer_device": Use("offload_optimizer", _device),
-        "deepspeed_config.offload_param_device": Use("offload_states", _device),
-        "deepspeed_config.gradient_clipping": Use("convention.grad_norm", rules.above_zero),
-        "deepspeed_config.deepspeed_config_file": Leave("a file of its own: give it beside this one"),
-        **dict.fromkeys(
-            ("deepspeed_config.zero3_init_flag", "deepspeed_config.zero3_save_16bit_model"), _LOADING
-        ),
-        **{
-            f"deepspeed_config.deepspeed_{name}": rules.LAUNCH
-            for name in ("hostfile", "multinode_launcher", "exclusion_filter", "inclusion_filter")
-        },
-        "deepspeed_config.deepspeed_moe_layer_cls_names": _LOADING,
-        "deepspeed_config.seq_parallel_communication_data_type": Leave(
-            "sums over parts of a sequence: small"
-        ),
-        "megatron_lm_config.megatron_lm_tp_degree": Use("tp", whole),
-        "megatron_lm_config.megatron_lm_pp_degree": Use("pp", whole),
-        "megatron_lm_config.megatron_lm_sequence_parallelism": Use("sequence_parallel", flag),
-        "megatron_lm_config.megatron_lm_recompute_activations": Use(
-            "recompute", rules.gives("selective", "none")
-        ),
-        "megatron_lm_config.megatron_lm_use_distributed_optimizer": Use(
-            "sharding", rules.gives("zero1", "ddp")
-        ),
-        "parallelism_config.parallelism_config_dp_replicate_size": Use("replicate_degree", whole),
-        "parallelism_config.parallelism_config_dp_shard_size": Use("shard_degree", whole),
-        "parallelism_config.parallelism_config_tp_size": Use("tp", whole),
-        "parallelism_config.parallelism_config_cp_size": Use("cp", whole),
-        "parallelism_config.parallelism_config_sp_size": Use("cp", _sequence_parts),
-        "parallelism_config.parallelism_config_sp_backend": Leave("Ulysses, as DeepSpeed's is here"),
-        "dynamo_config": Leave("compiled programs: --kernels fused, --set host_work=0.05"),
-        "fp8_config": Leave("how tensors are quantised: --recipe"),
-        **dict.fromkeys(
-            (
-                *("compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port"),
-                *("main_training_function", "rdzv_backend", "same_network", "use_cpu", "gpu_ids"),
-                *("enable_cpu_affinity", "deepspeed_hostfile"),
-            ),
-            rules.LAUNCH,
-        ),
-        **dict.fromkeys(
-            ("downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "mpirun_config", "ipex_config"),
-            _OTHER,
-        ),
-    }
+READERS: Final[Mapping[str, Read]] = MappingProxyType(
+    {"device": _device, "form": words(**_FORMS), "prefetch": _prefetch, "reshard": _reshard}
 )
-"""What each key means."""
+"""Readers of its own, by heading of ``accelerate.toml``."""
 
 
 def finish(reading: Reading, given: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.door import counted
-from foretrace.simulator.configs.rules import Leave, Reading, Rule, Use, whole
+from foretrace.simulator.configs.rules import Leave, Read, Reading
 from foretrace.simulator.errors import ConfigError
 
 _SENT: Final = ("ALLREDUCE", "ALLGATHER", "REDUCESCATTER", "ALLTOALL")
@@ -24,28 +24,14 @@ def _trains(value: Any) -> Leave:
     return Leave("layers of a transformer, which --model says")
 
 
-def _several(value: Any) -> Leave:
+def _layers(value: Any) -> Leave:
     if not isinstance(value, int):
         raise ValueError("layers of several names: those of one name alone are a benchmark, no training")
     return Leave("times and sizes follow from --model, --seq-len and --micro-batch here")
 
 
-RULES: Final[Mapping[str, Rule]] = MappingProxyType(
-    {
-        "policy": Use("policy", _trains),
-        "model_parallel_NPU_group": Use("tp", whole),
-        "ep": Use("ep", whole),
-        "pp": Use("pp", whole),
-        "vpp": Use("virtual_stages", whole),
-        "ga": Use("accumulation", whole),
-        "all_gpus": Use("gpus", whole),
-        "checkpoints": Leave("--recompute says it"),
-        "checkpoint_initiates": Leave("--recompute says it"),
-        "pp_comm": Leave("what a stage sends follows from the model and the micro-batch"),
-        "layers": Use("layers", _several),
-    }
-)
-"""What each word of the first line means."""
+READERS: Final[Mapping[str, Read]] = MappingProxyType({"layers": _layers, "trains": _trains})
+"""Readers of its own, by heading of ``astra.toml``."""
 
 
 def workload(text: str) -> dict[str, Any] | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from foretrace.door import load, read_text
+from foretrace.door import load, own_table, read_text
 from foretrace.simulator.configs.astra import workload
 from foretrace.simulator.configs.shell import arguments, listed
 from foretrace.simulator.errors import ConfigError
@@ -20,25 +20,7 @@ MOST_SCRIPT_BYTES: Final = 1 << 20
 MOST_EXTENDED: Final = 16
 """Files that one extends, and that those extend, at most."""
 
-_TOML: Final = (("torchtitan", ("parallelism", "training.local_batch_size", "activation_checkpoint")),)
-_JSON: Final = (
-    ("simumax", ("micro_batch_num", "head_num", "accelerator")),  # before: its models have a model_type, too
-    ("calculon", ("tensor_par", "num_blocks", "mem1")),
-    (MODEL_CONFIG, ("model_type", "text_config", "architectures")),
-    (
-        "deepspeed",
-        (
-            *("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"),
-            "gradient_accumulation_steps",
-        ),
-    ),
-    ("accelerate", ("distributed_type", "fsdp_config")),
-)
-_YAML: Final = (
-    ("accelerate", ("distributed_type", "fsdp_config", "deepspeed_config")),
-    ("nanotron", ("parallelism", "data_stages", "tokens")),
-    ("primus", ("modules", "hidden_size", "num_layers")),
-)
+_SIGNS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = own_table("simulator/configs/signs.toml")
 _ARGUMENTS: Final = "MODEL_ARGS"
 """Key under which a YAML file lists the arguments of Megatron-LM, as its own tests do."""
 
@@ -69,9 +51,9 @@ def open_document(path: str | Path) -> Document:
         path /= "config.json"
     if path.suffix == ".toml":
         content = load(path, "TOML", ConfigError)
-        return Document(_whose(content, _TOML) or NATIVE, path, content)
+        return Document(_whose(content, "TOML") or NATIVE, path, content)
     if path.suffix == ".json":
-        return _recognised(path, load(path, "JSON", ConfigError), _JSON)
+        return _recognised(path, load(path, "JSON", ConfigError), "JSON")
     if path.suffix in (".yaml", ".yml"):
         settings = _extended(path)
         if isinstance(given := settings.get(_ARGUMENTS), Mapping):
@@ -79,7 +61,7 @@ def open_document(path: str | Path) -> Document:
             return Document(
                 "megatron", path, listed(given, variables if isinstance(variables, Mapping) else {})
             )
-        return _recognised(path, settings, _YAML)
+        return _recognised(path, settings, "YAML")
     if path.suffix == ".et":
         raise ConfigError(
             f"{path}: a graph of work, no settings: foretrace ingest {path.parent} -o RUN, "
@@ -117,22 +99,22 @@ def _extended(path: Path, read: list[Path] | None = None) -> Mapping[str, Any]:
     return found | {key: value for key, value in content.items() if key != "extends"}
 
 
-def _recognised(path: Path, content: Mapping[str, Any], known: Any) -> Document:
-    tool = _whose(content, known)
+def _recognised(path: Path, content: Mapping[str, Any], kind: str) -> Document:
+    tool = _whose(content, kind)
     if tool is None:
-        signs = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in known)
+        signs = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in _SIGNS[kind].items())
         raise ConfigError(
             f"{path}: whose configuration is this? None of the keys that tell ({signs}) is in it"
         )
     return Document(tool, path, content)
 
 
-def _whose(content: Mapping[str, Any], known: Any) -> str | None:
-    for tool, keys in known:
+def _whose(content: Mapping[str, Any], kind: str) -> str | None:
+    for tool, keys in _SIGNS[kind].items():
         for key in keys:
             outer, _, inner = key.partition(".")
             table = content.get(outer)
             # A key with a point is in a table of that name.
             if outer in content and (not inner or (isinstance(table, Mapping) and inner in table)):
-                return str(tool)
+                return tool
     return None

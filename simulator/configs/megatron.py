@@ -2,17 +2,90 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.simulator.configs.deepspeed import shares_states
-from foretrace.simulator.configs.megatron_rules import VOCABULARIES
-from foretrace.simulator.configs.rules import MODEL, Assumed, Reading
+from foretrace.simulator.configs.megatron_layout import stage_counts
+from foretrace.simulator.configs.rules import MODEL, Assumed, Leave, Read, Reading, switch, whole
 from foretrace.simulator.errors import ConfigError
+from foretrace.simulator.framework import load_framework
 from foretrace.simulator.models.hf_llama import pattern
 from foretrace.simulator.models.model import Model
+from foretrace.simulator.models.sizes import MOST_LAYERS
 from foretrace.simulator.models.sources import load_model, other_names
 from foretrace.simulator.nearest import near_multiples
+
+VOCABULARIES: Final[Mapping[str, int]] = MappingProxyType(
+    {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "BertWordPieceLowerCase": 30522}
+)
+"""Tokens of tokenizers whose size is the same everywhere."""
+
+
+def _bucket_mib(value: Any) -> float:
+    """Return the size of a bucket of so many elements of fp32 gradients."""
+    # 4 bytes for each element, in MiB.
+    return whole(value) * 4 / 2**20
+
+
+def comma_list(value: Any) -> str:
+    """Names with commas between, of a list or of words with blanks between."""
+    return ",".join(value.split() if isinstance(value, str) else map(str, value))
+
+
+def _moe_layers(value: Any) -> Any:
+    """Return which layers have experts: every so many, or a 1 for each, as ``([0]*3+[1]*58)`` lists them."""
+    if str(value).isdigit():
+        return whole(value)
+    try:
+        found = _listed(ast.parse(str(value).strip(), mode="eval").body)
+    except (SyntaxError, RecursionError):
+        found = 0
+    if not isinstance(found, list) or not set(found) <= {0, 1}:
+        raise ValueError("every so many layers, or lists of 0 and 1 such as ([0]*3+[1]*58)")
+    return found
+
+
+def _listed(node: ast.expr) -> list[int] | int:
+    """Return what an expression of whole numbers, lists of them, + and * comes to; 0 if it is another.
+
+    Lists of more than ``MOST_LAYERS`` are none.
+    """
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, int) else 0
+    if isinstance(node, ast.List):
+        return [one for one in map(_listed, node.elts) if isinstance(one, int)]
+    if not isinstance(node, ast.BinOp):
+        return 0
+    left, right = _listed(node.left), _listed(node.right)
+    if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+        return left + right if len(left) + len(right) <= MOST_LAYERS else 0
+    if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+        return left * right if len(left) * right <= MOST_LAYERS else 0
+    return 0
+
+
+FUSED_ROUTER_LAUNCHES: Final = load_framework("nemo").router_launches
+"""Of a profile whose recipes fuse the choice of experts; simulator/frameworks/nemo.toml has the source."""
+
+
+def _vocabulary_of(tokenizer: Any) -> Any:
+    return VOCABULARIES.get(tokenizer, Leave("its size is not known: --vocab-size says it"))
+
+
+READERS: Final[Mapping[str, Read]] = MappingProxyType(
+    {
+        "bucket_mib": _bucket_mib,
+        "comma_list": comma_list,
+        "fused_router": switch(FUSED_ROUTER_LAUNCHES),
+        "layout": stage_counts,
+        "moe_layers": _moe_layers,
+        "tokenizer": _vocabulary_of,
+    }
+)
+"""Readers of its own, by heading of ``megatron.toml``."""
 
 _NEEDED: Final = {"n_layers": "num-layers", "hidden": "hidden-size", "n_heads": "num-attention-heads"}
 

@@ -8,20 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.door import shown
-from foretrace.simulator.configs import rules
-from foretrace.simulator.configs.rules import (
-    MODEL,
-    Leave,
-    Reading,
-    Rule,
-    Use,
-    flag,
-    negated,
-    one_of,
-    optimizer,
-    whole,
-    words,
-)
+from foretrace.simulator.configs.rules import MODEL, Reading
 from foretrace.simulator.errors import ConfigError
 from foretrace.simulator.models.hf import model_from_config
 from foretrace.simulator.models.hf_config import Config
@@ -30,47 +17,6 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
     {"is_llama_config": "llama", "is_qwen2_config": "qwen2", "is_starcoder2_config": "starcoder2"}
 )
 """Switches of ``model.model_config`` that say which family its keys are of."""
-
-RULES: Final[Mapping[str, Rule]] = MappingProxyType(
-    {
-        "parallelism.dp": Use("dp", whole),
-        "parallelism.tp": Use("tp", whole),
-        "parallelism.pp": Use("pp", whole),
-        "parallelism.context_parallel_size": Use("cp", whole),
-        "parallelism.expert_parallel_size": Use("ep", whole),
-        "parallelism.pp_engine": Use("schedule", words(**{"1f1b": "1f1b", "afab": "gpipe"})),
-        "parallelism.tp_mode": Use("sequence_parallel", words(REDUCE_SCATTER=True, ALL_REDUCE=False)),
-        "parallelism.tp_linear_async_communication": Use("convention.overlap_tp_backward", flag),
-        "parallelism.tp_recompute_allgather": Use("convention.keeps_gathered_inputs", negated),
-        "parallelism.recompute_layer": Use("recompute", rules.gives("full", "none")),
-        "parallelism.recompute_granularity": Use("recompute", words(selective="selective", full="full")),
-        "parallelism.moe_layer_recompute": Leave("experts alone are not recomputed here"),
-        "parallelism.domino": Leave("halves of a batch that hide each other's communication: not simulated"),
-        "parallelism": Leave("how parallelism is set up; not how long a step takes"),
-        "tokens.micro_batch_size": Use("micro_batch", whole),
-        "tokens.batch_accumulation_per_replica": Use("accumulation", whole),
-        "tokens.sequence_length": Use("seq_len", whole),
-        "tokens.train_steps": rules.LENGTH,
-        "tokens": rules.LOGS,
-        "model.dtype": Use("precision", words(bfloat16="bf16", float16="fp16", float32="fp32")),
-        "model.ddp_bucket_cap_mb": Use("convention.bucket_mib", float),
-        "model.make_vocab_size_divisible_by": Use("pad_vocab_to", whole),
-        "model.model_config": Use("shape"),
-        "model": Leave("how weights are made; not how long a step takes"),
-        "optimizer.zero_stage": Use("sharding", one_of({0: "ddp", 1: "zero1"})),
-        "optimizer.accumulate_grad_in_fp32": Use("fp32_gradients", flag),
-        "optimizer.clip_grad": Use("convention.grad_norm", lambda value: value is not None and value > 0),
-        "optimizer.optimizer_factory.name": Use("optimizer", optimizer),
-        "optimizer": rules.LEARNS,
-        "checkpoints": rules.WRITES,
-        "s3_upload": rules.WRITES,
-        "data_stages": rules.DATA,
-        "data": rules.DATA,
-        "tokenizer": rules.DATA,
-        **dict.fromkeys(("general", "logging", "profiler", "lighteval", "metrics_logging"), rules.LOGS),
-    }
-)
-"""What each key means."""
 
 
 def flat(document: Mapping[str, Any], flattened: Mapping[str, Any]) -> dict[str, Any]:

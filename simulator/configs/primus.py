@@ -12,11 +12,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.simulator.configs import megatron
-from foretrace.simulator.configs.megatron_rules import RULES as ARGUMENTS
-from foretrace.simulator.configs.rules import MODEL, Leave, Reading, Rule, Use, flag, flattened, whole
+from foretrace.simulator.configs.rules import MODEL, Leave, Read, Reading, flag, flattened
 from foretrace.simulator.errors import ConfigError
 
-_FILES: Final = Leave("names and folders of the run")
 _VARIABLE: Final = re.compile(r"\$\{\w+(?::([^}]*))?\}")
 _OVERRIDES: Final = "overrides."
 
@@ -36,50 +34,15 @@ def _only_megatron(value: Any) -> Leave:
 TRAINER: Final[Mapping[str, Any]] = MappingProxyType({"precision": "bf16", "distributed": True})
 """What its trainers are set to (primus/configs/modules/megatron: trainer_base, pre_trainer, sft_trainer)."""
 
-RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+READERS: Final[Mapping[str, Read]] = MappingProxyType(
     {
-        **ARGUMENTS,
-        **dict.fromkeys(("work-group", "user-name", "exp-name", "workspace", "platform"), _FILES),
-        "config": Use("trainer_file"),
-        "model-type": Use("kind", _only_attention),
-        "is-hybrid-model": Use("kind", lambda value: _only_attention("hybrid") if flag(value) else None),
-        "add-bias-linear": Use("biases", flag),
-        "framework": Use("trainer", _only_megatron),
-        "model": Leave("the model's own file says it: --from that file, or --model"),
-        "fp8": ARGUMENTS["fp8-format"],
-        "gradient-accumulation-fusion": Use("convention.fused_wgrad", flag),
-        "lora.enabled": Use("adapts", flag),
-        "lora.dim": Use("lora_rank", whole),
-        "lora": Leave("adapters are on every matrix of a layer here"),
-        **dict.fromkeys(
-            (
-                *(
-                    "enable-primus-turbo",
-                    "use-turbo-attention",
-                    "use-turbo-grouped-gemm",
-                    "use-turbo-rms-norm",
-                ),
-                *("moe-use-legacy-grouped-gemm", "no-fp8-weight-transpose-cache", "apply-rope-fusion"),
-                "masked-softmax-fusion",
-            ),
-            Leave("kernels of its own: --set says others"),
-        ),
-        **dict.fromkeys(
-            (
-                *(
-                    "disable-last-saving",
-                    "auto-continue-train",
-                    "stderr-sink-level",
-                    "log-avg-skip-iterations",
-                ),
-                *("log-avg-reset-interval", "check-for-nan-in-loss-and-grad", "tensorboard-log-interval"),
-            ),
-            Leave("says what is logged, checked or saved; not how long a step takes"),
-        ),
-        "original-max-position-embeddings": Leave("numbers of the model, not its shape"),
+        **megatron.READERS,
+        "hybrid": lambda value: _only_attention("hybrid") if flag(value) else None,
+        "only_attention": _only_attention,
+        "only_megatron": _only_megatron,
     }
 )
-"""What each key means: those of Megatron-LM, and those around them."""
+"""Readers of its own, by heading of ``primus.toml``, and those of Megatron-LM."""
 
 
 def flat(document: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -15,14 +16,24 @@ from foretrace.simulator.configs import (
     calculon,
     deepspeed,
     megatron,
-    megatron_rules,
     nanotron,
     primus,
     simumax,
     torchtitan,
 )
 from foretrace.simulator.configs.documents import MODEL_CONFIG, NATIVE, Document, open_document
-from foretrace.simulator.configs.rules import MODEL, UNKNOWN, Ignored, Reading, Rule, Used, apply, flattened
+from foretrace.simulator.configs.rules import (
+    MODEL,
+    UNKNOWN,
+    Ignored,
+    Read,
+    Reading,
+    Rule,
+    Used,
+    apply,
+    flattened,
+    rules_in,
+)
 from foretrace.simulator.configs.settle import settled
 from foretrace.simulator.errors import ConfigError
 from foretrace.simulator.models.model import Model
@@ -36,14 +47,14 @@ class Tool(NamedTuple):
 
     Attributes:
         title: what it is called.
-        rules: what each setting means.
+        readers: its own, by heading of the table of its settings.
         finish: adds what the tool does where its file says nothing.
         flat: last changes to the settings by path.
         overrides: whether a document has settings that go before those of others of the tool.
     """
 
     title: str
-    rules: Mapping[str, Rule]
+    readers: Mapping[str, Read]
     finish: Callable[[Reading, Mapping[str, Any]], None]
     flat: Flat = lambda document, flat: flat
     overrides: Callable[[Mapping[str, Any]], bool] = lambda document: False
@@ -51,18 +62,24 @@ class Tool(NamedTuple):
 
 TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
     {
-        "accelerate": Tool("Accelerate", accelerate.RULES, accelerate.finish),
-        "astra": Tool("ASTRA-sim", astra.RULES, astra.finish),
-        "calculon": Tool("Calculon", calculon.RULES, calculon.finish),
-        "deepspeed": Tool("DeepSpeed", deepspeed.RULES, deepspeed.finish),
-        "megatron": Tool("Megatron-LM", megatron_rules.RULES, megatron.finish),
-        "nanotron": Tool("nanotron", nanotron.RULES, nanotron.finish, nanotron.flat),
-        "primus": Tool("Primus", primus.RULES, primus.finish, primus.flat, primus.is_training),
-        "simumax": Tool("SimuMax", simumax.RULES, simumax.finish),
-        "torchtitan": Tool("torchtitan", torchtitan.RULES, torchtitan.finish),
+        "accelerate": Tool("Accelerate", accelerate.READERS, accelerate.finish),
+        "astra": Tool("ASTRA-sim", astra.READERS, astra.finish),
+        "calculon": Tool("Calculon", calculon.READERS, calculon.finish),
+        "deepspeed": Tool("DeepSpeed", deepspeed.READERS, deepspeed.finish),
+        "megatron": Tool("Megatron-LM", megatron.READERS, megatron.finish),
+        "nanotron": Tool("nanotron", {}, nanotron.finish, nanotron.flat),
+        "primus": Tool("Primus", primus.READERS, primus.finish, primus.flat, primus.is_training),
+        "simumax": Tool("SimuMax", simumax.READERS, simumax.finish),
+        "torchtitan": Tool("torchtitan", torchtitan.READERS, torchtitan.finish),
     }
 )
 """Tools whose files are read, by name."""
+
+
+@cache
+def rules_of(tool: str) -> Mapping[str, Rule]:
+    """Return what each setting of a *tool* means."""
+    return MappingProxyType(rules_in(tool, TOOLS[tool].readers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +223,7 @@ def _reading(document: Document, known: Mapping[str, Any]) -> Reading:
     tool = TOOLS[document.tool]
     content = document.content
     flat = tool.flat(content, flattened(content))
-    reading = apply(tool.rules, flat, document.tool, document.path.name, known)
+    reading = apply(rules_of(document.tool), flat, document.tool, document.path.name, known)
     tool.finish(reading, known)
     return reading
 

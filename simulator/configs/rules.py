@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from foretrace.door import MOST_WHOLE, shown
+from foretrace.door import MOST_WHOLE, counted, own_table, shown
 from foretrace.simulator.errors import ConfigError
 
 MODEL: Final = "model."
@@ -33,18 +34,22 @@ MOST_SETTINGS: Final = 4000
 """Settings of a file, at most: the tool with the most has a few hundred."""
 
 
+Read = Callable[[Any], Any]
+"""Turns the value of a setting into that of a fact."""
+
+
 class Use(NamedTuple):
     """The setting counts.
 
     Attributes:
-        fact: what it gives.
+        fact: what it gives; empty where its value is only checked.
         read: turns its value into that of the fact; None says that nothing follows, a ``Leave`` that it does
             not count after all, an ``Instead`` that it gives another fact. Raises ValueError with the values
             that would work.
     """
 
     fact: str
-    read: Callable[[Any], Any] = lambda value: value
+    read: Read
 
 
 class Instead(NamedTuple):
@@ -71,13 +76,17 @@ class Leave(NamedTuple):
 
 Rule = Use | Leave
 
-LEARNS: Final = Leave("learning rates and their like: every step takes as long")
-LOGS: Final = Leave("says what is logged or measured; not how long a step takes")
-DATA: Final = Leave("data is loaded beside the steps; --set step_host_s gives what waits for it")
-WRITES: Final = Leave("where checkpoints are and how they are written")
-LENGTH: Final = Leave("how many steps, not how long one takes: goodput --tokens")
-LAUNCH: Final = Leave("where processes start; not how long a step takes")
-"""What settings of many tools are for that do not count."""
+_SHARED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "learns": "learning rates and their like: every step takes as long",
+        "logs": "says what is logged or measured; not how long a step takes",
+        "data": "data is loaded beside the steps; --set step_host_s gives what waits for it",
+        "writes": "where checkpoints are and how they are written",
+        "length": "how many steps, not how long one takes: goodput --tokens",
+        "launch": "where processes start; not how long a step takes",
+    }
+)
+"""What settings of many tools are for that do not count, by the word for it in their tables."""
 
 
 class Used(NamedTuple):
@@ -145,7 +154,7 @@ def text(value: Any) -> str:
     return value
 
 
-def words(**allowed: Any) -> Callable[[Any], Any]:
+def words(**allowed: Any) -> Read:
     """Return a reader of a word that is one of *allowed*, case and dashes aside.
 
     >>> words(full="fsdp")("FULL")
@@ -161,16 +170,27 @@ def words(**allowed: Any) -> Callable[[Any], Any]:
     return read
 
 
-def one_of(allowed: Mapping[Any, Any]) -> Callable[[Any], Any]:
-    """Return a reader of a value that is one of the keys of *allowed*."""
+def some_words(**allowed: Any) -> Read:
+    """Return a reader of a word of which nothing follows unless it is one of *allowed*."""
+    return lambda value: allowed.get(str(value))
+
+
+def numbered(values: Sequence[Any]) -> Read:
+    """Return a reader of a number, from 0 on, that stands for one of *values*."""
 
     def read(value: Any) -> Any:
-        # To Python True is 1, and would be found.
-        if isinstance(value, bool) or value not in allowed:
-            raise ValueError(f"one of {', '.join(map(str, allowed))}")
-        return allowed[value]
+        number = counted(value) if isinstance(value, str) else value
+        # To Python True is 1.
+        if isinstance(value, bool) or number not in range(len(values)):
+            raise ValueError(f"one of {', '.join(map(str, range(len(values))))}")
+        return values[int(number)]
 
     return read
+
+
+def switch(what: Any) -> Read:
+    """Return a reader of a switch: where it is on it gives *what*, else nothing."""
+    return lambda value: what if str(value).lower() in ("true", "1") else None
 
 
 _OPTIMIZERS: Final = {
@@ -219,7 +239,7 @@ def flag(value: Any) -> bool:
     raise ValueError("true or false")
 
 
-def gives(what: Any, otherwise: Any = None) -> Callable[[Any], Any]:
+def gives(what: Any, otherwise: Any = None) -> Read:
     """Return a reader of a flag that gives *what* where it is true, and else what there is *otherwise*."""
     return lambda value: what if flag(value) else otherwise
 
@@ -232,6 +252,75 @@ def above_zero(value: Any) -> bool:
 def negated(value: Any) -> bool:
     """Return the opposite of a flag."""
     return not flag(value)
+
+
+def several(value: Any) -> int | None:
+    """Return a whole number above 1; nothing follows from 1, which is none of them."""
+    return found if (found := whole(value)) > 1 else None
+
+
+_READERS: Final[Mapping[str, Read]] = MappingProxyType(
+    {
+        "above_zero": above_zero,
+        "as_is": lambda value: value,
+        "flag": flag,
+        "negated": negated,
+        "number": float,
+        "optimizer": optimizer,
+        "several": several,
+        "some": some,
+        "text": text,
+        "whole": whole,
+    }
+)
+_MADE: Final[Mapping[str, Callable[[Any], Read]]] = MappingProxyType(
+    {
+        "gives": lambda values: gives(*values),
+        "numbered": numbered,
+        "on": switch,
+        "some_words": lambda allowed: some_words(**allowed),
+        "words": lambda allowed: words(**allowed),
+    }
+)
+
+
+def rules_in(tool: str, own: Mapping[str, Read]) -> dict[str, Rule]:
+    """Return the rules that are listed for a *tool*, in the file of its name beside this one.
+
+    A heading is a reader: one that needs nothing (``_READERS``, and the tool's *own*), under which each
+    setting has the fact that it gives; or one that is made (``_MADE``), under which it has, too, of what.
+    ``[leave]`` lists settings that do not count by the reason. All rules of a ``base`` hold beside its own,
+    and settings of a table were those of the tables where they stood ``formerly``. ``presets`` are no rules.
+    """
+    document = table_of(tool)
+    document.pop("presets", None)
+    found = rules_in(base, own) if (base := document.pop("base", "")) else {}
+    formerly = document.pop("formerly", {})
+    for reason, keys in document.pop("leave").items():
+        found |= dict.fromkeys(keys, Leave(_SHARED.get(reason, reason)))
+    readers = {**_READERS, **own}
+    for heading, settings in document.items():
+        for key, gives_ in settings.items():
+            if heading in _MADE:
+                ((fact, of),) = gives_.items()
+                found[key] = Use(fact, _MADE[heading](of))
+            else:
+                found[key] = Use(gives_, readers[heading])
+    for table, others in formerly.items():
+        inside = {key.removeprefix(table): rule for key, rule in found.items() if key.startswith(f"{table}.")}
+        found |= {f"{other}{key}": rule for other in others for key, rule in inside.items()}
+    return found
+
+
+def table_of(tool: str) -> dict[str, Any]:
+    """Return what the file of a *tool* lists, as it stands there."""
+    return own_table(f"simulator/configs/{tool}.toml")
+
+
+def words_for(tool: str, setting: str) -> dict[Any, str]:
+    """Return the word that a *setting* of a *tool* has for each value of its fact, the first if several."""
+    (given,) = table_of(tool)["words"][setting].values()
+    return {value: word for word, value in reversed(given.items())}
 
 
 _SAYS: Final = {

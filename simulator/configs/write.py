@@ -15,7 +15,7 @@ from foretrace.simulator.configs import write_megatron, write_tables
 from foretrace.simulator.configs.documents import Document
 from foretrace.simulator.configs.read import read_documents
 from foretrace.simulator.configs.shell import arguments
-from foretrace.simulator.configs.torchtitan import FLAVORS
+from foretrace.simulator.configs.torchtitan import presets
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job
 from foretrace.simulator.models.sources import model_fields
@@ -109,7 +109,7 @@ def written(job: Job, target: str) -> Written:
     wanted = job_settings(job)
     asks = {name: wanted[name] for name in found.asks if name in wanted}
     # It knows a model only by family and flavor.
-    if target == "torchtitan" and job.model.name not in FLAVORS.values():
+    if target == "torchtitan" and job.model.name not in presets().values():
         asks["model"] = job.model.name
     differences = () if found.parse is None else tuple(_differences(job, target, text, asks))
     return Written(target, text, differences, asks)

@@ -1,4 +1,4 @@
-"""Writes a job as arguments of Megatron-LM; names as in ``simulator.configs.megatron_rules``."""
+"""Writes a job as arguments of Megatron-LM; names as in ``megatron.toml`` beside it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from foretrace.simulator.builder.stages import stage_layers
+from foretrace.simulator.configs.megatron import FUSED_ROUTER_LAUNCHES
 from foretrace.simulator.configs.megatron_layout import layout_word
-from foretrace.simulator.configs.megatron_rules import FUSED_ROUTER_LAUNCHES
+from foretrace.simulator.configs.rules import words_for
 from foretrace.simulator.job import Job, counted_layers
 from foretrace.simulator.models.model import Model
 from foretrace.simulator.schedules import SCHEDULES
 
 _STRATEGIES: Final = {"zero2": "optim_grads", "zero3": "optim_grads_params", "fsdp": "optim_grads_params"}
-_CONTEXTS: Final = {"ring": "p2p", "ulysses": "a2a", "all_gather": "all_gather"}
-_RECIPES: Final = {"current": "tensorwise", "delayed": "delayed", "mxfp8": "mxfp8", "blockwise": "blockwise"}
 
 Argument = tuple[str, Any]
 """A name and a value; true is a switch."""
@@ -81,7 +80,7 @@ def _parallel(job: Job) -> Iterator[Argument]:
     yield from (("tensor-model-parallel-size", layout.tp), ("pipeline-model-parallel-size", layout.pp))
     if layout.cp > 1:
         yield "context-parallel-size", layout.cp
-        yield "cp-comm-type", _CONTEXTS[job.profile.context]
+        yield "cp-comm-type", words_for("megatron", "cp-comm-type")[job.profile.context]
     if layout.ep > 1:
         yield "expert-model-parallel-size", layout.ep
     if layout.expert_tp:
@@ -118,7 +117,7 @@ def _batch(job: Job) -> Iterator[Argument]:
     yield from (("seq-length", job.seq_len), (job.precision, job.precision != "fp32"))
     if job.fp8:
         recipe = job.recipe or job.profile.fp8_recipe
-        yield from (("fp8-format", "hybrid"), ("fp8-recipe", _RECIPES.get(recipe)))
+        yield from (("fp8-format", "hybrid"), ("fp8-recipe", words_for("megatron", "fp8-recipe").get(recipe)))
     yield "attention-backend", None if job.flash_attention else "unfused"
 
 

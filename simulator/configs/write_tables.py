@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any, Final
 
-from foretrace.simulator.configs.torchtitan import FLAVORS, SCHEDULES
+from foretrace.simulator.configs.rules import words_for
+from foretrace.simulator.configs.torchtitan import presets
 from foretrace.simulator.job import Job
 
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -88,7 +89,7 @@ def torchtitan(job: Job) -> str:
 def _model(job: Job) -> Table:
     """Return the model by the names that torchtitan has for it, if any, and what is converted in it."""
     model: Table = {}
-    for (family, flavor), preset in FLAVORS.items():
+    for (family, flavor), preset in presets().items():
         if preset == job.model.name:
             model |= {"name": family, "flavor": flavor}
     return model | ({"converters": ["float8"]} if job.fp8 else {})
@@ -105,7 +106,7 @@ def _degrees(job: Job) -> tuple[int, int]:
 
 
 def _pipeline(job: Job) -> Table:
-    names = {ours: theirs for theirs, ours in SCHEDULES.items()}
+    names = words_for("torchtitan", "parallelism.pipeline_parallel_schedule")
     table: Table = {"pipeline_parallel_microbatch_size": job.micro_batch}
     if job.schedule in names:
         table["pipeline_parallel_schedule"] = names[job.schedule]

@@ -2,7 +2,8 @@
 
 Each reader takes what the ``transformers`` configuration class of that architecture declares; a key that the
 class gives a default (``hf_defaults.toml``) may be missing from the file, any other missing key is an error
-that names it. A ``null`` stands for none, not for the default.
+that names it. A ``null`` stands for none, not for the default. Families that are like another but for some
+fields are in ``hf_families.toml``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
@@ -20,8 +22,8 @@ from foretrace.simulator.models.hf_hybrid import HYBRIDS
 from foretrace.simulator.models.hf_llama import (
     Reader,
     every,
-    flag,
-    integer,
+    families,
+    family,
     llama,
     mixers,
     of,
@@ -52,16 +54,16 @@ def model_from_config(config: Mapping[str, object], *, where: str = "config.json
         return _that_sees(model_from_config(whole, where=where), str(kind), config, where)
     if kind is None:
         raise ModelError(f"{where}: missing key 'model_type'; not a Hugging Face config of a language model")
-    if not isinstance(kind, str) or kind not in READERS:
-        near = difflib.get_close_matches(str(kind), READERS, n=3)
-        beside = f"near: {', '.join(near)}" if near else f"{len(READERS)} others are"
+    if not isinstance(kind, str) or kind not in readers():
+        near = difflib.get_close_matches(str(kind), readers(), n=3)
+        beside = f"near: {', '.join(near)}" if near else f"{len(readers())} others are"
         raise ModelError(
             f"{where}: model_type={kind!r} is not read ({beside}); a .toml file of its sizes would work "
             f"if its layers are of these kinds: {', '.join(KINDS)}"
         )
     name = config.get("_name_or_path") or where
     sizes = with_defaults(config, kind)
-    shape = READERS[kind](Config(sizes, where))
+    shape = readers()[kind](Config(sizes, where))
     further = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers")
     left_out = "multi-token prediction (n_mtp = 1 adds it)" if further else ""
     absent = ", ".join(sorted(sizes.keys() - config.keys()))
@@ -158,89 +160,38 @@ def _exaone4(config: Config) -> Shape:
     return _local_and_global(4, step, qwen3)(config)
 
 
-_QWEN2: Final = of(llama, qkv_bias=True, proj_bias=False)
-_GEMMA2: Final = of(llama, norms_per_layer=4, window=integer("sliding_window", 4096), global_every=2)
-_GLM: Final = of(llama, proj_bias=False)
-_MISTRAL: Final = of(llama, window=integer("sliding_window", 0))
-_NEMOTRON: Final = of(llama, gated=False, norm="layernorm")
-_COHERE: Final = of(llama, norm="layernorm", norm_bias=False, norms_per_layer=1, parallel_blocks=True)
-_OLMO2: Final = of(llama, qk_norm=True, qk_norm_weights="all")
-_ERNIE: Final = of(llama, **dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), flag("use_bias")))
-_NORMALISED: Final = {"norms_per_layer": 4}
-"""Outputs of the blocks are normalised, too."""
-
-_GLM4: Final = of(_GLM, **_NORMALISED)
 # An activation with two weights of its own instead of a gate.
 _APERTUS: Final = of(qwen3, gated=False, extra_params=lambda config: 2 * config.integer("num_hidden_layers"))
 
-READERS: Mapping[str, Reader] = MappingProxyType(
+_OTHERS: Final[Mapping[str, Reader]] = MappingProxyType(
     {
-        **EXPERTS,
-        **HYBRIDS,
-        **PLAIN,
         "apertus": _APERTUS,
         "apertus1p5_text": _APERTUS,
-        "arcee": of(llama, gated=False),  # squared ReLU instead of a gate
-        "cohere": _COHERE,
-        "cohere2": _local_and_global(4, "sliding_window_pattern", _COHERE),
-        "cosmos3_edge_text": of(llama, gated=False),
+        "cohere2": _local_and_global(4, "sliding_window_pattern", family("cohere")),
         "cwm": _listed(4),
-        "emu3_text_model": llama,
-        "ernie4_5": _ERNIE,
         # files of checkpoints call their layers otherwise than transformers does
         "exaone": of(
             llama,
             n_layers=lambda config: config.integer("num_layers", config.integer("num_hidden_layers")),
         ),
         "exaone4": _exaone4,
-        "gemma": llama,
-        "gemma2": _GEMMA2,
-        "gemma3_text": _local_and_global(6, "sliding_window_pattern", of(qwen3, **_NORMALISED)),
-        "glm": _GLM,
-        "glm4": _GLM4,
-        "glm4v_text": of(_GLM, **_NORMALISED, qkv_bias=True),  # which cannot be switched off
-        "glm_ocr_text": _GLM4,
-        "granite": llama,
-        "granite_docling_text": llama,
+        "gemma3_text": _local_and_global(6, "sliding_window_pattern", of(qwen3, norms_per_layer=4)),
         "granite_swa": of(_listed(4), extra_params=sinks),
-        "helium": llama,
-        "hunyuan_v1_dense": qwen3,
         "hyperclovax": of(
             llama,
             norms_per_layer=lambda config: 4 if config.flag("use_post_norm", default=True) else 2,
         ),
         "internlm3": _internlm3,
-        "iquestcoder": llama,
-        "jais2": of(
-            _NEMOTRON,
-            **dict.fromkeys(("qkv_bias", "proj_bias"), flag("attention_bias", default=True)),
-            mlp_bias=flag("mlp_bias", default=True),
-        ),
         "llama": llama,
         "ministral": _listed(0),  # all layers have the window, but those that are listed
-        "ministral3": _MISTRAL,
-        "mistral": _MISTRAL,
-        # squared ReLU; no norm has weights
-        "nanochat": of(qwen3, gated=False, norm_weights=False, qk_norm_weights="none"),
-        "nemotron": _NEMOTRON,  # squared ReLU
-        "olmo": of(llama, norm="layernorm", norm_weights=False),
-        "olmo2": _OLMO2,  # norms of the stream stand behind the blocks
-        "olmo3": _local_and_global(4, base=_OLMO2),
-        "paddleocr_vl_text": _ERNIE,
-        "phi3": _MISTRAL,
-        "qwen2": _QWEN2,
-        "qwen2_5_omni_text": _QWEN2,
-        "qwen2_5_vl": _QWEN2,
-        "qwen2_5_vl_text": _QWEN2,
-        "qwen2_vl": _QWEN2,
-        "qwen2_vl_text": _QWEN2,
-        "qwen3": qwen3,
-        "qwen3_vl_text": qwen3,
-        "seed_oss": of(llama, proj_bias=flag("attention_out_bias")),
-        "smollm3": llama,
+        "olmo3": _local_and_global(4, base=family("olmo2")),
         "stablelm": _stablelm,
-        "starcoder2": of(_ERNIE, gated=False, norm="layernorm"),  # rotations and grouped keys
-        "vaultgemma": of(_GEMMA2, norms_per_layer=2),  # no norms behind the blocks
     }
 )
-"""Reader of each supported ``model_type``."""
+
+
+@cache
+def readers() -> Mapping[str, Reader]:
+    """Return the reader of each supported ``model_type``."""
+    like_others = {name: family(name) for name in families()}
+    return MappingProxyType({**like_others, **EXPERTS, **HYBRIDS, **PLAIN, **_OTHERS})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from foretrace.door import ShapeError, shaped
+from foretrace.door import ShapeError, own_table, shaped
 from foretrace.simulator.errors import ModelError
 
 T = TypeVar("T")
@@ -23,8 +21,7 @@ SAVED_AS: Final[Mapping[str, str]] = MappingProxyType({"num_experts": "num_local
 
 @cache
 def _defaults() -> Mapping[str, Mapping[str, Mapping[str, object]]]:
-    text = (resources.files("foretrace.simulator.models") / "hf_defaults.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return own_table("simulator/models/hf_defaults.toml")
 
 
 def with_defaults(values: Mapping[str, object], kind: str, part: str = "text") -> dict[str, object]:

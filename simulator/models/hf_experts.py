@@ -12,9 +12,9 @@ from foretrace.simulator.models.hf_llama import (
     as_wide_as,
     every,
     experts,
+    family,
     flag,
     integer,
-    integers,
     llama,
     mixers,
     of,
@@ -24,8 +24,8 @@ from foretrace.simulator.models.hf_llama import (
     stack,
 )
 
-_MIXTRAL: Final = of(llama, **experts("num_local_experts", "intermediate_size"))
-_QWEN3_MOE: Final = of(qwen3, **experts("num_experts", "moe_intermediate_size"))
+_MIXTRAL: Final = family("mixtral")
+_QWEN3_MOE: Final = family("qwen3_moe")
 
 
 def _sparse_pattern(config: Config) -> str:
@@ -34,10 +34,6 @@ def _sparse_pattern(config: Config) -> str:
     return "" if len(routed) == n else stack(["attention"] * n, routed)
 
 
-_OLMOE: Final = of(llama, **experts("num_experts", "intermediate_size"), qk_norm=True, qk_norm_weights="all")
-_GRANITEMOE: Final = of(
-    _MIXTRAL, n_shared_experts=as_wide_as("shared_intermediate_size", "intermediate_size", 0)
-)
 # A gated shared expert beside those that are routed.
 _QWEN2_MOE: Final = of(
     llama,
@@ -64,20 +60,6 @@ def _ernie(config: Config) -> Shape:
     }
 
 
-def latent(config: Config) -> Shape:
-    """Youtu and MiniCPM 3: latent attention of DeepSeek without experts."""
-    nope_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
-    shape = llama(config)
-    return {
-        **shape,
-        "head_dim": nope_dim + rope_dim,
-        "kv_lora_rank": config.integer("kv_lora_rank"),
-        "q_lora_rank": config.integer("q_lora_rank", 0),
-        "rope_head_dim": rope_dim,
-        "v_head_dim": config.integer("v_head_dim", int(shape["hidden"]) // max(int(shape["n_heads"]), 1)),
-    }
-
-
 def _n_dense(config: Config, default: int = 1) -> int:
     """Return how many layers, the first ones, are dense."""
     listed = config.items("mlp_layer_types", str)
@@ -92,22 +74,7 @@ def _n_dense(config: Config, default: int = 1) -> int:
 _GROUPED: Final = experts(
     "n_routed_experts", "moe_intermediate_size", n_shared_experts=integer("n_shared_experts")
 )
-# Multi-token prediction of V3 is left out, as transformers do: set ``n_mtp``.
-_DEEPSEEK: Final = of(latent, **_GROUPED, n_dense_layers=integer("first_k_dense_replace", 1))
-_DEEPSEEK_V32: Final = of(
-    _DEEPSEEK,
-    **integers(index_heads="index_n_heads", index_head_dim="index_head_dim", index_top_k="index_topk"),
-)
-_GLM4_MOE: Final = of(
-    llama,
-    **_GROUPED,
-    proj_bias=False,
-    qk_norm=flag("use_qk_norm"),
-    n_dense_layers=integer("first_k_dense_replace"),
-)
-
-
-_GLM4_MOE_LITE: Final = of(_DEEPSEEK, n_dense_layers=_n_dense)
+_GLM4_MOE_LITE: Final = of(family("deepseek_v3"), n_dense_layers=_n_dense)
 
 
 def _glm_moe_dsa(config: Config) -> Shape:
@@ -115,7 +82,7 @@ def _glm_moe_dsa(config: Config) -> Shape:
     shared = {"shared", "S"} & {*config.items("indexer_types", str), *config.word("index_topk_pattern", "")}
     step = config.integer("index_topk_freq", 1)
     config.need(not shared and step <= 1, "an indexer that several layers share is not supported")
-    return {**_DEEPSEEK_V32(config), "n_dense_layers": _n_dense(config)}
+    return {**family("deepseek_v32")(config), "n_dense_layers": _n_dense(config)}
 
 
 def _windowed(config: Config, step: int, dense: int) -> Shape:
@@ -166,7 +133,7 @@ def _granitemoe_swa(config: Config) -> Shape:
     """Granite with experts and windows but for every fourth layer, the first one among them; a sink each."""
     found = mixers(config, lambda i: "sliding_attention" if i % 4 else "full_attention")
     return {
-        **_GRANITEMOE(config),
+        **family("granitemoe")(config),
         "window": config.integer("sliding_window"),
         "pattern": stack(found, range(len(found))),
         "extra_params": sinks(config),
@@ -231,42 +198,20 @@ def _gpt_oss(config: Config) -> Shape:
 EXPERTS: Mapping[str, Reader] = MappingProxyType(
     {
         "afmoe": _afmoe,
-        # shared experts as wide as the others, no gate
-        "aria_text": of(
-            llama,
-            **experts("moe_num_experts", "intermediate_size", "moe_topk"),
-            n_shared_experts=integer("moe_num_shared_experts"),
-        ),
         "axk1": _axk1,
         "dbrx": _dbrx,
-        "deepseek_v2": _DEEPSEEK,
-        "deepseek_v3": _DEEPSEEK,
-        "deepseek_v32": _DEEPSEEK_V32,  # an indexer chooses the keys that a query sees
-        # as GLM-4.5, all matrices of attention with biases or none
-        "dots1": of(_GLM4_MOE, proj_bias=flag("attention_bias"), qk_norm=True),
         "ernie4_5_moe": _ernie,
         "exaone_moe": _exaone_moe,
-        "flex_olmo": _OLMOE,
         "flint": _flint,
-        "glm4_moe": _GLM4_MOE,
         "glm4_moe_lite": _GLM4_MOE_LITE,  # GLM-4.7-Flash
-        "glm4v_moe_text": _GLM4_MOE,
         "glm_moe_dsa": _glm_moe_dsa,
         "gpt_oss": _gpt_oss,
-        "granitemoe": _GRANITEMOE,
         "granitemoe_swa": _granitemoe_swa,
-        "granitemoeshared": _GRANITEMOE,
         "hunyuan_v1_moe": _hunyuan_v1_moe,
         # Hunyuan 3
         "hy_v3": of(_QWEN3_MOE, n_shared_experts=integer("num_shared_experts"), n_dense_layers=_n_dense),
-        "kimi_k2": _DEEPSEEK,
         # Mellum 2: layers that see everything and those that do not are listed
         "mellum": lambda config: _windowed(config, 1, _n_dense(config, 0)),
-        "minicpm3": latent,
-        "minimax_m2": of(_MIXTRAL, qk_norm=flag("use_qk_norm", default=True), qk_norm_weights="all"),
-        "mistral4": _DEEPSEEK,
-        "mixtral": _MIXTRAL,
-        "olmoe": _OLMOE,
         # Phi-3.5-MoE: layer norms; the head may have a bias
         "phimoe": of(
             _MIXTRAL,
@@ -276,16 +221,10 @@ EXPERTS: Mapping[str, Reader] = MappingProxyType(
             ),
         ),
         "qwen2_moe": _QWEN2_MOE,
-        "qwen3_moe": _QWEN3_MOE,
-        "qwen3_omni_moe_text": _QWEN3_MOE,
-        "qwen3_vl_moe_text": _QWEN3_MOE,
-        "sarvam_mla": _DEEPSEEK,
-        "sarvam_moe": _GLM4_MOE,
         # as GLM-4.5 without a dense layer
         "solar_open": of(
             lambda config: llama(config, ffn=0), **_GROUPED, qk_norm=flag("use_qk_norm"), n_dense_layers=0
         ),
-        "youtu": latent,
     }
 )
-"""Reader of each ``model_type`` that has experts."""
+"""Reader of each ``model_type`` that has experts, but for those that are like another."""

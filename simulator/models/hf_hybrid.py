@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from foretrace.simulator.models.hf_config import Config, Shape
-from foretrace.simulator.models.hf_experts import latent
 from foretrace.simulator.models.hf_llama import (
     MIXERS,
     Reader,
@@ -16,6 +15,7 @@ from foretrace.simulator.models.hf_llama import (
     experts,
     flag,
     integers,
+    latent,
     llama,
     mixers,
     of,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
+from foretrace.door import own_table
 from foretrace.simulator.models.hf_config import Config, Shape
 
 Reader = Callable[[Config], Shape]
@@ -74,8 +76,56 @@ def sinks(config: Config) -> int:
     return config.integer("num_hidden_layers") * config.integer("num_attention_heads")
 
 
-qwen3 = of(llama, qk_norm=True)
-"""Reads Qwen 3: queries and keys are normalised."""
+def latent(config: Config) -> Shape:
+    """Youtu and MiniCPM 3: latent attention of DeepSeek without experts."""
+    nope_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    shape = llama(config)
+    return {
+        **shape,
+        "head_dim": nope_dim + rope_dim,
+        "kv_lora_rank": config.integer("kv_lora_rank"),
+        "q_lora_rank": config.integer("q_lora_rank", 0),
+        "rope_head_dim": rope_dim,
+        "v_head_dim": config.integer("v_head_dim", int(shape["hidden"]) // max(int(shape["n_heads"]), 1)),
+    }
+
+
+@cache
+def families() -> Mapping[str, Mapping[str, Any]]:
+    """Return what ``hf_families.toml`` says of each family that is like another."""
+    return MappingProxyType(own_table("simulator/models/hf_families.toml"))
+
+
+def family(name: str) -> Reader:
+    """Return the reader of a family that is like another, which is looked up when it reads."""
+
+    def read(config: Config) -> Shape:
+        return _like_another(name)(config)
+
+    return read
+
+
+@cache
+def _like_another(name: str) -> Reader:
+    said = dict(families()[name])
+    base = said.pop("like")
+    fields = experts(*said.pop("experts")) if "experts" in said else {}
+    fields |= {field: _read_as(value) for field, value in said.items()}
+    return of({"llama": llama, "latent": latent}.get(base) or _like_another(base), **fields)
+
+
+def _read_as(said: Any) -> Any:
+    """Return the value of a field, or what reads it."""
+    if not isinstance(said, Mapping):
+        return said
+    if "wide" in said:
+        return as_wide_as(*said["wide"])
+    if "flag" in said:
+        return flag(said["flag"], default=said.get("default", False))
+    return integer(said["integer"], said.get("default"))
+
+
+qwen3 = family("qwen3")
 
 MIXERS: Final[Mapping[str, str]] = MappingProxyType(
     {

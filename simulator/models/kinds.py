@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from foretrace.door import own_table
 from foretrace.simulator.models.sizes import Linear, Sizes, share
 
 Product = tuple[int, int, int]
@@ -51,8 +52,8 @@ class Kind(NamedTuple):
     Attributes:
         linears: its matrices outside routed experts, as one of so many tensor-parallel ranks holds them; the
             last of a mixer is row-parallel.
-        source: where its shapes and products are from.
         others: parameters on a rank that are no matrix, norms of the residual stream left out.
+        source: where its shapes and products are from.
         reach: keys that a query sees at most; 0 means all.
         in_chunks: ``reach`` is the size of chunks of a sequence, none of which sees another.
         scan: the recurrence instead of attention, on a rank, in chunks of at most so many tokens; 0: in whole
@@ -65,8 +66,8 @@ class Kind(NamedTuple):
     """
 
     linears: Callable[[Sizes, int], tuple[Linear, ...]]
-    source: str
     others: Callable[[Sizes, int], int] = lambda _sizes, _tp: 0
+    source: str = ""
     reach: Callable[[Sizes], int] = lambda _sizes: 0
     in_chunks: bool = False
     scan: Callable[[Sizes, int, int], Scan] | None = None
@@ -363,129 +364,43 @@ def gate_params(sizes: Sizes) -> int:
     return sizes.hidden if sizes.shared_gate else 0
 
 
-UNMEASURED: Final = (
-    "its scan is priced as batched products over chunks, one kernel each; no kernel of it is measured, and "
-    "the ranges are of runs without it"
-)
+_COMPUTED: Final[Mapping[str, Kind]] = {
+    "attention": Kind(_plain, _qk_norms),
+    "window": Kind(_plain, _qk_norms, reach=lambda sizes: sizes.window),
+    "chunk": Kind(_plain, _qk_norms, reach=lambda sizes: sizes.window),
+    "latent": Kind(_latent, _latent_others),
+    "sparse": Kind(_indexed, _indexed_others, reach=lambda sizes: sizes.index_top_k),
+    "linear": Kind(
+        _lightning, lambda sizes, tp: share(sizes.n_heads, tp) * sizes.head_dim, scan=_lightning_scan
+    ),
+    "delta": Kind(_delta, _delta_others, scan=_delta_scan),
+    "mamba2": Kind(_mamba2, _mamba2_others, scan=_mamba2_scan),
+    "kimi": Kind(_kimi, _kimi_others, scan=_kimi_scan),
+    "mamba": Kind(_mamba, _mamba_others, scan=_mamba_scan),
+    "short": Kind(_short, lambda sizes, tp: _convolution(sizes, _short_scan(sizes, tp)), scan=_short_scan),
+    "both": Kind(_both, _both_others, scan=_mamba2_scan),
+    "mlp": Kind(lambda sizes, tp: mlp_linears(sizes, sizes.ffn_hidden, tp)),
+    "moe": Kind(_shared, lambda sizes, _tp: router(sizes).params + gate_params(sizes)),
+}
 
-SCAN_SIZES: Final = (
-    *("scan_heads", "scan_key_heads", "scan_key_dim", "scan_value_dim", "scan_chunk", "conv_kernel"),
-)
-"""Sizes of a recurrent mixer that cannot be left out."""
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "attention": Kind(
-            linears=_plain,
-            source="Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245",
-            others=_qk_norms,
-        ),
-        "window": Kind(
-            linears=_plain,
-            source="Beltagy et al. 2020, arXiv:2004.05150",
-            others=_qk_norms,
-            reach=lambda sizes: sizes.window,
-            needs=("window",),
-        ),
-        "chunk": Kind(
-            linears=_plain,
-            source="transformers models/llama4/modeling_llama4.py, attention_chunk_size",
-            others=_qk_norms,
-            reach=lambda sizes: sizes.window,
-            in_chunks=True,
-            needs=("window",),
-        ),
-        "latent": Kind(
-            linears=_latent,
-            source="DeepSeek-V2, arXiv:2405.04434, section 2.1",
-            others=_latent_others,
-            needs=("kv_lora_rank",),
-        ),
-        "sparse": Kind(
-            linears=_indexed,
-            source="DeepSeek-V3.2, arXiv:2512.02556, section 2.1; transformers models/deepseek_v32",
-            others=_indexed_others,
-            reach=lambda sizes: sizes.index_top_k,
-            needs=("kv_lora_rank", "index_heads", "index_head_dim", "index_top_k"),
-            is_cut=False,
-            assumed="its kernel runs at the rate of one with a window of as many keys; the indexer scores "
-            "the causal half in 16 bits, its backward selected keys alone; neither is measured",
-        ),
-        "linear": Kind(
-            linears=_lightning,
-            source="MiniMax-01, arXiv:2501.08313, section 2.2.1; transformers models/minimax",
-            others=lambda sizes, tp: share(sizes.n_heads, tp) * sizes.head_dim,
-            scan=_lightning_scan,
-            needs=("scan_chunk",),
-            assumed=UNMEASURED,
-        ),
-        "delta": Kind(
-            linears=_delta,
-            source="Yang et al. 2024, arXiv:2412.06464, section 3.3; transformers models/qwen3_next",
-            others=_delta_others,
-            scan=_delta_scan,
-            needs=SCAN_SIZES,
-            assumed=UNMEASURED,
-        ),
-        "mamba2": Kind(
-            linears=_mamba2,
-            source="Dao and Gu 2024, arXiv:2405.21060, section 6 and listing 1",
-            others=_mamba2_others,
-            scan=_mamba2_scan,
-            needs=SCAN_SIZES,
-            assumed=UNMEASURED,
-        ),
-        "kimi": Kind(
-            linears=_kimi,
-            source="Kimi Linear, arXiv:2510.26692, sections 3 and 4; transformers models/kimi_linear",
-            others=_kimi_others,
-            scan=_kimi_scan,
-            needs=SCAN_SIZES,
-            assumed=UNMEASURED,
-        ),
-        "mamba": Kind(
-            linears=_mamba,
-            source="Gu and Dao 2023, arXiv:2312.00752, algorithm 2; transformers models/jamba",
-            others=_mamba_others,
-            scan=_mamba_scan,
-            needs=("scan_heads", "scan_key_dim", "scan_chunk", "time_step_rank", "conv_kernel"),
-            is_cut=False,
-            assumed="its scan is priced by the bytes that one kernel reads and writes; no kernel of it is "
-            "measured, and the ranges are of runs without it",
-        ),
-        "short": Kind(
-            linears=_short,
-            source="LFM2, arXiv:2511.23404, section 2; transformers models/lfm2",
-            others=lambda sizes, tp: _convolution(sizes, _short_scan(sizes, tp)),
-            scan=_short_scan,
-            needs=("conv_kernel",),
-            assumed="its gates and convolution are priced by their bytes; no kernel of it is measured, and "
-            "the ranges are of runs without it",
-        ),
-        "both": Kind(
-            linears=_both,
-            source="Falcon-H1, arXiv:2507.22448, section 2.1; transformers models/falcon_h1",
-            others=_both_others,
-            scan=_mamba2_scan,
-            attends=True,
-            needs=SCAN_SIZES,
-            assumed=UNMEASURED,
-        ),
-        "mlp": Kind(
-            linears=lambda sizes, tp: mlp_linears(sizes, sizes.ffn_hidden, tp),
-            needs=("ffn_hidden",),
-            source="Shazeer 2020, arXiv:2002.05202, where it has a gate",
-            is_mlp=True,
-        ),
-        "moe": Kind(
-            linears=_shared,
-            needs=("n_experts",),
-            source="DeepSeekMoE, arXiv:2401.06066, of which routed experts alone are Mixtral's",
-            others=lambda sizes, _tp: router(sizes).params + gate_params(sizes),
-            is_mlp=True,
-        ),
+def _kinds() -> dict[str, Kind]:
+    """Return every kind with what ``kinds.toml`` says of it."""
+    said = own_table("simulator/models/kinds.toml")
+    shared = {"of_chunks": said.pop("of_chunks")}
+    return {
+        name: _COMPUTED[name]._replace(
+            **{
+                **about,
+                "needs": tuple(about.get("needs", ())),
+                "assumed": shared.get(about.get("assumed"), about.get("assumed", "")),
+            }
+        )
+        for name, about in said.items()
     }
-)
+
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType(_kinds())
 """Every kind of block by its name in ``Sizes.pattern``."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -12,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from foretrace.door import ShapeError, load, shaped
+from foretrace.door import ShapeError, load, own_table, shaped
 from foretrace.simulator.errors import ModelError
 from foretrace.simulator.models.hf import model_from_config
 from foretrace.simulator.models.model import Model, Tower
@@ -200,8 +199,7 @@ def _preset(name: str) -> Model:
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    text = (resources.files("foretrace.simulator") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return own_table(f"simulator/presets/{name}.toml")
 
 
 def _from_json(path: Path) -> Model:

@@ -45,15 +45,9 @@ from foretrace.traces.serving.server import JSON, Answer, Query, Route, document
 
 SHOWN_REMEDIES: Final = 6
 
-LOWER_IS_BETTER: Final = frozenset(
-    {
-        "Step time",
-        "Pipeline bubble",
-        "Exposed communication",
-        "Waiting for other ranks",
-        "Peak memory",
-        "Cost",
-    }
+LOWER_IS_BETTER: Final = (
+    *("Step time", "Pipeline bubble", "Exposed communication", "Waiting for other ranks"),
+    *("Peak memory", "Cost"),
 )
 """Figures that are better when they are smaller."""
 
@@ -206,17 +200,8 @@ KEPT: Final = 16
 
 
 _SEARCHED: Final = (
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "expert_tp",
-    "micro_batch",
-    "schedule",
-    "virtual_stages",
-    "sharding",
-    "recompute",
-    "price",
+    *("tp", "pp", "cp", "ep", "expert_tp"),
+    *("micro_batch", "schedule", "virtual_stages", "sharding", "recompute", "price"),
 )
 """Settings that a search chooses, and the price, which it does not look at."""
 
@@ -297,7 +282,7 @@ class Planner:
     def routes(self) -> dict[str, Route]:
         """Return the pages, by path."""
         return {
-            "/plan": lambda _: page(served_page("What if - foretrace", "plan", CONTROLS)),
+            "/plan": lambda _: page(served_page("What if - foretrace", "plan")),
             "/plan/choices": lambda _: _json_answer(choices()),
             "/plan/figures": self._figures,
             "/plan/picture": self._picture,
@@ -459,21 +444,3 @@ def _one_line(error: Exception) -> str:
 
 def _json_answer(document: Mapping[str, Any]) -> Answer:
     return Answer(json.dumps(document, allow_nan=False).encode("utf-8"), JSON)
-
-
-CONTROLS: Final = """<p class="help"><a href="/">all runs</a></p>
-<section id="plan" aria-label="What to simulate">
-  <div id="controls"></div>
-  <p id="plan-line"><span id="took" class="help" role="status"></span>
-    <button id="pin" type="button">pin as A</button>
-    <button id="swap" type="button" hidden>swap A and B</button>
-    <button id="unpin" type="button" hidden>let A go</button>
-    <button id="best" type="button" aria-pressed="false">find the best from here</button>
-    <label class="button">config.json … <input id="config" type="file" accept=".json" hidden></label>
-    <code id="command"></code></p>
-  <p id="mistake" class="failed" role="alert" hidden></p>
-  <div id="misfit" class="failed" role="alert" hidden></div>
-  <div id="found-best" class="scroll" hidden><table class="numbers"></table></div>
-</section>
-"""
-"""The controls above the figures; ``plan.js`` fills them."""

@@ -105,6 +105,15 @@ def load(path: str | Path, kind: str, error: Error) -> dict[str, Any]:
     return as_table(parse(read_text(path, error, most_bytes), kind, str(path), error), str(path), error)
 
 
+def own_table(name: str) -> dict[str, Any]:
+    """Return the data of this program in its TOML file *name*, ``"simulator/settings.toml"``."""
+    import tomllib  # noqa: PLC0415 - as below
+    from importlib import resources  # noqa: PLC0415
+
+    top, _, rest = name.partition("/")
+    return tomllib.loads((resources.files(f"foretrace.{top}") / rest).read_text(encoding="utf-8"))
+
+
 def as_table(value: Any, name: str, error: Error) -> dict[str, Any]:
     """Return *value* if it is an object, or raise *error*."""
     if not isinstance(value, dict):

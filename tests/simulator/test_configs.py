@@ -26,7 +26,7 @@ from tests.simulator.config_files import (
 from foretrace.cli import main
 from foretrace.simulator.config import job_from, job_settings, read_config, write_config
 from foretrace.simulator.configs import write
-from foretrace.simulator.configs.read import TOOLS, read_files
+from foretrace.simulator.configs.read import TOOLS, read_files, rules_of
 from foretrace.simulator.configs.rules import SETTLED, Leave, Use, flattened
 from foretrace.simulator.configs.shell import arguments
 from foretrace.simulator.errors import ConfigError, JobError
@@ -318,14 +318,14 @@ def test_rules_give_facts_that_somebody_takes(tool: str) -> None:
     known |= {f"model.{field.name}" for field in fields(Model)}
     folder = Path(__file__).parents[2] / "simulator" / "configs"
     source = "".join((folder / f"{name}.py").read_text(encoding="utf-8") for name in (tool, "megatron"))
-    for key, rule in TOOLS[tool].rules.items():
-        if isinstance(rule, Use):
+    for key, rule in rules_of(tool).items():
+        if isinstance(rule, Use) and rule.fact:
             assert rule.fact in known or f'"{rule.fact}"' in source, key
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_reasons_name_conventions_that_there_are(tool: str) -> None:
-    reasons = [rule.reason for rule in TOOLS[tool].rules.values() if isinstance(rule, Leave)]
+    reasons = [rule.reason for rule in rules_of(tool).values() if isinstance(rule, Leave)]
     assert set(re.findall(r"--set (\w+)(?= gives|=)", " | ".join(reasons))) <= set(OVERRIDABLE)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.simulator.config import job_from
-from foretrace.simulator.configs.megatron_rules import FUSED_ROUTER_LAUNCHES
+from foretrace.simulator.configs.megatron import FUSED_ROUTER_LAUNCHES
 from foretrace.simulator.configs.write import TARGETS, read_back, written
 from foretrace.simulator.errors import SimulationError
 from foretrace.simulator.job import Job

@@ -16,10 +16,12 @@ from foretrace.simulator.config import job_from
 from foretrace.simulator.engine import compiled
 from foretrace.simulator.errors import JobError
 from foretrace.simulator.framework import OVERRIDABLE
-from foretrace.simulator.idle import REASONS, SETTINGS, idle, idle_conventions
+from foretrace.simulator.idle import NEEDS, idle, idle_conventions, needed_by
 from foretrace.simulator.job import Job
 from foretrace.simulator.memory.ranks import rank_memories
 from foretrace.simulator.network.cost import Network
+
+REASONS, SETTINGS = needed_by()["conventions"], needed_by()["settings"]
 
 OTHER = {
     **dict.fromkeys(REASONS, (False, True)),
@@ -78,6 +80,7 @@ def test_every_reason_is_of_a_convention() -> None:
     assert set(REASONS) <= set(OVERRIDABLE)
     assert set(OTHER) == set(REASONS)
     assert set(SAID) == set(SETTINGS)
+    assert {need for part in (REASONS, SETTINGS) for needed in part.values() for need in needed} == set(NEEDS)
 
 
 def test_a_convention_that_has_an_effect_is_not_complained_of() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretrace.simulator.errors import ModelError
-from foretrace.simulator.models.hf import READERS, model_from_config
+from foretrace.simulator.models.hf import model_from_config, readers
 from foretrace.simulator.models.hf_config import with_defaults
 from foretrace.simulator.models.sources import load_model, names
 
@@ -491,7 +491,7 @@ def config(kind: str) -> dict[str, object]:
 
 def test_every_reader_has_a_known_count() -> None:
     assert set(PARAMS) == set(CONFIGS)
-    assert set(READERS) - set(LIKE) == set(PARAMS) | set(DEFAULTS)
+    assert set(readers()) - set(LIKE) == set(PARAMS) | set(DEFAULTS)
 
 
 @pytest.mark.parametrize("kind", sorted(DEFAULTS))

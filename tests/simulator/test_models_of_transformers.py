@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foretrace.simulator.models import hf_config
-from foretrace.simulator.models.hf import READERS, model_from_config
+from foretrace.simulator.models.hf import model_from_config, readers
 from foretrace.simulator.models.hf_plain import bert
 from foretrace.simulator.models.hf_vision import TOWERS
 from foretrace.simulator.models.kinds import KINDS
@@ -271,7 +271,7 @@ def _maker(kind: str) -> Any:
     """Return what transformers makes a model of *kind* with; encoders have no head."""
     if kind in TOWERS:
         return transformers.AutoModelForImageTextToText
-    return transformers.AutoModel if READERS.get(kind) is bert else transformers.AutoModelForCausalLM
+    return transformers.AutoModel if readers().get(kind) is bert else transformers.AutoModelForCausalLM
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
@@ -317,7 +317,7 @@ UNUSABLE = {
 """Kinds whose defaults are no model, and why."""
 
 
-@pytest.mark.parametrize("kind", sorted({*READERS, *TOWERS} - {*UNUSABLE}))
+@pytest.mark.parametrize("kind", sorted({*readers(), *TOWERS} - {*UNUSABLE}))
 def test_a_file_that_transformers_writes_has_the_parameters_of_its_modules(kind: str) -> None:
     """All that a kind has by default, saved, in whole and in what differs."""
     if kind not in transformers.CONFIG_MAPPING:

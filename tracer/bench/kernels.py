@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from foretrace.door import own_table, shaped
 from foretrace.tracer.errors import RecordError, need_torch
 
 MIN_S: Final = 0.25  # least time spent on one figure, so that a busy moment of the machine does not decide it
@@ -127,34 +128,7 @@ class Sizes:
 
 
 SIZES: Final[Mapping[str, Sizes]] = {
-    # a layer of Llama 3 8B: query, key and value; output; gate and up; down
-    "cuda": Sizes(
-        tokens=(1024, 8192),
-        linears=((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)),
-        squares=(8192,),
-        sequences=(2048, 8192),
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        hidden=4096,
-        ffn_hidden=14336,
-        params=100_000_000,
-        stream=256_000_000,
-    ),
-    # a layer of a Llama small enough for a processor
-    "cpu": Sizes(
-        tokens=(64, 512),
-        linears=((256, 512), (256, 1408), (704, 256)),
-        squares=(1024,),
-        sequences=(256, 1024),
-        heads=8,
-        kv_heads=4,
-        head_dim=32,
-        hidden=256,
-        ffn_hidden=704,
-        params=8_000_000,
-        stream=16_000_000,
-    ),
+    device: shaped(Sizes, timed) for device, timed in own_table("tracer/bench/sizes.toml").items()
 }
 """Sizes by device."""
 

@@ -1,23 +1,7 @@
 """Why a device was idle: every pause, divided by what its host did and what the device waited for.
 
-The kind of a span of stream ``idle`` is the cause, its name what the host was doing:
-
-============  ======================================================================================
-``before``    nothing has run in this step yet, and the host has not launched anything
-``after``     everything of this step, or of the file, has run; the step goes on on the host
-``host``      the queue is empty: the host runs operators or Python before the next launch
-``blocked``   the queue is empty: the host is in a call of the runtime that blocks or takes long
-``pageable``  the same, in a copy of memory that is not pinned
-``loading``   the queue is empty: the host loads data
-``capture``   the host captures a graph: what it launches is not run
-``launch``    from the launch to the start
-``event``     launched, and its stream waits for an event of another stream
-``graph``     between kernels of one graph, which the device starts itself
-``queued``    launched before the pause began, or long ago; the file does not tell what holds it back
-``unknown``   nothing in the file launched what follows
-============  ======================================================================================
-
-Pauses below ``SHORTEST_NS`` are the device's own and have no span.
+The kind of a span of stream ``idle`` is the cause, its name what the host was doing; causes are in
+``traces/analysis/causes.toml``. Pauses below ``SHORTEST_NS`` are the device's own and have no span.
 """
 
 from __future__ import annotations

@@ -8,32 +8,17 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from foretrace.door import own_table
 from foretrace.traces.analysis.kernels import declared
 
 UNKNOWN: Final = "unknown"  # kind of a communication that the file does not tell
 PEER: Final = "peer_to_peer"  # kind of a copy between devices
 
-_KINDS: Final = {
-    spelled: kind
-    for kind, names in (
-        ("all_reduce", "allreduce allreducecoalesced sparseallreduce"),
-        ("reduce", "reduce reduceoop"),
-        ("broadcast", "broadcast broadcastoop"),
-        ("all_gather", "allgather allgatherbase allgatherintotensor allgatherintotensorcoalesced"),
-        ("all_gather", "allgathersingle allgatherv"),
-        ("reduce_scatter", "reducescatter reducescatterbase reducescattersingle reducescatterv"),
-        ("reduce_scatter", "reducescattertensor reducescattertensorcoalesced"),
-        ("all_to_all", "alltoall alltoallv alltoallbase alltoallsingle alltoallvsingle"),
-        ("send", "send isend"),
-        ("recv", "recv irecv"),
-        ("send_recv", "sendrecv"),
-        ("gather", "gather"),
-        ("scatter", "scatter"),
-        ("barrier", "barrier allreducebarrier"),
-    )
-    for spelled in names.split()
+_NAMES: Final = own_table("tracer/ingest/kernels.toml")
+_KINDS: Final[Mapping[str, str]] = {
+    spelled: kind for kind, names in _NAMES["kinds"].items() for spelled in names.split()
 }
-"""Names of collectives, without underscores, as c10d, NCCL, gloo and Kineto write them."""
+"""Kinds of collectives by their names, without underscores."""
 
 COMMUNICATION: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -63,26 +48,10 @@ _COPIES: Final = {
 }  # fmt: skip
 """Kinds of copies, by what is in their names."""
 
-_DTYPES: Final = {
-    spelled: (short, width)
-    for short, width, names in (
-        ("fp64", 8, "double f64 float64"),
-        ("fp32", 4, "float f32 float32"),
-        ("fp16", 2, "half f16 float16"),
-        ("bf16", 2, "bfloat16 bf16"),
-        ("fp8", 1, "float8e4m3fn float8e5m2 float8e4m3fnuz float8e5m2fnuz f8e4m3 f8e5m2"),
-        ("int64", 8, "long longint int64 i64 int64t"),
-        ("int32", 4, "int int32 i32 int32t"),
-        ("uint32", 4, "u32 uint32 uint32t"),
-        ("int16", 2, "short int16"),
-        ("int8", 1, "char signedchar int8 i8 int8t"),
-        ("uint8", 1, "byte unsignedchar uint8 u8 uint8t"),
-        ("bool", 1, "bool"),
-        ("complex64", 8, "complexfloat complex64"),
-    )
-    for spelled in names.split()
+_DTYPES: Final[Mapping[str, tuple[str, int]]] = {
+    spelled: (short, width) for short, (width, names) in _NAMES["dtypes"].items() for spelled in names.split()
 }
-"""Names of data types in C++, in Python and in NCCL's kernels; name here, and bytes per element."""
+"""Name here, and bytes per element, of data types by their names elsewhere."""
 
 
 class Kernel(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, Final
 from foretrace.traces.analysis.activity import HOST_OPTIMIZER
 from foretrace.traces.analysis.collectives import bandwidths, lacks_ranks
 from foretrace.traces.analysis.device_time import launching_share
-from foretrace.traces.analysis.gaps import CAUSES, HELD_BACK, ON_ITS_WAY, UNNAMED, gaps
+from foretrace.traces.analysis.gaps import HELD_BACK, ON_ITS_WAY, UNNAMED, causes, gaps
 from foretrace.traces.analysis.metrics import assumptions, averaged_rows, averaged_steps, summarize
 from foretrace.traces.analysis.roots import held_up
 from foretrace.traces.errors import RunError
@@ -95,7 +95,7 @@ def findings(
             # The cost of slow links is a bound, and several may have the same.
             text=f"{text}: {'at most ' if what.startswith('slow:') else ''}"
             f"{format_time(share * step_s)}{each}, {format_share(share)}",
-            advice=CAUSES[what.removeprefix("idle:")].advice if what.startswith("idle:") else "",
+            advice=causes()[what.removeprefix("idle:")].advice if what.startswith("idle:") else "",
             cost_s=share * step_s,
             share=share,
             usd_per_hour=None if rate is None else rate * share,
@@ -165,9 +165,9 @@ def _idle(run: Run) -> list[tuple[str, str, float]]:
     for row in gaps(run):
         by_cause.setdefault(row["cause"], {})[row["doing"]] = row["share"]
     return [
-        (f"idle:{cause}", f"{CAUSES[cause].text}{_doing(shares)}", sum(shares.values()))
+        (f"idle:{cause}", f"{causes()[cause].text}{_doing(shares)}", sum(shares.values()))
         for cause, shares in by_cause.items()
-        if cause in CAUSES
+        if cause in causes()
     ]
 
 

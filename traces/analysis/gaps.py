@@ -1,6 +1,6 @@
 """Why devices were idle: every nanosecond of a step in which nothing runs on a device has one cause.
 
-A trace that knows launches says so itself, in spans of stream ``idle`` whose kinds are ``CAUSES``; what they
+A trace that knows launches says so itself, in spans of stream ``idle`` whose kinds are ``causes``; what they
 leave of the idle time are pauses between kernels that are too short to have a span.
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from foretrace.door import own_table
 from foretrace.traces.analysis.activity import covered_by
 from foretrace.traces.analysis.communications import COMMUNICATION
 from foretrace.traces.analysis.critical_path import GAP, CriticalPath
@@ -31,76 +33,12 @@ class Cause(NamedTuple):
     advice: str
 
 
-CAUSES: Final[Mapping[str, Cause]] = MappingProxyType(
-    {
-        "before": Cause(
-            "before the first kernel",
-            "the device waits for the first kernel of the step, which the host prepares",
-            "prepare the next input while the device computes, on workers or on the device",
-        ),
-        "after": Cause(
-            "after the last kernel",
-            "the device has finished the step, the host has not",
-            "read results of the device (item, print, logging) less often, or later",
-        ),
-        "host": Cause(
-            "launch-bound",
-            "launch-bound: the queue is empty, the host launches more slowly than the device computes",
-            "launch less: CUDA graphs, torch.compile, fused optimizers, larger batches",
-        ),
-        "blocked": Cause(
-            "host blocked",
-            "the host is blocked in a call of the runtime, and nothing is queued",
-            "leave out what synchronises (item, nonzero, allocations, first use of a kernel) or warm up",
-        ),
-        "pageable": Cause(
-            "pageable memory",
-            "the host copies memory that is not pinned, and nothing is queued",
-            "pin memory (pin_memory=True) and copy with non_blocking=True",
-        ),
-        "loading": Cause(
-            "loading data",
-            "the host loads data, and nothing is queued",
-            "more loader workers, prefetching, or preprocessing beforehand",
-        ),
-        "capture": Cause(
-            "capturing a graph",
-            "the host captures a graph: what it launches meanwhile is not run",
-            "capture once, before what is measured",
-        ),
-        "launch": Cause(
-            "launching",
-            "kernels are on their way from the launch to the start",
-            "launch ahead: the queue was empty; CUDA graphs start kernels without the host",
-        ),
-        "event": Cause(
-            "waiting for an event",
-            "a stream waits for an event of another, and nothing runs",
-            "record the event earlier, or wait for it later",
-        ),
-        "graph": Cause(
-            "within a graph",
-            "pauses between kernels of a graph that the device starts itself",
-            "fuse its small kernels",
-        ),
-        "queued": Cause(
-            "queued",
-            "kernels are queued, and held back for a reason that the file does not tell",
-            "look at what runs before on other streams, and whether the profiler itself holds up",
-        ),
-        "short": Cause(
-            "between kernels",
-            "pauses between kernels, each too short to have a cause of its own",
-            "fewer and larger kernels: torch.compile, fused operators",
-        ),
-        "unknown": Cause(
-            "cause unknown",
-            "nothing in the file launched what follows",
-            "record the host's activities, too",
-        ),
-    }
-)
-"""Causes by the kinds of the spans, which docs/ingest.md describes; ``short`` has no spans."""
+@cache
+def causes() -> Mapping[str, Cause]:
+    """Return the causes by the kinds of the spans, as ``causes.toml`` has them; ``short`` has no spans."""
+    found = own_table("traces/analysis/causes.toml")
+    return MappingProxyType({kind: Cause(**said) for kind, said in found.items()})
+
 
 ON_ITS_WAY: Final = "from the launch to the start"
 HELD_BACK: Final = "held back on the device"

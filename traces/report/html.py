@@ -98,13 +98,12 @@ def _page(contents: Mapping[str, Any], pack: Pack) -> str:
     )
 
 
-def served_page(title: str, mode: str, controls: str = "") -> str:
+def served_page(title: str, mode: str) -> str:
     """Return the page without a document, which it then asks the server for.
 
     Args:
         title: title of the window, plain text.
-        mode: what the page is: ``"run"``, or ``"plan"`` with *controls*.
-        controls: markup above the figures, ours alone: nothing from a run may be in it.
+        mode: what the page is, ``"run"`` or ``"plan"``: the file with the markup above its figures.
     """
     return filled(
         title=html.escape(title),
@@ -114,7 +113,7 @@ def served_page(title: str, mode: str, controls: str = "") -> str:
         connect="; connect-src 'self'",
         scripts=(*_ASKING, *_SCRIPTS),
         icon='\n<link rel="icon" href="data:,">',  # a browser asks the server for one otherwise
-        controls=controls,
+        controls=_part(f"{mode}.html"),
     )
 
 

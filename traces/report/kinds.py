@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
@@ -17,8 +18,6 @@ from numpy.typing import NDArray
 
 from foretrace.traces.analysis.activity import (
     HOST,
-    HOST_OPTIMIZER,
-    OFFLOADING,
     UNNAMED_AXIS,
     axes,
     is_work,
@@ -30,16 +29,6 @@ from foretrace.traces.report.format import along
 from foretrace.traces.report.lanes import STREAM
 from foretrace.traces.run import Run
 
-_COMPUTE: Final = {  # label, letter in a cell, short label in a table, in the order of a legend
-    "forward": ("Forward", "F", "forward"),
-    "recompute": ("Recompute", "R", "recompute"),
-    "backward": ("Backward", "B", "backward"),
-    "backward_input": ("Backward: input gradient", "I", "backward input"),
-    "backward_weight": ("Backward: weight gradient", "W", "backward weight"),
-    "optimizer": ("Optimizer", "O", "optimizer"),
-    "copy": ("Copy", "C", "copy"),
-    "compute": ("Other compute", "", "other compute"),
-}
 OTHER_COMPUTE: Final = "compute"
 """Kind of work that says no kind of its own, and of all kinds past the most frequent ones."""
 
@@ -141,65 +130,38 @@ def _compute_kinds(runs: Iterable[Run]) -> list[str]:
             sums = table.select(["kind", "duration_ns"]).group_by("kind").aggregate([("duration_ns", "sum")])
             for kind, ns in zip(sums["kind"].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True):
                 total[kind] = total.get(kind, 0) + ns
-    known = [kind for kind in _COMPUTE if kind in total and kind != OTHER_COMPUTE]
+    listed = _words()["compute"]  # in the order of a legend
+    known = [kind for kind in listed if kind in total and kind != OTHER_COMPUTE]
     least_ns = _LEAST_SHARE * sum(total.values())
-    named = (kind for kind, ns in total.items() if kind and kind not in _COMPUTE and ns >= least_ns)
+    named = (kind for kind, ns in total.items() if kind and kind not in listed and ns >= least_ns)
     others = sorted(named, key=lambda kind: -total[kind])
     return [*known, *others[:_MOST_KINDS], OTHER_COMPUTE]
 
 
+@cache
+def _words() -> Mapping[str, Mapping[str, list[str]]]:
+    """Return ``kinds.json``: label, letter, short label of compute, label, short label, meaning of states."""
+    found: dict[str, dict[str, list[str]]] = json.loads(
+        (files("foretrace.traces.viewer") / "kinds.json").read_text("utf-8")
+    )
+    return found
+
+
 def _compute_entry(kind: str) -> dict[str, Any]:
     words = kind.replace("_", " ")
-    label, letter, short = _COMPUTE.get(kind, (words.capitalize(), "", words))
+    label, letter, short = _words()["compute"].get(kind, [words.capitalize(), "", words])
     entry = {"id": kind, "label": label, "letter": letter, "short": short, "group": "compute", "axis": ""}
-    colour = kind if kind in _COMPUTE else OTHER_COMPUTE
+    colour = kind if kind in _words()["compute"] else OTHER_COMPUTE
     return entry | {"colour": colour, "outline": kind == "backward_weight"}
-
-
-_OFFLOADED: Final = {
-    OFFLOADING: (
-        "Exposed copies to and from the host",
-        "host exposed",
-        "What is offloaded, or a batch, is copied to or from the host, and nothing is computed meanwhile.",
-    ),
-    HOST_OPTIMIZER: (
-        "Optimizer on the host",
-        "host optimizer",
-        "The processors of the node run the optimizer, and the device has nothing to do.",
-    ),
-}
-"""Label, short label and meaning of the states that offloading causes."""
 
 
 def _state_entry(name: str) -> dict[str, Any]:
     state, _, axis = name.partition(":")
-    if name in _OFFLOADED:
-        entry = dict(zip(("label", "short", "meaning"), _OFFLOADED[name], strict=True))
-        return {"id": name, "group": "state", "axis": HOST} | entry
-    shown = axis_label(axis)
-    label, short, meaning = {
-        "exposed": (
-            f"Exposed {shown}",
-            f"{shown} exposed",
-            f"Data moves {along(shown)} and nothing is computed meanwhile.",
-        ),
-        "wait": (
-            f"Waiting for {shown}",
-            f"{shown} wait",
-            f"This rank has arrived at a {shown} communication; another one has not.",
-        ),
-        "bubble": (
-            "Pipeline bubble",
-            "bubble",
-            "No work: the pipeline is filling or draining, or the next micro-batch has not arrived.",
-        ),
-        "other": (
-            "Other",
-            "other",
-            "No cause in the timeline: launch gaps, host work, data loading, or what was not recorded.",
-        ),
-    }[state]
-    return {"id": name, "label": label, "short": short, "group": "state", "axis": axis, "meaning": meaning}
+    known, shown = _words()["state"], axis_label(axis)
+    said = known.get(name) or known[state]
+    label, short, meaning = (one.format(axis=shown, along=along(shown)) for one in said)
+    of = HOST if name in known and axis else axis
+    return {"id": name, "label": label, "short": short, "group": "state", "axis": of, "meaning": meaning}
 
 
 def _axis_entry(axis: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from foretrace.traces.analysis import metrics
 from foretrace.traces.analysis.activity import is_pipelined
-from foretrace.traces.analysis.gaps import CAUSES, gaps
+from foretrace.traces.analysis.gaps import causes, gaps
 from foretrace.traces.info import rank_list
 from foretrace.traces.report.format import (
     format_left_out,
@@ -89,7 +89,7 @@ def story(run: Run, summary: Mapping[str, Any], kinds: Kinds) -> str:
     if idle := gaps(run):  # "other", by cause
         del shares[kinds.entries[kinds.state("other")]["label"]]
         for row in idle:
-            cause = CAUSES[row["cause"]].short if row["cause"] in CAUSES else str(row["cause"])
+            cause = causes()[row["cause"]].short if row["cause"] in causes() else str(row["cause"])
             shares[cause] = shares.get(cause, 0.0) + row["share"]
     largest = sorted(shares, key=lambda name: -shares[name])[:_SAID]
     # what rounds to 0.0 % is not a loss worth naming

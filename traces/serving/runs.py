@@ -158,7 +158,7 @@ class Runs:
 
     def _page(self, query: Query) -> Answer:
         path = self.path_of(query.get("run", ""))
-        return page(served_page(f"{path.name} - foretrace", "run", _BACK))
+        return page(served_page(f"{path.name} - foretrace", "run"))
 
     def _kept(self, what: str, query: Query, build: Build) -> Answer:
         """Return the answer to *query*, worked out once for as long as the run does not change.
@@ -294,7 +294,6 @@ def _figures(runs: Runs, name: str, info: RunInfo) -> list[str]:
     ]
 
 
-_BACK: Final = '<p class="help"><a href="/">all runs</a> · <a href="/plan">what if …</a></p>\n'
 _NOTHING: Final = (
     "<tr><td></td><th>nothing here yet</th><td colspan=7>foretrace simulate … -o DIR/NAME, or "
     "foretrace record -o DIR/NAME, then load this page again</td></tr>"
