@@ -135,7 +135,7 @@ def test_every_change_needs_less_and_every_remedy_fits(some: Job) -> None:
     assert all(fits(one.job) == (one.peak_bytes <= limit) for one in changes(some))
 
 
-@pytest.mark.parametrize(("recompute", "sharding"), zip(cycle(RECOMPUTES), SHARDINGS, strict=False))
+@pytest.mark.parametrize(("recompute", "sharding"), [*zip(cycle(RECOMPUTES), SHARDINGS, strict=False)])
 def test_every_setting_that_keeps_less_is_offered_and_none_that_keeps_more(
     recompute: str, sharding: str
 ) -> None:
