@@ -4,8 +4,9 @@ python benchmarks/mutations.py topologies simulator/engine [-n 20] [--seed 0] [-
 
 A mistake is another operator, comparison or constant, or a function that returns None. It is made in a copy
 of the working tree. The tests that belong to it are the files of tests nearest to it: those that have rare
-words in common with the function that it is in, less so the more imports are between the two. A mistake is
-found by a test that fails with it, or does not end, and passes without it.
+words in common with the function that it is in, less so the more imports are between the two, and the
+examples in the docstrings of its own file. A mistake is found by a test that fails with it, or does not end,
+and passes without it.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def rarity() -> dict[str, float]:
 
 
 def nearest_tests(one: Mistake, most: int) -> list[Path]:
-    """Return the files of tests that are nearest to a mistake, at most so many."""
+    """Return the files of tests that are nearest to a mistake, at most so many, behind its own examples."""
     reached = {one.path: 0}
     further = {one.path}
     while further:
@@ -159,7 +160,9 @@ def nearest_tests(one: Mistake, most: int) -> list[Path]:
         length = sum(rarity()[word] for word in said()[test])
         return sum(rarity()[word] for word in about & said()[test]) / length**0.25 / reached[test]
 
-    return sorted((test for test in said() if test in reached), key=nearness, reverse=True)[:most]
+    near = sorted((test for test in said() if test in reached), key=nearness, reverse=True)
+    own = ROOT / "src" / "foretrace" / one.path.relative_to(ROOT)  # as the suite has it
+    return [own, *near[:most]] if ">>> " in one.path.read_text("utf-8") and own.exists() else near[:most]
 
 
 def found_by(tree: Path, tests: Sequence[Path | str], compiled: Path) -> str:

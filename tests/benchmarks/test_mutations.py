@@ -31,6 +31,7 @@ def test_every_mistake_is_another_program_of_the_same_shape(tmp_path: Path) -> N
     ("file", "within", "nearest"),
     [
         ("topologies/units.py", "parse_time", "test_units.py"),
+        ("topologies/units.py", "parse_time", "units.py"),  # its examples
         ("topologies/shape.py", "def ways_out", "test_folded.py"),
         ("simulator/workload/linear.py", "UNALIGNED", "test_unaligned.py"),
         # Behind a process that is started by the name of its file.
