@@ -163,6 +163,29 @@ def test_a_simulator_has_its_model_in_a_file_of_its_own(
         assert job.model.n_params == n_params
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "meant"),
+    [
+        ("tensor_par_overlap", "async_tp", {"none": False, "ring": True, "pipe": True}),
+        ("tensor_par_comm_type", "sequence_parallel", {"ar": False, "p2p_rs_ag": False, "rs_ag": True}),
+        ("seq_par_ag_redo", "keeps_gathered_inputs", {True: False, False: True}),
+        ("data_par_overlap", "overlap_grad_reduce", {True: True, False: False}),
+        ("optimizer_sharding", "sharding", {True: "zero1", False: "ddp"}),
+        ("activation_recompute", "recompute", {"full": "full", "attn_only": "selective", "none": "none"}),
+        ("datatype", "precision", {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}),
+    ],
+)
+def test_words_of_calculon_mean_settings_of_ours(
+    key: str, name: str, meant: Mapping[Any, Any], tmp_path: Path
+) -> None:
+    found = {}
+    for said in meant:
+        (tmp_path / "a.json").write_text(json.dumps(CALCULON | {key: said}), encoding="utf-8")
+        settings = read_files([tmp_path / "a.json"], {"cluster": "dgx-h100", **BESIDE["calculon"]}).settings
+        found[said] = {**settings, **settings["conventions"]}[name]
+    assert found == meant
+
+
 def test_a_file_that_extends_others_has_their_settings(tmp_path: Path) -> None:
     """Its own go before those of the files beside it that it extends."""
     (tmp_path / "base.yaml").write_text(
