@@ -162,6 +162,13 @@ def test_a_collective_of_a_dump_ends_when_its_device_says_or_is_counted_as_witho
     assert row["duration_ns"] == (took_ns or 0)
 
 
+@pytest.mark.parametrize(("said", "kept"), [(4, 4), (0, 0), (-1, -1), (None, -1)])
+def test_a_collective_of_a_dump_keeps_its_number(said: int | None, kept: int, tmp_path: Path) -> None:
+    (tmp_path / "rank_0").write_text(json.dumps(dump(collective_seq_id=said)))
+    (row,) = opened(tmp_path / "rank_0", tmp_path / "run").spans().to_pylist()
+    assert row["sequence"] == kept
+
+
 @pytest.mark.parametrize("at", [{}, {"time_created_ns": 0}, {"time_created_ns": 1 << 62}])
 def test_a_dump_without_a_time_is_refused(at: dict[str, int], tmp_path: Path) -> None:
     known = {"time_created_ns": None, "time_discovered_started_ns": None}
