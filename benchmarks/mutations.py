@@ -158,7 +158,7 @@ def nearest_tests(one: Mistake, most: int) -> list[Path]:
     def nearness(test: Path) -> float:
         # Long files of tests have many words of anything.
         length = sum(rarity()[word] for word in said()[test])
-        return sum(rarity()[word] for word in about & said()[test]) / length**0.25 / reached[test]
+        return sum(rarity()[word] for word in about & said()[test]) / math.pow(length, 0.25) / reached[test]
 
     near = sorted((test for test in said() if test in reached), key=nearness, reverse=True)
     own = ROOT / "src" / "foretrace" / one.path.relative_to(ROOT)  # as the suite has it

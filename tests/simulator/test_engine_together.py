@@ -307,5 +307,8 @@ def test_what_cannot_happen_is_refused(change: Change | Throttle) -> None:
     of = of_gpus if isinstance(change, Throttle) else of_links
     with pytest.raises(ProgramError, match=r"times as long from|a capacity of at least 0"):
         of([change])
-    possible = [Throttle(0, 0, 0.5), Change(0, Way(0, NEAR, IN), 0.0), Change(0, Way(0, "leaf", OUT), 1.0)]
+    possible: list[Change | Throttle] = [
+        Throttle(0, 0, 0.5),
+        *(Change(0, Way(0, NEAR, IN), 0.0), Change(0, Way(0, "leaf", OUT), 1.0)),
+    ]
     assert [*of_gpus(possible), *of_links(possible)] == possible
