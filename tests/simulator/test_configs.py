@@ -419,6 +419,14 @@ def test_layers_with_experts_that_cannot_be_are_refused(every: str, tmp_path: Pa
         read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8})
 
 
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_heads_of_megatron_share_the_width_and_have_keys_of_their_own(heads: int, tmp_path: Path) -> None:
+    given = SPARSE.replace("--num-attention-heads 8", f"--num-attention-heads {heads}")
+    (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {given}\n")
+    model = job_from(read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8}).settings).model
+    assert (model.n_heads, model.n_kv_heads, model.head_dim * heads) == (heads, heads, model.hidden)
+
+
 def test_vocabularies_are_padded_on_every_tensor_parallel_rank(tmp_path: Path) -> None:
     path = tmp_path / "args.txt"
     path.write_text(
