@@ -118,8 +118,9 @@ def imported(path: Path) -> frozenset[Path]:
     names = []
     for package, listed, quoted in IMPORTS.findall(path.read_text(encoding="utf-8")):
         names += [quoted or package, *(f"{package}.{name}" for name in re.findall(r"\w+", listed))]
-    ours = {**modules(), **{one.name: one for one in modules().values() if one.parent == path.parent}}
-    return frozenset(ours[name] for name in names if name in ours)
+    beside = [path.with_name(name) for name in names if name.endswith(".py")]
+    found = [modules()[name] for name in names if name in modules()]
+    return frozenset([*found, *(one for one in beside if one.is_file())])
 
 
 @cache
