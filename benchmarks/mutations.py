@@ -3,16 +3,17 @@
 python benchmarks/mutations.py topologies simulator/engine [-n 20] [--seed 0] [--files 10]
 
 A mistake is another operator, comparison or constant, or a function that returns None. It is made in a copy
-of the working tree. The tests that belong to a file are the files of tests nearest to it: those that import
-it, then those that import what imports it; of equally near ones, those of its package, with words of its
-name, and that name it most often. A mistake is found by a test that fails with it, or does not end, and
-passes without it.
+of the working tree. The tests that belong to it are the files of tests nearest to it: those that have rare
+words in common with the function that it is in, less so the more imports are between the two, and the
+examples in the docstrings of its own file. A mistake is found by a test that fails with it, or does not end,
+and passes without it.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import math
 import os
 import random
 import re
@@ -20,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
@@ -46,7 +48,7 @@ TEST_S, TESTS_S = 120, 1200
 
 
 class Mistake(NamedTuple):
-    """The bytes of a file from *start* to *end*, and what is there instead."""
+    """The bytes of a file from *start* to *end*, what is there instead, and the text of the function."""
 
     path: Path
     line: int
@@ -54,29 +56,34 @@ class Mistake(NamedTuple):
     end: int
     old: str
     new: str
+    within: str
 
 
 def mistakes(path: Path) -> Iterator[Mistake]:
     """Yield every mistake that can be made in a file."""
     source = path.read_bytes()
     starts = [0, *(at + 1 for at, byte in enumerate(source) if byte == ord("\n"))]
-    waiting: list[ast.AST] = [ast.parse(source)]
+    text = source.decode()
+    waiting: list[tuple[ast.AST, str]] = [(ast.parse(source), text)]
     while waiting:
-        node = waiting.pop()
+        node, within = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            within = ast.get_source_segment(text, node) or within
         # Parts of texts have no places of their own, and arguments and decorators decide no result.
         decorators = getattr(node, "decorator_list", ())
         children = [one for one in ast.iter_child_nodes(node) if one not in decorators]
-        waiting += [one for one in children if not isinstance(one, ast.JoinedStr | ast.arg)]
+        waiting += [(one, within) for one in children if not isinstance(one, ast.JoinedStr | ast.arg)]
         if isinstance(node, ast.expr | ast.Return) and (new := instead(node)):
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-            yield Mistake(path, node.lineno, start, end, ast.unparse(node), new)
+            yield Mistake(path, node.lineno, start, end, ast.unparse(node), new, within)
 
 
 def instead(node: ast.expr | ast.Return) -> str:
     """Return what may stand in place of *node*; empty if nothing is wrong enough."""
     if isinstance(node, ast.Return):
-        return "return None" if node.value and ast.unparse(node.value) != "None" else ""
+        # What is false is mostly asked no more than whether it is.
+        return "return None" if node.value and ast.unparse(node.value) not in {"None", "False"} else ""
     changed: Any = copy(node)
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
         changed.ops = [SWAPPED[type(node.ops[0])](), *node.ops[1:]]
@@ -111,31 +118,52 @@ def imported(path: Path) -> frozenset[Path]:
     names = []
     for package, listed, quoted in IMPORTS.findall(path.read_text(encoding="utf-8")):
         names += [quoted or package, *(f"{package}.{name}" for name in re.findall(r"\w+", listed))]
-    return frozenset(modules()[name] for name in names if name in modules())
+    beside = [path.with_name(name) for name in names if name.endswith(".py")]
+    found = [modules()[name] for name in names if name in modules()]
+    return frozenset([*found, *(one for one in beside if one.is_file())])
 
 
-def nearest_tests(path: Path, most: int) -> list[Path]:
-    """Return the files of tests that are nearest to *path*, at most so many."""
-    package = path.relative_to(ROOT).parts[0]
-    others = sorted({*modules().values()})
-    near: list[Path] = []
-    reached = {path}
-    further = {path}
-
-    def order(test: Path) -> tuple[bool, int, int]:
-        said = re.findall(rf"\b{path.stem}\b", test.read_text(encoding="utf-8"))
-        return package not in test.parts, -len(beginnings(path) & beginnings(test)), -len(said)
-
-    while further and len(near) < most:
-        further = {one for one in others if imported(one) & further} - reached
-        near += sorted((one for one in sorted(further) if one.name.startswith("test_")), key=order)
-        reached |= further
-    return near[:most]
+@cache
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text, without short ones."""
+    return frozenset(word.lower() for word in re.findall("[A-Za-z]{3,}", text))
 
 
-def beginnings(path: Path) -> set[str]:
-    """Return how the words of a name begin: loaders and loaded are of one subject."""
-    return {word[:4] for word in re.split("[/_]", str(path.relative_to(ROOT).with_suffix("")))}
+@cache
+def said() -> dict[Path, frozenset[str]]:
+    """Return the words of each file of tests and of the scripts that it starts."""
+    tests = [path for path in sorted({*modules().values()}) if path.name.startswith("test_")]
+    found = {}
+    for test in tests:
+        own = [test, *(one for one in imported(test) if "tests" in one.parts and one not in tests)]
+        found[test] = words(" ".join([test.stem, *(one.read_text("utf-8") for one in own)]))
+    return found
+
+
+@cache
+def rarity() -> dict[str, float]:
+    """Return how much it says that two texts have a word in common."""
+    counts = Counter(word for found in said().values() for word in found)
+    return {word: math.log(len(said()) / count) ** 2 for word, count in counts.items()}
+
+
+def nearest_tests(one: Mistake, most: int) -> list[Path]:
+    """Return the files of tests that are nearest to a mistake, at most so many, behind its own examples."""
+    reached = {one.path: 0}
+    further = {one.path}
+    while further:
+        further = {other for other in modules().values() if imported(other) & further} - {*reached}
+        reached |= dict.fromkeys(further, max(reached.values()) + 1)
+    about = words(f"{one.path.stem} {one.within}")
+
+    def nearness(test: Path) -> float:
+        # Long files of tests have many words of anything.
+        length = sum(rarity()[word] for word in said()[test])
+        return sum(rarity()[word] for word in about & said()[test]) / math.pow(length, 0.25) / reached[test]
+
+    near = sorted((test for test in said() if test in reached), key=nearness, reverse=True)
+    own = ROOT / "src" / "foretrace" / one.path.relative_to(ROOT)  # as the suite has it
+    return [own, *near[:most]] if ">>> " in one.path.read_text("utf-8") and own.exists() else near[:most]
 
 
 def found_by(tree: Path, tests: Sequence[Path | str], compiled: Path) -> str:
@@ -190,15 +218,15 @@ def main() -> None:
     given = parser.parse_args()
     files = sorted(path for folder in given.folders for path in (ROOT / folder).resolve().rglob("*.py"))
     drawn = random.Random(given.seed).sample([one for path in files for one in mistakes(path)], given.n)
-    belonging = {one.path: nearest_tests(one.path, given.files) for one in drawn}
-    said = []
+    answers = []
     with TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
         shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".*", "__pycache__", "demo"))
         for one in drawn:
-            said.append(judged(tree, one, belonging[one.path]))
-            print(f"{one.path.relative_to(ROOT)}:{one.line}: {one.old} -> {one.new}: {said[-1]}", flush=True)
-    decided = [answer for answer in said if not answer.startswith("undecided")]
+            answers.append(judged(tree, one, nearest_tests(one, given.files)))
+            place = f"{one.path.relative_to(ROOT)}:{one.line}"
+            print(f"{place}: {one.old} -> {one.new}: {answers[-1]}", flush=True)
+    decided = [answer for answer in answers if not answer.startswith("undecided")]
     print(f"{decided.count('survives')} of {len(decided)} survive (seed {given.seed})")
 
 

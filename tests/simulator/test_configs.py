@@ -163,6 +163,29 @@ def test_a_simulator_has_its_model_in_a_file_of_its_own(
         assert job.model.n_params == n_params
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "meant"),
+    [
+        ("tensor_par_overlap", "async_tp", {"none": False, "ring": True, "pipe": True}),
+        ("tensor_par_comm_type", "sequence_parallel", {"ar": False, "p2p_rs_ag": False, "rs_ag": True}),
+        ("seq_par_ag_redo", "keeps_gathered_inputs", {True: False, False: True}),
+        ("data_par_overlap", "overlap_grad_reduce", {True: True, False: False}),
+        ("optimizer_sharding", "sharding", {True: "zero1", False: "ddp"}),
+        ("activation_recompute", "recompute", {"full": "full", "attn_only": "selective", "none": "none"}),
+        ("datatype", "precision", {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}),
+    ],
+)
+def test_words_of_calculon_mean_settings_of_ours(
+    key: str, name: str, meant: Mapping[Any, Any], tmp_path: Path
+) -> None:
+    found = {}
+    for said in meant:
+        (tmp_path / "a.json").write_text(json.dumps(CALCULON | {key: said}), encoding="utf-8")
+        settings = read_files([tmp_path / "a.json"], {"cluster": "dgx-h100", **BESIDE["calculon"]}).settings
+        found[said] = {**settings, **settings["conventions"]}[name]
+    assert found == meant
+
+
 def test_a_file_that_extends_others_has_their_settings(tmp_path: Path) -> None:
     """Its own go before those of the files beside it that it extends."""
     (tmp_path / "base.yaml").write_text(
@@ -394,6 +417,14 @@ def test_layers_with_experts_that_cannot_be_are_refused(every: str, tmp_path: Pa
     (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {SPARSE} --moe-layer-freq '{every}'\n")
     with pytest.raises(ConfigError, match="moe-layer-freq"):
         read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8})
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_heads_of_megatron_share_the_width_and_have_keys_of_their_own(heads: int, tmp_path: Path) -> None:
+    given = SPARSE.replace("--num-attention-heads 8", f"--num-attention-heads {heads}")
+    (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {given}\n")
+    model = job_from(read_files([tmp_path / "train.sh"], {"cluster": "dgx-h100", "gpus": 8}).settings).model
+    assert (model.n_heads, model.n_kv_heads, model.head_dim * heads) == (heads, heads, model.hidden)
 
 
 def test_vocabularies_are_padded_on_every_tensor_parallel_rank(tmp_path: Path) -> None:

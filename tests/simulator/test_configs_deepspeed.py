@@ -81,6 +81,11 @@ def test_gradients_are_summed_as_the_stage_and_precision_have_it(
         tmp_path, {"zero_optimization": {"stage": stage}, precision: {"enabled": True}}, micro_batch=1
     )
     assert (job.sharding, job.fp32_gradients) == (sharding, fp32_gradients)
+    given = {"cluster": "dgx-h100", **BESIDE["deepspeed"], "micro_batch": 1}
+    (reading,) = read_files([tmp_path / "ds.json"], given).readings
+    assumed = [one.fact for one in reading.assumed]
+    assert len(set(assumed)) == len(assumed)
+    assert "framework" in assumed
 
 
 def test_overlapping_reductions_have_two_buffers(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from foretrace.simulator.engine.changes import (
     Change,
     Throttle,
     Way,
+    of_gpus,
+    of_links,
 )
 from foretrace.simulator.engine.slowdown import MOST, slowdown
 from foretrace.simulator.errors import EngineError, ProgramError
@@ -289,3 +291,24 @@ def test_engines_without_shared_links_refuse_changes_of_links(engine: Any) -> No
 def test_a_throttle_that_cannot_be_is_refused(engine: Any) -> None:
     with pytest.raises(ProgramError, match=r"rank 0 computes 0.0 times as long from 5 ns on: .* above 0"):
         engine.times(make([], []), [Throttle(5, 0, 0.0)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(Throttle(0, 0, factor) for factor in (-1.0, 0.0, float("inf"), float("nan"))),
+        *(Throttle(-1, 0, 2.0), Throttle(0, -1, 2.0)),
+        *(Change(0, Way(0, NEAR, IN), capacity) for capacity in (-1.0, float("nan"))),
+        *(Change(-1, Way(0, NEAR, IN), 0.5), Change(0, Way(-1, NEAR, IN), 0.5)),
+        *(Change(0, Way(0, "leaf", NEAR), 0.5), Change(0, Way(0, NEAR, "up"), 0.5)),
+    ],
+)
+def test_what_cannot_happen_is_refused(change: Change | Throttle) -> None:
+    of = of_gpus if isinstance(change, Throttle) else of_links
+    with pytest.raises(ProgramError, match=r"times as long from|a capacity of at least 0"):
+        of([change])
+    possible: list[Change | Throttle] = [
+        Throttle(0, 0, 0.5),
+        *(Change(0, Way(0, NEAR, IN), 0.0), Change(0, Way(0, "leaf", OUT), 1.0)),
+    ]
+    assert [*of_gpus(possible), *of_links(possible)] == possible

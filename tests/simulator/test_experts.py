@@ -27,6 +27,11 @@ def test_a_token_goes_to_each_place_once(nodes: int, local: int, top_k: int, lim
     assert copies.near_hops <= copies.gpus <= nodes * local + 1e-9
     assert copies.gpus <= top_k + 1e-9
     assert nodes > 1 or copies.far_nodes == 0
+    # Spread evenly, unless a limit is so tight that it decides: no more than without it, and as many if none.
+    free = expected_places(nodes, top_k)
+    is_tight = limit and top_k >= 2 * limit
+    assert is_tight or copies.nodes <= free
+    assert 0 < limit < nodes or copies.nodes == free
 
 
 @pytest.mark.parametrize(("n_nodes", "gb_per_s"), [(2, 43), (4, 58), (8, 51)])

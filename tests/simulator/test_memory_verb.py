@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,19 @@ def test_every_change_needs_less_and_every_remedy_fits(some: Job) -> None:
         assert change.peak_bytes == peak_bytes(change.job) < before
     limit = some.cluster.device.memory_bytes
     assert all(fits(one.job) == (one.peak_bytes <= limit) for one in changes(some))
+
+
+@pytest.mark.parametrize(("recompute", "sharding"), [*zip(cycle(RECOMPUTES), SHARDINGS, strict=False)])
+def test_every_setting_that_keeps_less_is_offered_and_none_that_keeps_more(
+    recompute: str, sharding: str
+) -> None:
+    some = job(Layout(dp=8), recompute=recompute, sharding=sharding)
+    found = [change.job for change in changes(some)]
+    for own, kinds, offered in (
+        (recompute, RECOMPUTES, [one.recompute for one in found]),
+        (sharding, tuple(SHARDINGS), [one.sharding for one in found]),
+    ):
+        assert {*offered} - {own} == {*kinds[kinds.index(own) + 1 :]}
 
 
 @given(dp=sampled_from([2, 4, 8]), micro_batch=integers(1, 4))

@@ -99,11 +99,12 @@ def test_none_is_unaligned_that_is_padded_or_runs_on_plain_units(settings: dict[
     assert not _unaligned(_odd(**settings))
 
 
-def test_an_odd_width_inside_of_a_layer_is_unaligned_in_every_framework() -> None:
-    model = replace(load_model("gpt2-xl"), ffn_hidden=6401)
+@pytest.mark.parametrize("ffn_hidden", range(6400, 6409))
+def test_an_odd_width_inside_of_a_layer_is_unaligned_in_every_framework(ffn_hidden: int) -> None:
+    model = replace(load_model("gpt2-xl"), ffn_hidden=ffn_hidden)
     found = _unaligned(job(model, framework="megatron"))
-    assert {name.split(".")[0] for name in found} == {"mlp"}
-    assert len(found) == 6  # two matrices, three products each
+    assert {name.split(".")[0] for name in found} <= {"mlp"}
+    assert len(found) == (6 if ffn_hidden % 8 else 0)  # two matrices, three products each
 
 
 @pytest.mark.parametrize(("vocab", "words"), [(50257, ""), (50304, "aligned as they are")])

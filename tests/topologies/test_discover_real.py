@@ -7,7 +7,7 @@ import pytest
 from foretrace.topologies.catalog import load_cluster, load_link
 from foretrace.topologies.cluster import Cluster
 from foretrace.topologies.discover import discover, to_toml
-from foretrace.topologies.discover.known import FAMILIES, NICS
+from foretrace.topologies.discover.known import CAPABILITIES, FAMILIES, LINKS_TO_SWITCH, NICS, family
 from foretrace.topologies.errors import CatalogError
 
 UNDERLINED = (
@@ -163,11 +163,23 @@ def test_the_file_of_a_cloud_names_places_and_the_device_is_asked_for(tmp_path: 
     assert read(tmp_path, TEMPLATE, "l40s").intra.name == "pcie4"
 
 
-def test_names_that_readers_know_are_in_the_catalogue() -> None:
-    links = [link for link, _, _ in FAMILIES.values()] + [
-        link for kind in NICS.values() for link in kind.values()
-    ]
-    assert [load_link(name).name for name in links] == links
+@pytest.mark.parametrize(
+    ("kind", "gbps", "name"),
+    [(kind, gbps, name) for kind, names in NICS.items() for gbps, name in names.items()],
+)
+def test_a_nic_is_taken_for_the_link_of_its_kind_and_rate(kind: str, gbps: int, name: str) -> None:
+    link = load_link(name)
+    assert (link.kind, link.bandwidth_bytes_per_s) == (kind, gbps * 1e9 / 8)
+
+
+@pytest.mark.parametrize("device", FAMILIES)
+def test_a_device_has_as_many_nvlinks_as_its_link_is_wide(device: str) -> None:
+    """A bridge is one link of the catalogue however few of its NVLinks a card has."""
+    name, each_gb_per_s, nic_gbps = FAMILIES[device]
+    n_links = load_link(name).bandwidth_bytes_per_s / each_gb_per_s / 1e9
+    assert "bridge" in name or n_links in {6, 8, *LINKS_TO_SWITCH}
+    assert nic_gbps in NICS["infiniband"]
+    assert all(family(CAPABILITIES[of]) for of, _ in LINKS_TO_SWITCH.values())
 
 
 def test_an_unknown_device_is_refused_at_once(tmp_path: Path) -> None:

@@ -26,6 +26,11 @@ def checkpoints() -> set[str]:
     with os.scandir(folder) as entries:
         assert listed == {one.name for one in entries if one.name.startswith("checkpoint")}
     assert listed == {path.name for path in folder.glob("checkpoint-*")}
+    number = os.open(folder, os.O_RDONLY)
+    for at in (number, None):  # neither is a path; the last is the present folder
+        with os.scandir(at) as entries:
+            assert len(os.listdir(at)) + len(list(entries)) > 0  # noqa: PTH208
+    os.close(number)
     assert all(os.path.isdir(folder / name) and (folder / name).exists() for name in listed)  # noqa: PTH112
     return listed
 

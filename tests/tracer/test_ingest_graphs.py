@@ -136,10 +136,45 @@ def test_the_size_of_a_gather_in_a_dump_is_that_of_the_whole(tmp_path: Path) -> 
     assert (row["kind"], row["size_bytes"]) == ("all_gather", 2 * 32)
 
 
-def test_a_collective_without_an_end_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "rank_0").write_text(json.dumps(dump(duration_ms=None, state="scheduled")))
+@pytest.mark.parametrize(
+    ("measured_ms", "ended_ns", "took_ns"),
+    [
+        (0.003, 9_000, 3_000),  # what the device measured is closer than what was seen
+        (0, 9_000, 0),
+        (-1, 9_000, 7_000),
+        (1e9, 9_000, 7_000),
+        (None, 2_000, 0),
+        (None, 1_999, None),
+        (None, 1 << 62, None),
+        (None, None, None),
+    ],
+)
+def test_a_collective_of_a_dump_ends_when_its_device_says_or_is_counted_as_without_an_end(
+    measured_ms: float | None, ended_ns: int | None, took_ns: int | None, tmp_path: Path
+) -> None:
+    """It began at 2,000 ns."""
+    said = dump(duration_ms=measured_ms, time_discovered_completed_ns=ended_ns)
+    (tmp_path / "rank_0").write_text(json.dumps(said))
     found = ingest([tmp_path / "rank_0"], tmp_path / "run")
-    assert found.dropped == {"collective without an end: only its arrival is known": 1}
+    is_lost = {"collective without an end: only its arrival is known": 1}
+    assert found.dropped == (is_lost if took_ns is None else {})
+    (row,) = open_run(tmp_path / "run").spans().to_pylist()
+    assert row["duration_ns"] == (took_ns or 0)
+
+
+@pytest.mark.parametrize(("said", "kept"), [(4, 4), (0, 0), (-1, -1), (None, -1)])
+def test_a_collective_of_a_dump_keeps_its_number(said: int | None, kept: int, tmp_path: Path) -> None:
+    (tmp_path / "rank_0").write_text(json.dumps(dump(collective_seq_id=said)))
+    (row,) = opened(tmp_path / "rank_0", tmp_path / "run").spans().to_pylist()
+    assert row["sequence"] == kept
+
+
+@pytest.mark.parametrize("at", [{}, {"time_created_ns": 0}, {"time_created_ns": 1 << 62}])
+def test_a_dump_without_a_time_is_refused(at: dict[str, int], tmp_path: Path) -> None:
+    known = {"time_created_ns": None, "time_discovered_started_ns": None}
+    (tmp_path / "rank_0").write_text(json.dumps(dump(**known | at)))
+    with pytest.raises(IngestError, match="holds no collective with a time"):
+        ingest([tmp_path / "rank_0"], tmp_path / "run")
 
 
 def test_a_pickle_that_calls_something_is_refused(tmp_path: Path) -> None:

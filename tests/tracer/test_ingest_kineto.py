@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from foretrace.cli import main
 from foretrace.tracer.errors import IngestError
+from foretrace.tracer.ingest.events import LONGEST_US
 from foretrace.tracer.ingest.ingest import ingest
 from foretrace.tracer.ingest.joining import LONGEST_NS, _first_ns
 from foretrace.tracer.ingest.kernels import collective_kind, is_communication, kernel
@@ -267,10 +268,31 @@ def test_two_files_of_one_rank_are_not_counted_twice(tmp_path: Path) -> None:
     assert found.dropped == {"file of a rank that another file is of": 1}
 
 
-def test_negative_durations_are_counted_and_left_out(tmp_path: Path) -> None:
-    bad = event("kernel", "k", 5, -3, 7, device=0, stream=7, correlation=1)
+@pytest.mark.parametrize(
+    ("ts", "dur", "why"),
+    [
+        (5, -3, "with a negative duration"),
+        (LONGEST_US, 3, "without a usable time"),
+        (5, LONGEST_US, "without a usable time"),
+    ],
+)
+def test_times_that_cannot_be_are_counted_and_left_out(
+    ts: float, dur: float, why: str, tmp_path: Path
+) -> None:
+    bad = event("kernel", "k", ts, dur, 7, device=0, stream=7, correlation=1)
     run = taken(tmp_path, [bad, *launched("k", 100, 10, 7, 2)], info(0, 1))
-    assert run.info.dropped == {"device event with a negative duration": 1}
+    assert run.info.dropped == {f"device event {why}": 1}
+    assert len(rows(run, category="compute")) == 1
+
+
+@pytest.mark.parametrize(("said", "held"), [(4096, 4096), (-8, 0), (2.0**62, 0), (1e300, 0)])
+def test_a_copy_moves_what_it_says_unless_no_memory_holds_as_much(
+    said: float, held: int, tmp_path: Path
+) -> None:
+    where = {"device": 0, "stream": 7, "correlation": 1, "bytes": said}
+    copy = event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 5, 2, 7, **where)
+    run = taken(tmp_path, [copy, *launched("k", 100, 10, 7, 2, bytes=4096)], info(0, 1))
+    assert [row["bytes_moved"] for row in rows(run, stream="stream 7")] == [held, 0]
 
 
 @pytest.mark.parametrize(

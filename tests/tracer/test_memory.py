@@ -1,5 +1,6 @@
 """The peak of memory within a step is what the allocator had, or said to be unknown."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,3 +103,23 @@ def test_a_reset_of_the_script_is_seen_and_is_its_own(monkeypatch: pytest.Monkey
     log.close()
     assert [row["bytes"] for row in rows if row["category"] == "peak"] == [5, 8, 6, 7]
     assert {row["bytes"] for row in rows if row["category"] == "reserved"} == {20}
+
+
+@pytest.mark.parametrize("n_calls", [7, 8, 9, 100, 1000])
+def test_a_long_training_keeps_samples_from_its_beginning_to_its_end(
+    n_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are kept, within a half, and none far from the next."""
+    log, most = MemoryLog(), 8
+    monkeypatch.setattr("foretrace.tracer.memory.MOST_SAMPLES", most)
+    for call in range(n_calls):
+        monkeypatch.setattr("foretrace.tracer.memory.now_ns", lambda call=call: call)
+        log.sample(on_cuda=False)
+    rows = log.table(3, lambda t: 10 * t).to_pylist()
+    log.close()
+    moments = [row["t_ns"] // 10 for row in rows]
+    assert moments[0] == 0
+    assert min(n_calls, most // 2) <= len(moments) <= most
+    assert all(0 < after - at <= 4 * n_calls / most for at, after in pairwise([*moments, n_calls]))
+    assert {(row["rank"], row["category"]) for row in rows} == {(3, "total")}
+    assert all(row["bytes"] > 2**20 for row in rows)  # of this process

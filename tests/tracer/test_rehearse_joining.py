@@ -134,6 +134,42 @@ def test_srun_beside_torchrun_starts_a_task_per_node() -> None:
     assert told() == [None] * 5 + ["3"]
 
 
+NUMBERED = {
+    "torchrun": [
+        ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE"),
+        ("ROLE_RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    ],
+    "srun": [
+        (
+            *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
+            *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NNODES"),
+        )
+    ],
+    "mpirun": [
+        (f"{mpi}_RANK", f"{mpi}_LOCAL_RANK", "", f"{mpi}_LOCAL_SIZE", f"{mpi}_SIZE", "")
+        for mpi in ("OMPI_COMM_WORLD", "MV2_COMM_WORLD")
+    ]
+    + [("PMI_RANK", "MPI_LOCALRANKID", "", "MPI_LOCALNRANKS", "PMI_SIZE", "")],
+}
+"""By launcher: rank, rank on the node, node, ranks of a node, ranks, nodes."""
+
+
+@pytest.mark.parametrize(("launcher", "names"), [(of, names) for of in NUMBERED for names in NUMBERED[of]])
+@pytest.mark.parametrize(("n_nodes", "n_local"), [(1, 1), (1, 4), (3, 2)])
+def test_ranks_are_numbered_node_by_node(
+    launcher: str, names: tuple[str, ...], n_nodes: int, n_local: int
+) -> None:
+    n = n_nodes * n_local
+    spec = {"world_size": n, "local_world_size": n_local, "launchers": (launcher,)}
+    said = [environment({**spec, "rank": rank}) for rank in range(n)]
+    expected = [(rank, rank % n_local, rank // n_local, n_local, n, n_nodes) for rank in range(n)]
+    told = [[one.get(name) for name in names] for one in said]
+    assert told == [
+        [str(number) if name else None for name, number in zip(names, numbers, strict=True)]
+        for numbers in expected
+    ]
+
+
 THREADS = """
 import subprocess
 given = os.environ["OMP_NUM_THREADS"]

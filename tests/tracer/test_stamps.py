@@ -83,6 +83,17 @@ def test_each_device_has_its_own_clock() -> None:
     assert cuda.current == 0
 
 
+def test_moments_are_known_if_each_is_and_one_of_the_host_is_its_own_time() -> None:
+    cuda = Device()
+    resolver, reached = Resolver(cuda), stamped(cuda, 1)
+    cuda.hangs = True
+    never = stamped(cuda, 1)
+    cuda.hangs = False
+    assert resolver.knows(7, reached, 8)
+    assert not any(resolver.knows(*some) for some in ((7, None), (7, never, reached)))
+    assert resolver.ns(7) == 7
+
+
 def test_a_device_that_is_behind_is_told_as_well_as_one_that_is_idle() -> None:
     """All streams may share one queue: our event then comes after what the host has issued before."""
     cuda = Device()

@@ -169,6 +169,29 @@ def test_kernels_count_each_launch_and_their_groups_add_them_up() -> None:
     assert groups == {"gemm": (3, pytest.approx(6e-3)), "copy and layout": (1, pytest.approx(4e-3))}
 
 
+@pytest.mark.parametrize(
+    ("flops", "moved", "kind", "share", "nearest"),
+    [
+        (50e9, 1e8, "forward", 0.5, "flops_per_s"),
+        (10e9, 8e8, "forward", 0.8, "bytes_per_s"),
+        (0, 3e8, "device_to_device", 0.6, "bytes_per_s"),  # read and written
+        (0, 3e8, "host_to_device", None, "bytes_per_s"),  # by another link
+        (0, 0, "forward", None, None),
+    ],
+)
+def test_a_kernel_is_held_against_the_nearer_bound_of_its_device(
+    flops: float, moved: float, kind: str, share: float | None, nearest: str | None
+) -> None:
+    category = "compute" if kind == "forward" else "copy"
+    works = {"category": category, "dtype": "bf16", "flops": int(flops), "bytes_moved": int(moved)}
+    device = {"peak_flops_per_s": {"bf16": 100e12}, "memory_bytes_per_s": 1e12}
+    rows = [span(0, at * MS, (at + 1) * MS, kind, **works) for at in range(2)]
+    found, unknown = (kernels(made(rows, cluster=said))[0] for said in ({"device": device}, {}))
+    assert (found["of_peak"], found["nearest"]) == (share and pytest.approx(share), nearest)
+    assert (found["flops_per_s"] or 0, found["bytes_per_s"] or 0) == pytest.approx((1e3 * flops, 1e3 * moved))
+    assert unknown["of_peak"] is None
+
+
 @pytest.mark.parametrize("short", [True, False])
 def test_many_collectives_of_unknown_size_are_said_if_they_are_short(short: bool) -> None:
     """120 in a step, of 0.5 or of 2 ms: only short ones may be small."""

@@ -282,7 +282,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
 @given(value=st.integers(0, 2**63 - 1), extra=st.integers(0, 1))
 def test_padded_numbers_read_as_the_same_number(value: int, extra: int) -> None:
     n_bytes = min(width(value) + extra, 9)
-    padded = numbers(5, pa.array([value]).to_numpy(), n_bytes).tobytes()
+    padded = numbers(5, pa.array([value]).to_numpy(), n_bytes * extra).tobytes()
     assert len(padded) == len(tag(5, 0)) + n_bytes
     assert dict(fields(padded)) == dict(fields(number(5, value))) == {5: value}
     assert len(varint(value)) == width(value)

@@ -21,7 +21,7 @@ from foretrace.tracer.memory import write_samples
 from foretrace.traces.errors import RunError
 from foretrace.traces.info import Clock, RunInfo
 from foretrace.traces.pending import read_ended, read_pending
-from foretrace.traces.sealed import read_file, segments, write_file
+from foretrace.traces.sealed import KEY, read_file, segments, write_file
 from foretrace.traces.store import SpanWriter, open_run, write_info, write_run
 from foretrace.traces.timeline import FORMAT_VERSION, LINKS, MEMORY, TIMELINE, empty, timeline
 
@@ -265,6 +265,30 @@ def test_a_last_batch_that_turns_into_another_message_is_named(kind: int, end: b
     run = open_run(tmp_path / "run")
     assert any(said.startswith("rank 1: 3 batches read, the last") for said in run.warnings)
     assert run.spans([1]).num_rows == 30
+
+
+def _bare(file: Path) -> None:
+    """Write the rows of *file* anew, as who knows nothing of checksums."""
+    is_stream = file.suffix == ".arrows"
+    table = (ipc.open_stream if is_stream else ipc.open_file)(file.read_bytes()).read_all()
+    left = {key: value for key, value in (table.schema.metadata or {}).items() if key != KEY}
+    table = table.replace_schema_metadata(left)
+    with (ipc.new_stream if is_stream else ipc.new_file)(str(file), table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("made", [_finished, _killed])
+def test_each_file_without_a_checksum_is_noticed(made: Callable[[Path], None], tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    said = "files without checksums: damage to them would go unnoticed"
+    files = sorted((tmp_path / "run").rglob("*.arrow*"))
+    assert {file.suffix for file in files} >= ({".arrow"} if made is _finished else {".arrow", ".arrows"})
+    for file in files:
+        whole = file.read_bytes()
+        assert said not in open_run(tmp_path / "run").warnings
+        _bare(file)
+        assert open_run(tmp_path / "run").warnings.count(said) == 1, file
+        file.write_bytes(whole)
 
 
 def test_a_run_without_checksums_says_so_once(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from foretrace.traces.export.protobuf import (
     messages,
     number,
     numbers,
-    width,
 )
 from foretrace.traces.export.scene import ARGUMENTS, Scene, by_arguments, counters, origin_ns, scene, track_id
 from foretrace.traces.run import Run
@@ -121,7 +120,10 @@ def _slices(drawn: Scene, name: Int64Array, chosen: BoolArray, zero_ns: int) -> 
                 extra = [] if field is None else [fixed64s(field, drawn.arrow[some])]
                 extra += [_annotation(argument, drawn.arguments[argument][some]) for argument in arguments]
                 begin = _event(
-                    _BEGIN, drawn.start_ns[some] - zero_ns, track_id[some], [_named(name[some]), *extra]
+                    _BEGIN,
+                    drawn.start_ns[some] - zero_ns,
+                    track_id[some],
+                    [numbers(_NAME_IID, name[some]), *extra],
                 )
                 end = _event(_END, drawn.end_ns[some] - zero_ns, track_id[some], [])
                 records.append((some, np.hstack([begin, end])))
@@ -133,20 +135,16 @@ def _slices(drawn: Scene, name: Int64Array, chosen: BoolArray, zero_ns: int) -> 
 def _event(kind: int, t_ns: Int64Array, track_id: Int64Array, parts: list[ByteMatrix]) -> ByteMatrix:
     """Return one packet per row with an event on a track."""
     n_rows = len(t_ns)
-    track = numbers(_TRACK_UUID, track_id, width(int(track_id.max(initial=0))))
+    track = numbers(_TRACK_UUID, track_id)
     event = messages(_TRACK_EVENT, [number(_TYPE, kind), track, *parts], n_rows)
     flags = number(_SEQUENCE_FLAGS, _NEEDED)
     return messages(_PACKET, [numbers(_TIMESTAMP, t_ns, _TIME_BYTES), _SEQUENCE, flags, event], n_rows)
 
 
-def _named(name: Int64Array) -> ByteMatrix:
-    return numbers(_NAME_IID, name, width(int(name.max(initial=0))))
-
-
 def _annotation(argument: str, value: Int64Array) -> ByteMatrix:
     """Return the field that shows an argument of a slice."""
     iid = number(_ANNOTATION_IID, ARGUMENTS.index(argument) + 1)
-    return messages(_ANNOTATION, [iid, numbers(_UINT_VALUE, value, width(int(value.max())))], len(value))
+    return messages(_ANNOTATION, [iid, numbers(_UINT_VALUE, value)], len(value))
 
 
 def _counters(run: Run, ranks: tuple[int, ...], zero_ns: int) -> bytes:
@@ -157,7 +155,7 @@ def _counters(run: Run, ranks: tuple[int, ...], zero_ns: int) -> bytes:
         text = number(_UUID, uuid) + message(_TRACK_NAME, name) + number(_PARENT_UUID, track_id(rank))
         text += message(_COUNTER, number(_UNIT, _SIZE_BYTES)) + number(_SIBLING_ORDER_RANK, 1 << 20)
         parts.append(message(_PACKET, _SEQUENCE + message(_TRACK_DESCRIPTOR, text)))
-        value = numbers(_COUNTER_VALUE, size_bytes, width(int(size_bytes.max(initial=0))))
+        value = numbers(_COUNTER_VALUE, size_bytes)
         track = np.full(len(t_ns), uuid, np.int64)
         parts.append(_event(_COUNTER_TYPE, t_ns - zero_ns, track, [value]).tobytes())
     return b"".join(parts)

@@ -56,9 +56,13 @@ def width(largest: int) -> int:
     return max(1, -(-int(largest).bit_length() // 7))
 
 
-def numbers(field: int, values: NDArray[np.integer], n_bytes: int) -> ByteMatrix:
-    """Return a field with a number per row, padded to *n_bytes*; shape ``(n_rows, len(tag) + n_bytes)``."""
+def numbers(field: int, values: NDArray[np.integer], n_bytes: int = 0) -> ByteMatrix:
+    """Return a field with a number per row; shape ``(n_rows, len(tag) + n_bytes)``.
+
+    Each is padded to *n_bytes*, or where none are given to what the largest needs.
+    """
     unsigned = np.asarray(values).astype(np.uint64)
+    n_bytes = n_bytes or width(int(unsigned.max()))
     shifts = np.arange(n_bytes, dtype=np.uint64) * np.uint64(7)
     digits = (unsigned[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
     # Every byte but the last says that another one follows.
