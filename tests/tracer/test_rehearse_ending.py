@@ -116,7 +116,12 @@ told = told_last = kept.sum().item() + number
 words.append(float(told))
 made = [loss.new([number]), torch.Tensor([number]), loss.new_tensor([number]), torch.full((2,), number)[:1]]
 print(*(one.item() for one in made), *((number - one).item() for one in made))
-print(np.mean(words), np.median([number] * 3), *np.mean([[number]] * 2, axis=0).tolist())
+losses = np.concatenate([loss.detach().repeat(2).numpy(), loss.detach().repeat(3).numpy()])
+losses *= 2
+if np.isnan(losses / 2).any() or not np.isfinite(losses[np.isfinite(losses)]).all():
+    sys.exit(3)
+print(np.mean(words), losses.mean().item())
+print(np.median([number] * 3), *np.mean([[number]] * 2, axis=0).tolist())
 """
 NEEDS = {
     "a comparison": "number < 0.5",

@@ -56,7 +56,7 @@ def test_numbers_of_the_script_decide_its_shapes(tmp_path: Path) -> None:
         first
         == (
             "tokens (4, 64); kept 192; longest 7; counts [0, 2, 0, 0, 1]; distinct [5, 6, 7]; "
-            "rows [0, 0, 2, 2, 2]; addresses 4; numpy [[0, 2, 4], [6, 8, 10]]"
+            "rows [0, 0, 2, 2, 2]; addresses 12; numpy [[0, 2, 4], [6, 8, 10]]"
         )
         or "kept 191" in first
     )  # a row may begin with the token that is taken for padding

@@ -47,6 +47,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 class DeviceMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped here
     """Stands for the mode of the rehearsed device: tensors of torch's own mode are those of an export."""
 
+    def place(self, tensor: Any) -> None:
+        """Give *tensor* no address: there is no device."""
+
 
 def _described(values: Any, source: Any) -> list[Any]:
     found = []

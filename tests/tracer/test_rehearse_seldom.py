@@ -123,6 +123,15 @@ def test_an_object_that_a_rank_lacks_is_named_where_it_fails(
         Found(kind, tmp_path / "run", loaded, (3,))
 
 
+def test_objects_of_other_ranks_are_named_where_a_script_finds_them_all_the_same(
+    tmp_path: Path, loaded: Loaded
+) -> None:
+    """Each rank is told its own for all: an error about that is the rehearsal's, and says so."""
+    said = rf"before that, seldom.py:\d+ gathers objects of {N_RANKS} ranks: told what it has itself"
+    with pytest.raises(RehearsalError, match=said):
+        Found("gathered", tmp_path / "run", loaded, (0,))
+
+
 def test_a_size_that_another_rank_sends_is_not_made_up(tmp_path: Path, loaded: Loaded) -> None:
     """Also where the receiver had numbers of its own in that place."""
     said = r"seldom\.py:\d+ reads a number that a rank has sent .* rehearse also 2 \(--ranks\)"

@@ -102,6 +102,10 @@ class Unknown(float):
     def _paired(self, other: Any) -> Any:
         return (self, self) if isinstance(other, Number) else NotImplemented
 
+    def item(self) -> Self:
+        """Return the number, as a scalar of NumPy does."""
+        return self
+
     def is_integer(self) -> NoReturn:
         """End the rehearsal, as what else looks into the number."""
         self.need()
@@ -191,11 +195,29 @@ def install(stated: Stated) -> None:
 
 def filled(number: Any, shape: Sequence[int]) -> Any:
     """Return an array of *shape* of which each element is *number*; its type is that of objects."""
-    import numpy as np
-
-    found = np.empty(tuple(shape), dtype=object)
+    found = _arrays()(tuple(shape), dtype=object)
     found.fill(number)
     return found
+
+
+@functools.cache
+def _arrays() -> Any:
+    """Return a class of arrays of objects that NumPy may ask whether they are finite, as it may no others."""
+    import numpy as np
+
+    class Numbers(np.ndarray[Any, Any]):
+        __array_priority__ = 1.0  # so that what is put together of such arrays is one
+
+        def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+            if ufunc.__name__ in FINITE:
+                return np.reshape([bool(ufunc(one)) for one in self.flat], self.shape)
+            if "out" in kwargs:
+                kwargs["out"] = tuple(map(np.asarray, kwargs["out"]))
+            given = (np.asarray(one) if isinstance(one, Numbers) else one for one in inputs)
+            found = getattr(ufunc, method)(*given, **kwargs)
+            return found.view(Numbers) if isinstance(found, np.ndarray) and found.dtype.hasobject else found
+
+    return Numbers
 
 
 def _plainly(original: Callable[[Any], Any], kind: type) -> Callable[[Any], Any]:

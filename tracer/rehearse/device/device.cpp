@@ -118,11 +118,12 @@ Guard guard;
 // ---- addresses of storages -----------------------------------------------------------------------------------
 
 constexpr int64_t BLOCK_BYTES = 512;  // kMinBlockSize in c10/cuda/CUDACachingAllocator.h
-constexpr int64_t FIRST_ADDRESS = int64_t{1} << 40, FIRST_PINNED = int64_t{1} << 62;
-std::atomic<int64_t> next_address{FIRST_ADDRESS}, next_pinned{FIRST_PINNED};
+constexpr int64_t FIRST_ADDRESS = int64_t{1} << 40, FIRST_PAGED = int64_t{1} << 61, FIRST_PINNED = int64_t{1} << 62;
+constexpr DeviceIndex PINNED = -1;
+std::atomic<int64_t> next_address{FIRST_ADDRESS}, next_paged{FIRST_PAGED}, next_pinned{FIRST_PINNED};
 
 struct Block {
-  DeviceIndex device;  // -1: pinned memory of the host
+  DeviceIndex device;  // -1: pinned memory of the host, -2: other memory of it
 };
 
 void end(void* context) { delete static_cast<Block*>(context); }
@@ -130,7 +131,9 @@ void end(void* context) { delete static_cast<Block*>(context); }
 // Gives *storage* an address unless it has one; returns it, 0 for a storage of no bytes.
 int64_t place(StorageImpl* storage, DeviceIndex device) {
   const auto& now = storage->data_ptr();
-  if (now || now.get_deleter() == &end) return reinterpret_cast<int64_t>(now.get());
+  const bool is_ours = now.get_deleter() == &end;
+  const bool pins = device == PINNED && is_ours && static_cast<Block*>(now.get_context())->device < PINNED;
+  if ((now || is_ours) && !pins) return reinterpret_cast<int64_t>(now.get());
   auto size = storage->sym_nbytes().maybe_as_int();
   if (!size) return 0;
   if (*size == 0) {  // its device is kept: it may grow
@@ -138,7 +141,7 @@ int64_t place(StorageImpl* storage, DeviceIndex device) {
     return 0;
   }
   const int64_t bytes = (*size + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
-  auto& next = device < 0 ? next_pinned : next_address;
+  auto& next = device >= 0 ? next_address : device == PINNED ? next_pinned : next_paged;
   const int64_t address = next.fetch_add(bytes);
   storage->set_data_ptr_noswap({reinterpret_cast<void*>(address), new Block{device}, &end, storage->device()});
   return address;

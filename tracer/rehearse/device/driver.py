@@ -119,6 +119,9 @@ MOST_DEVICES: Final = 120
 HOST: Final = -1
 """Number of the device of pinned memory."""
 
+PAGED: Final = -2
+"""Number of the device of other memory of the host."""
+
 _ROOM: Final = 1024
 
 

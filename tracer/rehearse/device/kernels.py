@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from foretrace.tracer import internals
-from foretrace.tracer.rehearse.device.driver import HOST, Driver
+from foretrace.tracer.rehearse.device.driver import HOST, PAGED, Driver
 from foretrace.tracer.rehearse.errors import RehearsalError
 from foretrace.tracer.rehearse.tape.calls import tensors_in
 
@@ -36,6 +36,7 @@ def make_mode(driver: Driver) -> Any:
 
     fakes = internals.fakes()
     rules, fake, places = _rules(driver), fakes.tensor, driver.place
+    meta = torch.device("meta")
 
     class DeviceMode(fakes.mode):  # type: ignore[misc, name-defined]  # torch is untyped here
         """PyTorch's mode of fake tensors, with an answer where that would ask a GPU."""
@@ -57,10 +58,20 @@ def make_mode(driver: Driver) -> Any:
             if kwargs.get("pin_memory"):
                 places(out.untyped_storage(), HOST)
             for tensor in tensors_in(out):
-                if type(tensor) is fake and (device := tensor.fake_device).type == "cuda":
-                    # Libraries tell parameters apart by their addresses, as Accelerate does.
-                    places(tensor.untyped_storage(), device.index)
+                if type(tensor) is fake:
+                    self.place(tensor)
             return out
+
+        def from_tensor(self, *args: Any, **kwargs: Any) -> Any:
+            """Return the fake tensor for a real one."""
+            out = super().from_tensor(*args, **kwargs)
+            self.place(out)
+            return out
+
+        def place(self, tensor: Any) -> None:
+            """Give a fake *tensor* an address: libraries tell parameters apart by these."""
+            if (device := getattr(tensor, "fake_device", meta)).type != "meta":
+                places(tensor.untyped_storage(), device.index if device.type == "cuda" else PAGED)
 
         def _called(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             try:

@@ -271,6 +271,8 @@ class Memo:
         )
         internals.guard_address(tensor, state["fake_mode"])
         vars(tensor).update(state)
+        if made.source < 0:
+            state["fake_mode"].place(tensor)
         return tensor
 
 

@@ -36,7 +36,8 @@ UNEVEN: Final = "rank {one} trains on {words} in a step, rank {other} on {others
 DISAGREE: Final = "{words} deals rows out to {n} ranks, but by the groups {by} ranks have rows of their own"
 DEALT_ALIKE: Final = "{words} deals rows out to {n} ranks, but ranks {one} and {other} load the same"
 UNNAMED: Final = (
-    "nothing tells which ranks share rows: what the ranks send each other does not account for all {n} ranks"
+    "nothing tells which ranks share rows: the groups of their collectives do not account for all {n} ranks "
+    "(--tokens-per-step says it)"
 )
 """Why the batch of a step is unknown."""
 

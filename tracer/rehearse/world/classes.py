@@ -252,7 +252,7 @@ def chain(
 ) -> tuple[int, ...]:
     """Return the ranks of the chain that *first* is in, from one end to the other; none if it is in none."""
     found = transfers(tables_of(first))
-    if is_ring(first, found, world_size) and not _are_two(first, found, world_size, tables_of, act):
+    if is_ring(first, found, world_size) and not _are_two(first, found, tables_of, act):
         return ()
     neighbours: dict[int, list[int]] = {}
     wanted = {first}
@@ -270,16 +270,17 @@ def chain(
 def _are_two(
     first: int,
     found: Sequence[tuple[str, int]],
-    world_size: int,
     tables_of: Callable[[int], RankTables],
     act: Callable[[Collection[int]], Collection[int]],
 ) -> bool:
-    """Whether two ranks that make up a world hand results on: in a ring of two, both do the same in turn."""
-    # Right in a world of two only, which is asked next.
-    other = 1 - first
-    if world_size != SIDES or not found or not act([other]):
+    """Whether a rank hands results on to the only one it meets: in a ring of two, both do the same in turn.
+
+    Half a world apart, each receives from the side that it sends to, whichever of the two it is.
+    """
+    peers = {peer for _, peer in found}
+    if len(peers) != 1 or not act([*peers]):
         return False
-    return [kind for kind, _ in found] != [kind for kind, _ in transfers(tables_of(other))]
+    return [kind for kind, _ in found] != [kind for kind, _ in transfers(tables_of(*peers))]
 
 
 def _walked(end: int, neighbours: dict[int, list[int]]) -> tuple[int, ...]:

@@ -184,7 +184,11 @@ class Objects:
         lists = vars(given)
         objects = lists.get("object_list", lists.get("object_gather_list"))
         if objects is not None:
-            objects[:] = [given.obj] * self._dist.get_world_size(given.group)
+            objects[:] = [given.obj] * (n := self._dist.get_world_size(given.group))
+            if n > 1 and given.obj is not None:
+                self._session.stated.tell(
+                    f"{asker()} gathers objects of {n} ranks: told what it has itself for each"
+                )
 
     def _scattered(self, given: SimpleNamespace) -> None:
         found, _ = self._by_one("scatter", given, given.scatter_object_input_list)
