@@ -140,12 +140,12 @@ def test_a_process_that_is_killed_on_the_way_changes_nothing(
     assert any("was lost" in words for words in told)
 
 
-LARGE = "search --model llama3-70b --cluster dgx-h100 --gpus 512 --processes 2"
+LONG = "search --model llama3.2-1b --cluster dgx-h100 --gpus 16 --top 100 --processes 2"
 
 
 def test_ctrl_c_is_told_to_all_processes_and_gives_what_they_have() -> None:
     """The terminal sends it to all of them."""
-    command = [sys.executable, "-m", "foretrace", *LARGE.split()]
+    command = [sys.executable, "-m", "foretrace", *LONG.split()]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
