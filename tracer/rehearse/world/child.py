@@ -142,6 +142,9 @@ def _load(progress: int) -> Any:
     import torch
 
     torch.set_num_threads(1)
+    # The first to ask for torch's pool of threads in a process that was forked makes it anew. Where backward
+    # starts a thread for each device, several ask at once, and one that finds none aborts.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
     _import(OF_EVERY_RANK)
     os.environ.clear()
     os.environ.update(own)
